@@ -1,0 +1,15 @@
+"""The chassis that every process of Prism stands on: start, be healthy, drain, stop, configure, log, measure, talk.
+
+It knows no word of the domain: nothing here says model, page or queue. Each module is one habit:
+
+    config      one TOML file a service, checked by a schema
+    log         structlog, with what is bound to the current request
+    errors      domain errors, and the one table between them and gRPC status codes
+    rpc         gRPC servers (health, reflection) and channels
+    service     one process: build, ready, drain, stop
+    tasks       background tasks that are named, kept and whose failure is seen
+    watch       state that others follow, and following others' streams
+    metrics     Prometheus text
+    framing     protobuf frames on a stream socket
+    seqpacket   datagrams with descriptors on a SEQPACKET socket
+"""

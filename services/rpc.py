@@ -1,0 +1,169 @@
+"""gRPC servers with health, reflection and translated errors, and channels to them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from services import log
+from services.errors import PrismError, Unavailable, to_status
+
+_log = log.get(__name__)
+_MEGABYTE = 1 << 20
+_OPTIONS: list[tuple[str, Any]] = [
+    # Prompts and states are lists of numbers; none comes near this.
+    ("grpc.max_receive_message_length", 64 * _MEGABYTE),
+    ("grpc.max_send_message_length", 64 * _MEGABYTE),
+    # A peer that vanished without closing (another host) is noticed in half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Coming back after a restart must not take the default's up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Two channels of a process to one address are two connections: a busy stream does not hold up another service's calls.
+    ("grpc.use_local_subchannel_pool", 1),
+]
+_SERVER_OPTIONS: list[tuple[str, Any]] = [
+    *_OPTIONS,
+    ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+
+
+class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Answers a PrismError with its status. Anything else is a fault of ours: logged with its trace, told as INTERNAL."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if handler is None:
+            return None
+
+        async def refuse(context: Any, error: Exception) -> None:
+            if isinstance(error, PrismError):
+                code, text = to_status(error)
+            else:
+                _log.error("call failed", method=details.method, exc_info=error)
+                code, text = grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}"
+            await context.abort(code, text)
+
+        def unary(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(request: Any, context: Any) -> Any:
+                try:
+                    return await behaviour(request, context)
+                except grpc.aio.AbortError:
+                    raise
+                except Exception as error:  # the process's outermost edge: every failure gets an answer
+                    await refuse(context, error)
+
+            return call
+
+        def stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+            async def call(request: Any, context: Any) -> Any:
+                try:
+                    async for message in behaviour(request, context):
+                        yield message
+                except grpc.aio.AbortError:
+                    raise
+                except Exception as error:  # as above
+                    await refuse(context, error)
+
+            return call
+
+        kinds = {"unary_unary": unary, "stream_unary": unary, "unary_stream": stream, "stream_stream": stream}
+        for kind, wrap in kinds.items():
+            behaviour = getattr(handler, kind)
+            if behaviour is not None:
+                return handler._replace(**{kind: wrap(behaviour)})
+        return handler
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a "unix:" address, None for any other."""
+    return address.removeprefix("unix:") if address.startswith("unix:") else None
+
+
+def clear_stale_socket(path: str) -> None:
+    """Removes a socket file that nobody listens on. Raises Unavailable when somebody does, or when it is no socket."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise Unavailable(f"{path} exists and is not a socket")
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            try:
+                probe.connect(path)
+            except OSError as error:
+                # A listener of the other kind answers EPROTOTYPE: then the second probe connects.
+                if error.errno not in (111, 91):
+                    raise Unavailable(f"{path}: {error.strerror}") from None
+                continue
+            raise Unavailable(f"another process serves {path}")
+    os.unlink(path)
+
+
+class Server:
+    """A gRPC server on one address, NOT_SERVING until `set_serving(True)`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._server = grpc.aio.server(interceptors=[_TranslateErrors()], options=_SERVER_OPTIONS)
+        self._health = health.aio.HealthServicer()
+        self._names: list[str] = []
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+
+    def add(self, adder: Callable[[Any, Any], None], servicer: Any, name: str) -> None:
+        """Adds a servicer by its generated `add_…_to_server`; `name` is the full one, "prism.balloond.v1.Balloond"."""
+        adder(servicer, self._server)
+        self._names.append(name)
+
+    async def start(self) -> None:
+        """Listens. Raises Unavailable with one line when the address is taken."""
+        path = unix_path(self.address)
+        if path is not None:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            clear_stale_socket(path)
+        reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
+        try:
+            self.port = self._server.add_insecure_port(self.address)
+        except RuntimeError:
+            raise Unavailable(f"cannot listen on {self.address}: address in use or not ours") from None
+        await self._server.start()
+        await self.set_serving(False)
+
+    async def set_serving(self, serving: bool) -> None:
+        state = health_pb2.HealthCheckResponse
+        for name in ("", *self._names):
+            await self._health.set(name, state.SERVING if serving else state.NOT_SERVING)
+
+    async def stop(self, grace_s: float) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+def channel(address: str) -> grpc.aio.Channel:
+    """A channel to `address`; it connects when first used and again whenever the other side comes back."""
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+async def healthy(address: str, timeout_s: float) -> bool:
+    """Whether the server at `address` says SERVING within the time."""
+    async with channel(address) as there:
+        try:
+            answer = await health_pb2_grpc.HealthStub(there).Check(
+                health_pb2.HealthCheckRequest(), timeout=timeout_s, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,124 @@
+"""One process: build what it is made of, be ready, drain, stop.
+
+`run(config, build)` is the whole of a `__main__`. `build(service)` is the wiring list: it constructs the parts, adds servicers, spawns
+tasks and says `service.ready()`. Clocks, identifiers and backends are constructed there and nowhere below.
+
+SIGTERM and SIGINT stop it: health turns NOT_SERVING, the drains run (at most `drain_s`), then the stops, last added first. A spawned task that
+fails ends the process with status 1: a supervisor starts it afresh, which is safer than half a service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+from services import config as config_module
+from services import log, metrics, rpc, tasks
+from services.config import Config
+from services.errors import PrismError
+
+_log = log.get(__name__)
+C = TypeVar("C", bound=Config)
+
+
+class Service:
+    """What `build` gets."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.server = rpc.Server(config.listen)
+        self._drains: list[Callable[[], Awaitable[None]]] = []
+        self._stops: list[Callable[[], Awaitable[None]]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    def add(self, adder: Callable[[Any, Any], None], servicer: Any, name: str) -> None:
+        """Adds a gRPC servicer; only before `ready`."""
+        self.server.add(adder, servicer, name)
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Starts a task that belongs to the process: its failure stops the process."""
+        task = tasks.spawn(work, name, self.fail)
+        self._tasks.append(task)
+        return task
+
+    def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
+        """`drain` finishes what is under way; it is cancelled after `drain_s`."""
+        self._drains.append(drain)
+
+    def on_stop(self, stop: Callable[[], Awaitable[None]]) -> None:
+        """`stop` ends something that was started; the last one added runs first."""
+        self._stops.append(stop)
+
+    async def ready(self) -> None:
+        """Starts the gRPC server and turns healthy."""
+        await self.server.start()
+        await self.server.set_serving(True)
+        _log.info("ready", listen=self.config.listen)
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def fail(self, failure: BaseException) -> None:
+        """Stops the process with status 1."""
+        self._failure = failure
+        self._stopping.set()
+
+    async def _run(self, build: Callable[[Any], Awaitable[None]]) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        try:
+            if self.config.metrics:
+                metrics.serve(self.config.metrics)
+            await build(self)
+            await self._stopping.wait()
+        except PrismError as error:
+            # Could not start: a port in use, a second one of us. One line, no trace.
+            print(f"{self.config.name}: {error}", file=sys.stderr, flush=True)
+            self._failure = error
+        _log.info("stopping")
+        await self._end()
+        return 1 if self._failure is not None else 0
+
+    async def _end(self) -> None:
+        await self.server.set_serving(False)
+        try:
+            async with asyncio.timeout(self.config.drain_s):
+                await asyncio.gather(*(drain() for drain in self._drains))
+        except TimeoutError:
+            _log.warning("drain took too long", drain_s=self.config.drain_s)
+        for stop in reversed(self._stops):
+            try:
+                async with asyncio.timeout(self.config.drain_s):
+                    await stop()
+            except TimeoutError:
+                _log.warning("a part did not stop in time", part=repr(stop))
+        await tasks.cancel(*self._tasks)
+        await self.server.stop(0.2)
+
+
+def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
+    """Runs a process to its end; never returns."""
+    log.configure(config.name, config.log_level, config.log_format)
+
+    async def main() -> int:
+        return await Service(config)._run(build)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        status = runner.run(main())
+    sys.exit(status)
+
+
+def read_arguments(kind: type[C], description: str) -> C:
+    """The command line that every service has: `--config FILE`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--config", required=True, metavar="FILE", help="TOML; an unknown key refuses to start")
+    return config_module.load(kind, parser.parse_args().config)
