@@ -1,4 +1,5 @@
-"""Configuration: one TOML file a service, checked by a schema. An unknown key or an impossible value refuses to start, in one line."""
+"""Configuration: one TOML file a service, checked by a schema. An unknown key or an impossible value refuses to
+start, in one line."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ C = TypeVar("C", bound=pydantic.BaseModel)
 
 
 def parse(kind: type[C], text: str, source: str) -> C:
-    """Checks `text` (TOML) against `kind`. Raises ValueError with one line that names `source`, the key and the problem."""
+    """Checks `text` (TOML) against `kind`. Raises ValueError with one line that names `source`, the key and the
+    problem."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

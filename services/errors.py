@@ -1,12 +1,10 @@
-"""Domain errors, and the one table between them and gRPC status codes.
+"""Domain errors. Code below the servers raises these and knows no transport; `services.status` has the table to gRPC.
 
-Code below the servers raises these and knows no transport; servers do not catch them, `services.rpc` translates. Three kinds of
-failure have three fates: an error of a request is answered (here), a lost peer ends that connection, a broken invariant ends the process.
+Servers do not catch them: `services.rpc` translates. Three kinds of failure have three fates: an error of a request is
+answered (these), a lost peer ends that connection, a broken invariant ends the process.
 """
 
 from __future__ import annotations
-
-import grpc
 
 
 class PrismError(Exception):
@@ -43,30 +41,3 @@ class Unavailable(PrismError):
 
 class TimedOut(PrismError):
     """It did not happen in time."""
-
-
-_CODES: dict[type[PrismError], grpc.StatusCode] = {
-    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
-    NotFound: grpc.StatusCode.NOT_FOUND,
-    Exists: grpc.StatusCode.ALREADY_EXISTS,
-    Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Unmet: grpc.StatusCode.FAILED_PRECONDITION,
-    Conflict: grpc.StatusCode.ABORTED,
-    Unavailable: grpc.StatusCode.UNAVAILABLE,
-    TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
-}
-_KINDS = {code: kind for kind, code in _CODES.items()}
-
-
-def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
-    """The status that tells `error` to a caller."""
-    for kind in type(error).__mro__:
-        if kind in _CODES:
-            return _CODES[kind], str(error)
-    return grpc.StatusCode.UNKNOWN, str(error)
-
-
-def from_rpc(error: grpc.aio.AioRpcError) -> PrismError:
-    """The domain error that a status tells; UNAVAILABLE for everything that has no kind of its own."""
-    kind = _KINDS.get(error.code(), Unavailable)
-    return kind(error.details() or error.code().name)

@@ -1,7 +1,7 @@
 """Protobuf messages on a stream socket: a 4-byte little-endian length, then the message.
 
-`FramedChannel` for asyncio, `BlockingChannel` for a thread that looks in between other work. Both buffer what the other side does not
-take at once, so that sending never waits.
+`FramedChannel` for asyncio, `BlockingChannel` for a thread that looks in between other work. Both buffer what the other
+side does not take at once, so that sending never waits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _Unframe(Generic[M]):
                 raise Unavailable(f"a frame of {length} bytes: the other side does not speak this protocol")
             if len(self._buffer) - start - 4 < length:
                 break
-            message = self._kind.FromString(bytes(self._buffer[start + 4 : start + 4 + length]))  # type: ignore[attr-defined]
+            # type: ignore[attr-defined]
+            message = self._kind.FromString(bytes(self._buffer[start + 4 : start + 4 + length]))
             messages.append(message)
             start += 4 + length
         del self._buffer[:start]

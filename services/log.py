@@ -1,4 +1,5 @@
-"""Logging: structlog over the standard library, JSON lines or text, with what is bound to the current task (request id, model, device)."""
+"""Logging: structlog over the standard library, JSON lines or text, with what is bound to the current task (request
+id, model, device)."""
 
 from __future__ import annotations
 

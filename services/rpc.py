@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import stat
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +9,9 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from services import log
-from services.errors import PrismError, Unavailable, to_status
+from services import log, sockets
+from services.errors import PrismError, Unavailable
+from services.status import to_status
 
 _log = log.get(__name__)
 _MEGABYTE = 1 << 20
@@ -30,7 +28,8 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    # Two channels of a process to one address are two connections: a busy stream does not hold up another service's calls.
+    # Two channels of a process to one address are two connections: a busy stream does not hold up another service's
+    # calls.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
@@ -41,7 +40,8 @@ _SERVER_OPTIONS: list[tuple[str, Any]] = [
 
 
 class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Answers a PrismError with its status. Anything else is a fault of ours: logged with its trace, told as INTERNAL."""
+    """Answers a PrismError with its status. Anything else is a fault of ours: logged with its trace, told as
+    INTERNAL."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
@@ -87,32 +87,6 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler
 
 
-def unix_path(address: str) -> str | None:
-    """The path of a "unix:" address, None for any other."""
-    return address.removeprefix("unix:") if address.startswith("unix:") else None
-
-
-def clear_stale_socket(path: str) -> None:
-    """Removes a socket file that nobody listens on. Raises Unavailable when somebody does, or when it is no socket."""
-    try:
-        mode = os.stat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise Unavailable(f"{path} exists and is not a socket")
-    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
-        with socket.socket(socket.AF_UNIX, kind) as probe:
-            try:
-                probe.connect(path)
-            except OSError as error:
-                # A listener of the other kind answers EPROTOTYPE: then the second probe connects.
-                if error.errno not in (111, 91):
-                    raise Unavailable(f"{path}: {error.strerror}") from None
-                continue
-            raise Unavailable(f"another process serves {path}")
-    os.unlink(path)
-
-
 class Server:
     """A gRPC server on one address, NOT_SERVING until `set_serving(True)`."""
 
@@ -130,10 +104,9 @@ class Server:
 
     async def start(self) -> None:
         """Listens. Raises Unavailable with one line when the address is taken."""
-        path = unix_path(self.address)
+        path = sockets.unix_path(self.address)
         if path is not None:
-            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-            clear_stale_socket(path)
+            sockets.clear_stale(path)
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         try:
             self.port = self._server.add_insecure_port(self.address)

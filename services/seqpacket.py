@@ -1,4 +1,5 @@
-"""Datagrams with descriptors on Unix SEQPACKET sockets: ordered, message by message, and the closing of either end is seen by the other.
+"""Datagrams with descriptors on Unix SEQPACKET sockets: ordered, message by message, and the closing of either end is
+seen by the other.
 
 Blocking functions for threads, `SeqpacketServer` and `SeqpacketConnection` for asyncio.
 """
@@ -14,7 +15,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from services import rpc, tasks
+from services import sockets, tasks
 from services.errors import Unavailable
 
 MAX_DESCRIPTORS = 253
@@ -52,9 +53,9 @@ def connect(path: str, timeout_s: float | None = None) -> socket.socket:
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket; a stale file is removed first. Raises Unavailable with one line when another process serves the path."""
-    rpc.clear_stale_socket(path)
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    """A listening socket; a stale file is removed first. Raises Unavailable with one line when another process serves
+    the path."""
+    sockets.clear_stale(path)
     here = new()
     try:
         here.bind(path)
@@ -91,7 +92,8 @@ def recv(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def peer(sock: socket.socket) -> Peer:
-    """Who is at the other end. Raises Unavailable when its pid is not visible here (no shared pid namespace) or it is gone."""
+    """Who is at the other end. Raises Unavailable when its pid is not visible here (no shared pid namespace) or it is
+    gone."""
     pid, uid, gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if pid == 0:
         raise Unavailable("the peer's pid is not visible here: both ends must share a pid namespace")
@@ -120,7 +122,8 @@ class SeqpacketConnection:
         return self._closed
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Sends or queues one message. Descriptors are duplicated when they must wait. Dropped when the connection is closed."""
+        """Sends or queues one message. Descriptors are duplicated when they must wait. Dropped when the connection is
+        closed."""
         if self._closed:
             return
         if not self._outgoing:
@@ -187,7 +190,8 @@ class SeqpacketConnection:
 
 
 async def connect_async(path: str) -> SeqpacketConnection:
-    """A connection in the running loop. Raises OSError. (Connecting to a Unix socket does not wait for the other side.)"""
+    """A connection in the running loop. Raises OSError. (Connecting to a Unix socket does not wait for the other
+    side.)"""
     return SeqpacketConnection(connect(path, timeout_s=5.0))
 
 

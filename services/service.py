@@ -1,10 +1,12 @@
 """One process: build what it is made of, be ready, drain, stop.
 
-`run(config, build)` is the whole of a `__main__`. `build(service)` is the wiring list: it constructs the parts, adds servicers, spawns
-tasks and says `service.ready()`. Clocks, identifiers and backends are constructed there and nowhere below.
+`run(config, build)` is the whole of a `__main__`. `build(service)` is the wiring list: it constructs the parts, adds
+servicers, spawns tasks and says `service.ready()`. Clocks, identifiers and backends are constructed there and nowhere
+below.
 
-SIGTERM and SIGINT stop it: health turns NOT_SERVING, the drains run (at most `drain_s`), then the stops, last added first. A spawned task that
-fails ends the process with status 1: a supervisor starts it afresh, which is safer than half a service.
+SIGTERM and SIGINT stop it: health turns NOT_SERVING, the drains run (at most `drain_s`), then the stops, last added
+first. A spawned task that fails ends the process with status 1: a supervisor starts it afresh, which is safer than half
+a service.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ _running: set[asyncio.Task[Any]] = set()
 def spawn(
     work: Coroutine[Any, Any, Any], name: str, on_failure: Callable[[BaseException], None] | None = None
 ) -> asyncio.Task[Any]:
-    """Starts `work` in the running loop. A failure is logged with its trace and told to `on_failure`; a cancellation is neither."""
+    """Starts `work` in the running loop. A failure is logged with its trace and told to `on_failure`; a cancellation
+    is neither."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     _running.add(task)
 

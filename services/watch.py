@@ -1,7 +1,7 @@
 """State that others follow, and following others' streams.
 
-A `Watched` value is sent whole: first as it is, then as it is after each change, with changes in between left out. So a slow follower gets
-fewer messages, never stale ones, and a reconnect needs no history.
+A `Watched` value is sent whole: first as it is, then as it is after each change, with changes in between left out. So a
+slow follower gets fewer messages, never stale ones, and a reconnect needs no history.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Watched(Generic[T]):
 async def follow_stream(
     open_stream: Callable[[], Any], name: str, first_wait_s: float = 0.05, longest_wait_s: float = 2.0
 ) -> AsyncIterator[Any]:
-    """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None once each time
-    it was lost, so that the follower can mark what it knows as old."""
+    """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None
+    once each time it was lost, so that the follower can mark what it knows as old."""
     wait = first_wait_s
     lost = True
     while True:

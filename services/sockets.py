@@ -1,0 +1,39 @@
+"""Unix socket files: whose they are, and removing those that nobody listens on any more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+
+from services.errors import Unavailable
+
+
+def unix_path(address: str) -> str | None:
+    """The path of a "unix:" address, None for any other."""
+    return address.removeprefix("unix:") if address.startswith("unix:") else None
+
+
+def clear_stale(path: str) -> None:
+    """Makes `path` free to bind: removes a socket file without a listener, makes its folder. Raises Unavailable when
+    somebody listens there, or when it is no socket."""
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise Unavailable(f"{path} exists and is not a socket")
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            try:
+                probe.connect(path)
+            except ConnectionRefusedError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EPROTOTYPE:  # a listener of the other kind: the other probe connects
+                    raise Unavailable(f"{path}: {error.strerror}") from None
+                continue
+            raise Unavailable(f"{path}: another process serves it")
+    os.unlink(path)

@@ -1,0 +1,43 @@
+"""The one table between domain errors and gRPC status codes, both ways."""
+
+from __future__ import annotations
+
+import grpc
+
+from services.errors import (
+    Conflict,
+    Exists,
+    Invalid,
+    NotFound,
+    PrismError,
+    Refused,
+    TimedOut,
+    Unavailable,
+    Unmet,
+)
+
+_CODES: dict[type[PrismError], grpc.StatusCode] = {
+    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
+    NotFound: grpc.StatusCode.NOT_FOUND,
+    Exists: grpc.StatusCode.ALREADY_EXISTS,
+    Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unmet: grpc.StatusCode.FAILED_PRECONDITION,
+    Conflict: grpc.StatusCode.ABORTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_KINDS = {code: kind for kind, code in _CODES.items()}
+
+
+def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
+    """The status that tells `error` to a caller."""
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind], str(error)
+    return grpc.StatusCode.UNKNOWN, str(error)
+
+
+def from_rpc(error: grpc.aio.AioRpcError) -> PrismError:
+    """The domain error that a status tells; UNAVAILABLE for everything that has no kind of its own."""
+    kind = _KINDS.get(error.code(), Unavailable)
+    return kind(error.details() or error.code().name)
