@@ -1,0 +1,130 @@
+"""`python -m deploy.local`: starts the whole system, says what runs where, serves until Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import grpc
+
+from deploy.local.processes import StartFailed, System
+from deploy.local.topology import MIB, Local
+from placement.client import PlacementClient
+from protos import common_pb2, placement_pb2
+from services import log
+from services.errors import PrismError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def say(text: str) -> None:
+    print(f"prism: {text}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
+    parser.add_argument("--catalogue", type=Path, default=Path(__file__).with_name("catalogue.toml"), help="the models, TOML")
+    parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
+    parser.add_argument("--state", type=Path, default=ROOT / ".run", help="sockets, logs and configuration files go here")
+    parser.add_argument("--device-mib", type=int, default=32, help="memory of each of the two CPU devices (default %(default)s)")
+    parser.add_argument("--idle-s", type=float, default=10.0, help="a model idle for longer may be evicted when another needs its memory")
+    parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    return parser.parse_args()
+
+
+async def main() -> int:
+    options = arguments()
+    log.configure("local", "warning")
+    state = options.state.resolve()
+    if len(str(state / "gpu_scheduler-cpu-0.sock")) > 100:
+        say(f"{state} is too long a path for Unix sockets; name a shorter one with --state")
+        return 1
+    if not options.catalogue.is_file():
+        say(f"no catalogue at {options.catalogue}")
+        return 1
+    state.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(state / "logs", ignore_errors=True)
+    local = Local(
+        state=state,
+        catalogue=options.catalogue.resolve(),
+        http=options.http,
+        devices={"cpu:0": options.device_mib * MIB, "cpu:1": options.device_mib * MIB},
+        idle_s=options.idle_s,
+        log_level=options.log_level,
+    )
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    system = System(local.processes(), state / "logs", say)
+    say(f"starting; logs in {os.path.relpath(state / 'logs')}")
+    began = time.monotonic()
+    starting = asyncio.get_running_loop().create_task(system.start())
+    stopping = asyncio.get_running_loop().create_task(stop.wait())
+    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        if not starting.done():
+            starting.cancel()
+            await asyncio.gather(starting, return_exceptions=True)
+            return 130
+        starting.result()
+        await _introduce(local, system, time.monotonic() - began)
+        await stopping
+        say("stopping")
+    except StartFailed as error:
+        say(str(error))
+        return 1
+    finally:
+        await system.end()
+        say("everything has ended")
+    return 0
+
+
+async def _introduce(local: Local, system: System, seconds: float) -> None:
+    placement = PlacementClient(local.unix("placement"))
+    try:
+        routes = await placement.routes()
+        cluster = await placement.cluster()
+    finally:
+        await placement.close()
+    say(f"serving after {seconds:.1f} s\n")
+    print("  process                  pid")
+    for name, running in system.running.items():
+        print(f"  {name:<22} {running.pid:>6}")
+    print("\n  device                  memory")
+    for group in cluster.groups:
+        print(f"  {group.group:<22} {group.capacity_bytes / MIB:>5.0f} MiB")
+    print("\n  model            weights   state")
+    for route in routes.routes:
+        state = common_pb2.Residency.Name(route.residency).lower().replace("_", " ")
+        print(f"  {route.model.name:<15} {route.model.weights_bytes / MIB:>4.1f} MiB   {state} {route.error}")
+    names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
+    address = f"http://{local.http}"
+    print(
+        f"""
+Try, in another shell:
+
+  curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{names[0]}", "max_tokens": 48, "messages": [{{"role": "user", "content": "What is a list?"}}]}}'
+
+  curl -sN {address}/v1/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{names[-1]}", "max_tokens": 48, "stream": true, "prompt": "The file is"}}'
+
+  {os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)} status
+
+A model is loaded at its first request; the third one makes an idle one leave. Ctrl-C ends everything.""",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(asyncio.run(main()))
+    except (PrismError, grpc.aio.AioRpcError) as error:
+        say(str(error))
+        sys.exit(1)

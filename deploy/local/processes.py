@@ -1,0 +1,159 @@
+"""Starting a local system's processes in order, restarting what dies, ending all."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from deploy.local.topology import Process
+from services import rpc, seqpacket, tasks
+from services.sockets import unix_path
+
+_START_TIMEOUT_S = 120.0
+_RESTART_PAUSE_S = 0.2
+_STOP_S = 20.0
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class StartFailed(Exception):
+    """A process ended before it was healthy; the message has its last lines."""
+
+
+def _die_with_parent() -> None:
+    """Runs in the child: even a killed launcher leaves nothing behind."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class Running:
+    """One process, started again when it dies by itself."""
+
+    def __init__(self, process: Process, logs: Path, say: Callable[[str], None]) -> None:
+        self.spec = process
+        self.log_path = logs / f"{process.name}.log"
+        self.restarts = 0
+        self._say = say
+        self._child: asyncio.subprocess.Process | None = None
+        self._ending = False
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid if self._child is not None else 0
+
+    async def start(self) -> None:
+        """Returns when it is healthy. Raises StartFailed."""
+        await self._spawn()
+        await self._healthy()
+        self._watch = tasks.spawn(self._keep(), f"watch {self.spec.name}")
+
+    async def _spawn(self) -> None:
+        with open(self.log_path, "ab") as log:
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.spec.module,
+                *self.spec.arguments,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends them in order
+                preexec_fn=_die_with_parent,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            )
+
+    async def _healthy(self) -> None:
+        assert self._child is not None
+        began = time.monotonic()
+        while time.monotonic() - began < _START_TIMEOUT_S:
+            if self._child.returncode is not None:
+                raise StartFailed(f"{self.spec.name} ended with status {self._child.returncode}:\n{self._last_lines()}")
+            if await self._probe():
+                return
+            await asyncio.sleep(0.05)
+        raise StartFailed(f"{self.spec.name} was not healthy after {_START_TIMEOUT_S:.0f} s:\n{self._last_lines()}")
+
+    async def _probe(self) -> bool:
+        path = unix_path(self.spec.probe)
+        if path is None and self.spec.probe.startswith("/"):
+            try:
+                seqpacket.connect(self.spec.probe, timeout_s=1.0).close()
+            except OSError:
+                return False
+            return True
+        if path is not None and not os.path.exists(path):
+            return False
+        return await rpc.healthy(self.spec.probe, timeout_s=1.0)
+
+    def _last_lines(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()
+        except OSError:
+            return "(no log)"
+        return "\n".join("    " + line for line in lines[-12:])
+
+    async def _keep(self) -> None:
+        while not self._ending:
+            assert self._child is not None
+            status = await self._child.wait()
+            if self._ending:
+                return
+            self.restarts += 1
+            self._say(f"{self.spec.name} ended with status {status}; starting it again")
+            await asyncio.sleep(_RESTART_PAUSE_S)
+            await self._spawn()
+
+    async def end(self) -> None:
+        self._ending = True
+        child = self._child
+        if child is None or child.returncode is not None:
+            return
+        child.terminate()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                await child.wait()
+        except TimeoutError:
+            self._say(f"{self.spec.name} did not end; killing it")
+            os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
+
+
+class System:
+    """All processes of a local system."""
+
+    def __init__(self, plan: list[Process], logs: Path, say: Callable[[str], None]) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self.running = {process.name: Running(process, logs, say) for process in plan}
+        self._plan = plan
+        self._say = say
+
+    async def start(self) -> None:
+        """Every process as soon as those before it are healthy. On failure everything is ended and StartFailed raised."""
+        healthy = {process.name: asyncio.Event() for process in self._plan}
+
+        async def start_one(process: Process) -> None:
+            for name in process.after:
+                await healthy[name].wait()
+            began = time.monotonic()
+            await self.running[process.name].start()
+            self._say(f"{process.name} is up ({time.monotonic() - began:.1f} s)")
+            healthy[process.name].set()
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for process in self._plan:
+                    group.create_task(start_one(process), name=f"start {process.name}")
+        except* StartFailed as failures:
+            await self.end()
+            raise failures.exceptions[0] from None
+
+    async def end(self) -> None:
+        """In the reverse order: who is asked goes after who asks."""
+        for process in reversed(self._plan):
+            await self.running[process.name].end()

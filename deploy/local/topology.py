@@ -1,0 +1,148 @@
+"""Which processes a local system consists of, and their configuration files."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Process:
+    """One service: `python -m module --config file`, healthy when `probe` answers."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...]
+    probe: str
+    """gRPC address with health, or the path of a SEQPACKET socket that accepts."""
+    after: tuple[str, ...] = ()
+    """Processes that must be healthy first."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """A local system. Every socket and file is under `state`."""
+
+    state: Path
+    catalogue: Path
+    http: str = "127.0.0.1:8000"
+    devices: dict[str, int] = field(default_factory=lambda: {"cpu:0": 32 * MIB, "cpu:1": 32 * MIB})
+    """Device name -> capacity in bytes."""
+    engine: str = "sglang"
+    engine_options: dict[str, str] = field(default_factory=dict)
+    warm: int = 1
+    poison: bool = False
+    log_level: str = "info"
+    engine_log_level: str = "error"
+    metrics_port: int = 0
+    """First of a row of ports for Prometheus text; 0: off (the gateway's /metrics is always there)."""
+    host_capacity_bytes: int = 256 * MIB
+    idle_s: float = 45.0
+    gateway: dict[str, Any] = field(default_factory=dict)
+    placement: dict[str, Any] = field(default_factory=dict)
+
+    def unix(self, name: str) -> str:
+        return f"unix:{self.state / name}.sock"
+
+    def group(self, device: str) -> str:
+        return "gpu_scheduler-" + device.replace(":", "-")
+
+    def processes(self) -> list[Process]:
+        """In the order of their start."""
+        keeper = str(self.state / "keeper.sock")
+        handoff = str(self.state / "handoff.sock")
+        common: dict[str, Any] = {"log_level": self.log_level, "log_format": "json"}
+        plan: list[Process] = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper)]
+        ports = iter(range(self.metrics_port, self.metrics_port + 100))
+
+        def add(name: str, module: str, after: tuple[str, ...], config: dict[str, Any]) -> None:
+            config = {"name": name, "listen": self.unix(name), **common, **config}
+            if self.metrics_port:
+                config["metrics"] = f"127.0.0.1:{next(ports)}"
+            path = self.state / f"{name}.toml"
+            path.write_text(to_toml(config))
+            plan.append(Process(name, module, ("--config", str(path)), config["listen"], after))
+
+        add(
+            "balloond",
+            "balloond",
+            ("keeper",),
+            {
+                "node": "local",
+                "handoff": handoff,
+                "keeper": keeper,
+                "devices": [{"name": name, "capacity_bytes": size} for name, size in self.devices.items()],
+            },
+        )
+        add(
+            "loader",
+            "loader",
+            ("balloond",),
+            {
+                "catalogue": str(self.catalogue),
+                "keeper": keeper,
+                "handoff": handoff,
+                "host_capacity_bytes": self.host_capacity_bytes,
+            },
+        )
+        for device in self.devices:
+            add(
+                self.group(device),
+                "gpu_scheduler",
+                ("balloond", "loader"),
+                {
+                    "group": self.group(device),
+                    "devices": [device],
+                    "balloond": self.unix("balloond"),
+                    "balloond_handoff": handoff,
+                    "loader": self.unix("loader"),
+                    "engines": {
+                        "kind": self.engine,
+                        "warm": self.warm,
+                        "log_level": self.engine_log_level,
+                        "poison_fresh_pages": self.poison,
+                        "options": self.engine_options,
+                    },
+                },
+            )
+        groups = [self.group(device) for device in self.devices]
+        add(
+            "placement",
+            "placement",
+            ("loader", *groups),
+            {
+                "groups": [self.unix(group) for group in groups],
+                "loaders": [self.unix("loader")],
+                "balloond": [self.unix("balloond")],
+                "idle_s": self.idle_s,
+                **self.placement,
+            },
+        )
+        add("gateway", "gateway", ("placement",), {"http": self.http, "placement": self.unix("placement"), **self.gateway})
+        return plan
+
+    def with_(self, **changes: Any) -> Local:
+        return dataclasses.replace(self, **changes)
+
+
+def to_toml(config: dict[str, Any]) -> str:
+    """The little of TOML that these files need: values first, then tables and arrays of tables."""
+
+    def value(v: Any) -> str:
+        if isinstance(v, bool):
+            return str(v).lower()
+        if isinstance(v, (int, float)):
+            return repr(v)
+        if isinstance(v, str):
+            return '"' + v.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        if isinstance(v, dict):
+            return "{" + ", ".join(f'"{k}" = {value(x)}' for k, x in v.items()) + "}"
+        if isinstance(v, (list, tuple)):
+            return "[" + ", ".join(value(x) for x in v) + "]"
+        raise TypeError(f"{v!r} has no place in a configuration")
+
+    return "".join(f'"{key}" = {value(v)}\n' for key, v in config.items())

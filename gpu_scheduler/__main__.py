@@ -1,0 +1,80 @@
+"""`python -m gpu_scheduler --config FILE`: the wiring of one group."""
+
+from __future__ import annotations
+
+from balloond.client import BalloondClient
+from gpu_scheduler.activation import Activation
+from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines import turn as turn_module
+from gpu_scheduler.engines.base import Spawn
+from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.observe import follow_balloond, follow_loader
+from gpu_scheduler.report import Report
+from gpu_scheduler.residency import Residency
+from gpu_scheduler.residents import Resident, Residents
+from gpu_scheduler.room import RoomMaker
+from gpu_scheduler.server import NAME, GpuSchedulerServicer
+from loader.client import LoaderClient
+from protos import gpu_scheduler_pb2_grpc
+from services.service import Service, read_arguments, run
+from services.watch import Watched
+
+
+async def build(service: Service) -> None:
+    config = service.config
+    assert isinstance(config, GpuSchedulerConfig)
+    device = config.devices[0]
+    changes: Watched[None] = Watched(None)
+    balloond = BalloondClient(config.balloond) if config.balloond else None
+    loader = LoaderClient(config.loader) if config.loader else None
+    memory = DeviceMemory(device)
+    images: dict[str, str] = {}
+    turn_fd = turn_module.create()
+    turn = Turn(turn_fd)
+
+    def resident_changed(resident: Resident) -> None:
+        dispatcher.residency_changed(resident)
+        changes.set(None)
+
+    residents = Residents(resident_changed)
+    room = RoomMaker(device, balloond, lambda: dispatcher.changed())
+    dispatcher = Dispatcher(
+        config.arbitration, residents, memory, turn, room.need, lambda engine: residency.engine_died(engine)
+    )
+    engines = config.engines
+    pools = {
+        kind: WarmPool(
+            Spawn(kind, engines.log_level, start_timeout_s=engines.start_timeout_s),
+            warm=engines.warm if kind == engines.kind else 0,
+            limit=engines.limit,
+            turn_fd=turn_fd,
+            first_index=1 + 10_000 * number,
+        )
+        for number, kind in enumerate(("sglang", "echo"))
+    }
+    activation = Activation(config, residents, pools, balloond, loader, images)
+    residency = Residency(config, residents, dispatcher, activation, pools)
+    report = Report(config, residents, dispatcher, memory, pools)
+    servicer = GpuSchedulerServicer(device, dispatcher, residents, residency, report, changes, balloond)
+    service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
+
+    service.spawn(dispatcher.run(), "dispatcher")
+    if balloond is not None:
+        service.spawn(follow_balloond(balloond, memory, dispatcher, changes), "follow balloond")
+    if loader is not None:
+        service.spawn(follow_loader(loader, images), "follow loader")
+    for pool in pools.values():
+        pool.fill()
+        service.on_stop(pool.close)
+    await service.ready()
+
+
+def main() -> None:
+    run(read_arguments(GpuSchedulerConfig, "The shared queue, the engines and the residencies of one group of devices."), build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Bringing a model up on a group: room, engine, weights, proof.
+
+    1. book what the model is entitled to (quota, weights, floor): refused with the arithmetic, nothing has changed
+    2. have balloond make the room for weights and floor
+    3. an engine: the model's own, asleep, or one of the warm pool
+    4. weights: copied from the image by the loader, or read from the checkpoint by the engine (then an image is made of them)
+    5. the engine verifies; only then does the model become active and its route known
+
+A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from balloond.client import BalloondClient
+from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
+from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.residents import Resident, Residents
+from loader.client import LoaderClient
+from protos import common_pb2, engine_pb2
+from services import log, tasks
+from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
+
+_log = log.get(__name__)
+_ROOM_TIMEOUT_S = 20.0
+_ROOM_HELD_S = 60.0
+"""An ordinary load maps its last weights long after the room was made."""
+
+
+class Activation:
+    """Carries activations out for one group. Concurrent calls are for different models; `residents` sees to that."""
+
+    def __init__(
+        self,
+        config: GpuSchedulerConfig,
+        residents: Residents,
+        pools: dict[str, WarmPool],
+        balloond: BalloondClient | None,
+        loader: LoaderClient | None,
+        images: dict[str, str],
+    ) -> None:
+        self._config = config
+        self._device = config.devices[0]
+        self._residents = residents
+        self._pools = pools
+        self._balloond = balloond
+        self._loader = loader
+        self._images = images
+
+    def has_image(self, resident: Resident) -> bool:
+        """Whether the loader holds the model's weights, as far as is known here."""
+        return resident.spec.name in self._images
+
+    async def bring_up(self, resident: Resident) -> None:
+        """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a booking."""
+        began = time.monotonic()
+        asleep = resident.engine is not None and resident.engine.alive
+        self._residents.set(resident, common_pb2.WAKING)
+        try:
+            await self._make_room(resident, asleep)
+            if asleep:
+                await self._wake(resident)
+            else:
+                await self._load(resident)
+        except (PrismError, asyncio.CancelledError):
+            await self._undo(resident, asleep)
+            raise
+        resident.deaths = 0
+        resident.wake_s = time.monotonic() - began
+        _log.info("model active", model=resident.spec.name, seconds=round(resident.wake_s, 3), from_sleep=asleep)
+        self._residents.set(resident, common_pb2.ACTIVE)
+
+    # --- memory
+
+    async def _make_room(self, resident: Resident, asleep: bool) -> None:
+        if self._balloond is None:
+            return
+        self._step(resident, "making room")
+        spec = resident.spec
+        await self._balloond.set_booking(
+            self._device,
+            spec.name,
+            quota_bytes=spec.quota_bytes,
+            weights_bytes=self.weights_room(resident),
+            floor_bytes=spec.floor_bytes,
+        )
+        room = await self._balloond.make_room(
+            self._device,
+            spec.name,
+            bytes=self.weights_room(resident) + spec.floor_bytes,
+            may_retract=True,
+            hold_ms=int(1e3 * _ROOM_HELD_S),
+            timeout_s=_ROOM_TIMEOUT_S,
+        )
+        if room.short_bytes:
+            raise Refused(
+                f"{spec.name} needs {self.weights_room(resident) + spec.floor_bytes} bytes for weights and floor on "
+                f"{self._device}; {room.short_bytes} could not be freed"
+            )
+
+    def weights_room(self, resident: Resident) -> int:
+        """Bytes of weights extents: the measured or declared size in whole extents."""
+        extent = self._config.engines.weights_extent_bytes
+        weights = max(resident.spec.weights_bytes, resident.measured.weights_bytes)
+        return -(-weights // extent) * extent
+
+    async def _undo(self, resident: Resident, asleep: bool) -> None:
+        engine = resident.engine
+        if asleep and engine is not None and engine.alive:
+            # Still asleep: its failed wake-up rolled its mappings back.
+            await self.entitle(resident, awake=False)
+            self._residents.set(resident, common_pb2.HIBERNATING)
+            return
+        if engine is not None:
+            await self.release_engine(resident, engine)
+        await self.drop_booking(resident)
+
+    async def entitle(self, resident: Resident, awake: bool) -> None:
+        """Books for a model that has its engine: weights and floor only while it is awake."""
+        if self._balloond is None:
+            return
+        spec = resident.spec
+        await self._balloond.set_booking(
+            self._device,
+            spec.name,
+            quota_bytes=spec.quota_bytes,
+            weights_bytes=self.weights_room(resident) if awake else 0,
+            floor_bytes=spec.floor_bytes if awake else 0,
+        )
+
+    async def drop_booking(self, resident: Resident) -> None:
+        if self._balloond is None:
+            return
+        try:
+            await self._balloond.drop_booking(self._device, resident.spec.name)
+        except (NotFound, Unmet) as error:
+            # A dying engine's lease may live a moment longer; the next activation replaces the booking.
+            _log.info("booking kept", model=resident.spec.name, why=str(error))
+
+    # --- engine and weights
+
+    async def release_engine(self, resident: Resident, engine: Engine) -> None:
+        """Takes the model off an engine and gives it back to the pool; one that does not obey is killed."""
+        resident.engine_gone()
+        if engine.alive:
+            command = engine.command(engine_pb2.ToEngine(unload=engine_pb2.Unload()))
+            try:
+                async with asyncio.timeout(self._config.engines.load_timeout_s):
+                    await command.done()
+            except (PrismError, TimeoutError) as error:
+                _log.warning("engine did not unload", engine=engine.pid, why=str(error))
+                engine.kill()
+                await engine.dead.wait()
+        self.pool(resident).give_back(engine)
+
+    def pool(self, resident: Resident) -> WarmPool:
+        kind = resident.spec.engine or self._config.engines.kind
+        if kind not in self._pools:
+            raise Unmet(f"this group has no {kind} engines")
+        return self._pools[kind]
+
+    async def _wake(self, resident: Resident) -> None:
+        assert resident.engine is not None
+        command = self._command(resident, resident.engine, engine_pb2.ToEngine(wake=engine_pb2.Wake()))
+        await self._fill_from_image(resident, resident.engine, command)
+        await self._finish(resident, command)
+
+    async def _load(self, resident: Resident) -> None:
+        self._step(resident, "taking an engine")
+        engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
+        resident.engine = engine
+        from_image = self._loader is not None and self.has_image(resident)
+        try:
+            await self._load_into(resident, engine, from_image)
+        except (Unmet, NotFound) as error:
+            if not from_image:
+                raise
+            # The image is gone or of another shape: the ordinary way, and say so.
+            _log.warning("image not used", model=resident.spec.name, why=str(error))
+            self._images.pop(resident.spec.name, None)
+            await self.release_engine(resident, engine)
+            resident.engine = engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
+            await self._load_into(resident, engine, from_image=False)
+
+    async def _load_into(self, resident: Resident, engine: Engine, from_image: bool) -> None:
+        engines = self._config.engines
+        message = engine_pb2.ToEngine(
+            load=engine_pb2.Load(
+                model=resident.spec,
+                device=self._device,
+                balloond_socket=self._config.balloond_handoff,
+                from_image=from_image,
+                kv_extent_bytes=engines.kv_extent_bytes,
+                weights_extent_bytes=engines.weights_extent_bytes,
+                expected_checksum=self._images.get(resident.spec.name, "") if from_image else "",
+                poison_fresh_pages=engines.poison_fresh_pages,
+                options=engines.options,
+            )
+        )
+        command = self._command(resident, engine, message)
+        if from_image:
+            await self._fill_from_image(resident, engine, command)
+        await self._finish(resident, command)
+        mapped = await command.mapped()
+        resident.manifest, resident.lease_id = mapped.manifest, mapped.lease_id
+        if not from_image:
+            resident.checksum = mapped.checksum
+            if self._loader is not None and self._balloond is not None:
+                resident.saving = tasks.spawn(self._save_image(resident), f"image of {resident.spec.name}")
+
+    def _command(self, resident: Resident, engine: Engine, message: engine_pb2.ToEngine) -> Command:
+        return engine.command(message, lambda progress: self._residents.tell(resident, progress))
+
+    async def _fill_from_image(self, resident: Resident, engine: Engine, command: Command) -> None:
+        mapped = await self._within(command.mapped())
+        assert self._loader is not None
+        await self._within(
+            self._loader.load_image(
+                resident.spec.name,
+                resident.spec.generation,
+                mapped.lease_id,
+                mapped.manifest,
+                on_progress=lambda progress: self._residents.tell(resident, progress),
+            )
+        )
+        engine.verify(command)
+
+    async def _finish(self, resident: Resident, command: Command) -> None:
+        resident.measured = await self._within(command.done())
+
+    async def _within(self, work):  # type: ignore[no-untyped-def]
+        """`work` within the time of one residency command."""
+        try:
+            async with asyncio.timeout(self._config.engines.load_timeout_s):
+                return await work
+        except TimeoutError:
+            raise TimedOut(f"not done within {self._config.engines.load_timeout_s:.0f} s") from None
+
+    async def _save_image(self, resident: Resident) -> None:
+        assert self._loader is not None
+        try:
+            await self._loader.save_image(
+                resident.spec.name,
+                resident.spec.generation,
+                resident.lease_id,
+                resident.manifest,
+                resident.checksum,
+                on_progress=lambda progress: None,
+            )
+            self._images[resident.spec.name] = resident.checksum
+            _log.info("image made", model=resident.spec.name)
+        except PrismError as error:
+            _log.warning("no image made", model=resident.spec.name, why=str(error))
+        finally:
+            resident.saving = None
+
+    def _step(self, resident: Resident, step: str) -> None:
+        self._residents.tell(resident, common_pb2.Progress(step=step, total=1, unit="steps"))
+
+
+def at_fault(error: Exception) -> bool:
+    """Whether an activation failed because of the model itself, so that trying again cannot help."""
+    return isinstance(error, CommandFailed) and error.model_at_fault
+
+
+def worth_another_try(error: Exception) -> bool:
+    """Whether the engine was to blame: the next one may do better."""
+    return isinstance(error, EngineDied)

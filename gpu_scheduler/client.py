@@ -1,0 +1,63 @@
+"""gpu_schedulers as other services see them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
+from services import rpc
+from services.status import from_rpc
+from services.watch import follow_stream
+
+Progressed = Callable[[gpu_scheduler_pb2.ResidencyProgress], None]
+
+
+class GpuSchedulerClient:
+    """One group. Errors are services.errors."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = rpc.channel(address)
+        self._stub = gpu_scheduler_pb2_grpc.GpuSchedulerStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def set_residency(
+        self,
+        model: common_pb2.ModelSpec,
+        target: common_pb2.Residency,
+        reason: str,
+        drain_ms: int = 0,
+        on_progress: Progressed | None = None,
+    ) -> gpu_scheduler_pb2.ResidencyProgress:
+        """Returns the last message of the change: the target reached, or ERROR. Raises what refused it."""
+        last = gpu_scheduler_pb2.ResidencyProgress()
+        request = gpu_scheduler_pb2.SetResidencyRequest(model=model, target=target, reason=reason, drain_ms=drain_ms)
+        try:
+            async for last in self._stub.SetResidency(request):
+                if on_progress is not None:
+                    on_progress(last)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        return last
+
+    def watch(self) -> AsyncIterator[gpu_scheduler_pb2.GroupState | None]:
+        """The group's state for ever; None each time the group was lost."""
+        return follow_stream(
+            lambda: self._stub.Watch(gpu_scheduler_pb2.WatchRequest()), f"group at {self.address}"
+        )
+
+    async def set_limit(self, model: str, bytes: int) -> balloond_pb2.SetLimitResponse:
+        try:
+            return await self._stub.SetLimit(gpu_scheduler_pb2.SetLimitRequest(model=model, bytes=bytes))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+    async def inspect(self) -> gpu_scheduler_pb2.QueueState:
+        try:
+            return await self._stub.Inspect(gpu_scheduler_pb2.InspectRequest())
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None

@@ -1,0 +1,336 @@
+"""The shared queue of a group, carried out: requests come in, the policy orders them, engines run them, their tokens go back.
+
+Every event (a request, a cancellation, tokens, memory, a residency) marks the queue as changed; `_run` plans once for all that came
+together and sleeps until the next event or the policy's next deadline. Nothing polls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from math import inf
+
+import prometheus_client
+
+from gpu_scheduler.config import Arbitration
+from gpu_scheduler.engines.base import Engine
+from gpu_scheduler.engines.turn import ANYBODY, Turn
+from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.policy import admission
+from gpu_scheduler.policy.backlog import Backlog, State
+from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
+from gpu_scheduler.policy.slack import PrefillSpeed
+from gpu_scheduler.requests import Request
+from gpu_scheduler.residents import Resident, Residents
+from gpu_scheduler.streams import GatewayStream
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services import log
+
+_log = log.get(__name__)
+_FIRST_FORECAST = 128
+"""Output tokens expected of a model's request before any of its requests has ended."""
+_FORECAST_WEIGHT = 0.1
+_STARTED = prometheus_client.Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
+_TTFT = prometheus_client.Counter("prism_ttft_targets_total", "first tokens with a target", ["model", "met"])
+_NOT_HERE = "not here"
+_SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
+
+
+class Counters:
+    """What one model's requests did here, for the group's report."""
+
+    def __init__(self) -> None:
+        self.ttft_met = 0
+        self.ttft_missed = 0
+        self.forecast = float(_FIRST_FORECAST)
+        self.last_event = time.monotonic()
+        self.tpot_ms = 0
+        self.tokens = 0
+
+
+class Dispatcher:
+    """Owns the requests of a group; the listener of its engines' tokens."""
+
+    def __init__(
+        self,
+        rules: Arbitration,
+        residents: Residents,
+        memory: DeviceMemory,
+        turn: Turn,
+        on_need_memory: Callable[[NeedMemory], None],
+        on_engine_death: Callable[[Engine], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._rules = rules
+        self._residents = residents
+        self._memory = memory
+        self._turn = turn
+        self._on_need_memory = on_need_memory
+        self._on_engine_death = on_engine_death
+        self._now = now
+        self._backlog = Backlog()
+        self._agenda = self._backlog.plan(now())
+        self._speeds: dict[str, PrefillSpeed] = {}
+        self._requests: dict[str, Request] = {}
+        self._by_gateway_id: dict[tuple[GatewayStream, str], Request] = {}
+        self._numbers = 0
+        self._order = 0
+        self._changed = asyncio.Event()
+        self.counters: defaultdict[str, Counters] = defaultdict(Counters)
+
+    # --- requests
+
+    def submit(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream) -> None:
+        """Takes a request into the queue, or answers at once that it cannot be served here."""
+        now = self._now()
+        self._numbers += 1
+        request = Request.of(submit, self._numbers, stream, now)
+        resident = self._residents.get(request.model)
+        if resident is None or resident.residency not in _SERVABLE:
+            request.end(common_pb2.FAILED, _NOT_HERE)
+            return
+        if (stream, request.gateway_id) in self._by_gateway_id:
+            request.end(common_pb2.REJECTED, f"request id {request.gateway_id} is in use on this stream")
+            return
+        if request.prompt_tokens == 0 or request.prompt_tokens >= resident.spec.context_tokens > 0:
+            request.end(
+                common_pb2.REJECTED,
+                f"{request.prompt_tokens} prompt tokens do not fit a context of {resident.spec.context_tokens}",
+            )
+            return
+        counters = self.counters[request.model]
+        counters.last_event = now
+        counters.tpot_ms = request.tpot_ms or counters.tpot_ms
+        self._requests[request.id] = request
+        self._by_gateway_id[stream, request.gateway_id] = request
+        self._know(request.model)
+        self._backlog.add(request.waiting(round(counters.forecast)), now)
+        self.changed()
+
+    def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
+        """The gateway gave it up. No further chunk is sent."""
+        request = self._by_gateway_id.get((stream, gateway_id))
+        if request is not None:
+            if request.engine is not None:
+                request.engine.abort(request.id)
+            self._forget(request)
+
+    def cancel_stream(self, stream: GatewayStream) -> None:
+        """The gateway is gone."""
+        stream.close()
+        for of_stream, gateway_id in [key for key in self._by_gateway_id if key[0] is stream]:
+            self.cancel(of_stream, gateway_id)
+
+    def hand_back(self, model: str, why: str = _NOT_HERE) -> None:
+        """Ends all waiting requests of a model that cannot be served here any more; their gateways ask for another place."""
+        for waiting in list(self._backlog.waiting()):
+            if waiting.model == model:
+                self._end(self._requests[waiting.request_id], common_pb2.FAILED, why)
+
+    def _know(self, model: str) -> None:
+        if model not in self._speeds:
+            self._speeds[model] = PrefillSpeed(self._rules.default_prefill_tokens_per_s)
+            self._backlog.add_model(model, self._speeds[model])
+            self._backlog.model_waking(model, self._now() + self._rules.wake_estimate_s)
+
+    def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
+        request.end(finish, error)
+        self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        if self._requests.pop(request.id, None) is None:
+            return
+        del self._by_gateway_id[request.stream, request.gateway_id]
+        self._backlog.finish(request.id, self._now())
+        counters = self.counters[request.model]
+        counters.last_event = self._now()
+        if request.emitted:
+            counters.forecast += _FORECAST_WEIGHT * (len(request.emitted) - counters.forecast)
+        self.changed()
+
+    # --- residencies
+
+    def residency_changed(self, resident: Resident) -> None:
+        """Called by Residents after every change."""
+        model = resident.spec.name
+        self._know(model)
+        if resident.residency == common_pb2.ACTIVE:
+            if resident.measured.prefill_tokens_per_s > 0 and self._backlog.is_active(model) is False:
+                chunk = self._rules.chunk_tokens
+                self._speeds[model].observe(chunk, chunk / resident.measured.prefill_tokens_per_s)
+            self._backlog.model_active(model)
+        else:
+            estimate = resident.wake_s or self._rules.wake_estimate_s
+            waking = resident.residency == common_pb2.WAKING
+            self._backlog.model_waking(model, self._now() + estimate if waking else inf)
+        self.changed()
+
+    # --- engines (the Listener of engines.base)
+
+    def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None:
+        now = self._now()
+        for chunk in chunks:
+            request = self._requests.get(chunk.request_id)
+            if request is None or request.engine is not engine:
+                continue  # cancelled, or of an earlier attempt
+            if chunk.token_ids and self._backlog.state(request.id) is State.DISPATCHED:
+                self._first_token(request, chunk, now)
+            request.emitted.extend(chunk.token_ids)
+            self.counters[request.model].tokens += len(chunk.token_ids)
+            chunk.request_id = request.gateway_id
+            request.stream.push(chunk)
+            if chunk.finish:
+                self._forget(request)
+
+    def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
+        self._backlog.prefill_finished(request.id, now)
+        self._speeds[request.model].observe(
+            max(1, request.prompt_tokens - chunk.cached_tokens), max(1e-6, now - request.dispatched_at)
+        )
+        if request.first_token_at == 0.0:
+            request.first_token_at = now
+            if request.deadline < inf and request.resumed_tokens == 0:
+                met = now <= request.deadline
+                counters = self.counters[request.model]
+                counters.ttft_met += met
+                counters.ttft_missed += not met
+                _TTFT.labels(request.model, str(met).lower()).inc()
+        self.changed()
+
+    def on_parked(self, engine: Engine, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is None or request.engine is not engine:
+            return
+        request.engine = None
+        self._backlog.requeue(request.id, self._now(), prompt_tokens=request.prompt_tokens)
+        self.changed()
+
+    def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None:
+        resident = self._residents.of_engine(engine)
+        if resident is not None:
+            resident.stats = stats
+            self.changed()
+
+    def on_death(self, engine: Engine) -> None:
+        for request in [r for r in self._requests.values() if r.engine is engine]:
+            self._end(request, common_pb2.FAILED, "its engine died")
+        self._on_engine_death(engine)
+
+    def running_on(self, engine: Engine) -> int:
+        return sum(1 for request in self._requests.values() if request.engine is engine)
+
+    # --- the loop
+
+    def changed(self) -> None:
+        """Something the plan depends on is new."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Plans whenever something changed or the policy's next deadline is here. Runs for ever."""
+        while True:
+            wait = self._backlog.next_deadline() - self._now()
+            try:
+                async with asyncio.timeout(None if wait == inf else max(0.0, wait)):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            self._plan()
+
+    def _plan(self) -> None:
+        now = self._now()
+        agenda = self._agenda = self._backlog.plan(now)
+        for decision in agenda.decisions:
+            request = self._requests[decision.request_id]
+            dropped = isinstance(decision, Drop)
+            self._end(request, common_pb2.LATE if dropped else common_pb2.FAILED, decision.reason)
+        active = {r.spec.name: r for r in self._residents if r.residency == common_pb2.ACTIVE}
+        if not (agenda.on_time or agenda.second) or not active:
+            self._give_turn()
+            return
+        memory = self._memory.for_admission(
+            {name: self._kv_bytes_per_token(r) for name, r in active.items()}, self._committed()
+        )
+        turn = admission.Turn(chunk_tokens=self._rules.chunk_tokens)
+        for step in admission.admit(agenda, self._backlog, memory, turn):
+            if isinstance(step, Start):
+                self._start(step, active, now)
+            else:
+                self._on_need_memory(step)
+        self._give_turn()
+
+    def _start(self, start: Start, active: dict[str, Resident], now: float) -> None:
+        request = self._requests[start.request_id]
+        resident = active[request.model]
+        assert resident.engine is not None
+        self._backlog.start(start, now)
+        request.engine = resident.engine
+        request.dispatched_at = now
+        self._order += 1
+        forecast = request.prompt_tokens + min(request.most_new_tokens, round(self.counters[request.model].forecast))
+        request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
+        _STARTED.labels(request.model, start.why.value).inc()
+        resident.engine.generate(request.generate(self._order))
+
+    def _give_turn(self) -> None:
+        """The engine whose prefill is under way has the turn; nobody's: anybody."""
+        for waiting in self._backlog.in_flight():
+            engine = self._requests[waiting.request_id].engine
+            if engine is not None:
+                self._turn.give(engine.index)
+                return
+        self._turn.give(ANYBODY)
+
+    @staticmethod
+    def _kv_bytes_per_token(resident: Resident) -> int:
+        return int(resident.measured.kv_bytes_per_token or resident.spec.kv_bytes_per_token or 1)
+
+    def _committed(self) -> dict[str, int]:
+        committed: defaultdict[str, int] = defaultdict(int)
+        for request in self._requests.values():
+            if request.engine is not None:
+                committed[request.model] += request.kv_bytes
+        return committed
+
+    # --- reports
+
+    def queue_state(self) -> gpu_scheduler_pb2.QueueState:
+        """The queue as the last plan left it."""
+        now = self._now()
+        state = gpu_scheduler_pb2.QueueState()
+        agenda = self._agenda
+        places = {request_id: f"on time {i + 1}" for i, request_id in enumerate(agenda.on_time)}
+        places |= {request_id: f"second {i + 1}" for i, request_id in enumerate(agenda.second)}
+        state.busy_s = max(0.0, agenda.start - now)
+        for request in self._requests.values():
+            resident = self._residents.get(request.model)
+            waking = resident is None or resident.residency != common_pb2.ACTIVE
+            place = "running" if request.engine is not None else places.get(request.id, "waiting")
+            state.requests.add(
+                request_id=request.gateway_id,
+                model=request.model,
+                waiting_s=now - request.arrival,
+                slack_s=self._backlog.slack(request.id, now),
+                cost_s=self._backlog.prefill_cost(request.id),
+                place=place + (", model waking" if waking and request.engine is None else ""),
+            )
+        return state
+
+    def count(self, model: str) -> tuple[int, int, int]:
+        """(waiting, running, late of waiting) requests of a model."""
+        waiting = running = late = 0
+        for request in self._requests.values():
+            if request.model == model:
+                if request.engine is not None:
+                    running += 1
+                else:
+                    waiting += 1
+                    late += self._backlog.state(request.id) is State.LATE
+        return waiting, running, late
+
+    def idle_s(self, model: str) -> float:
+        """Seconds since the model's last request arrived or ended; 0 while one is here."""
+        waiting, running, _ = self.count(model)
+        return 0.0 if waiting or running else self._now() - self.counters[model].last_event

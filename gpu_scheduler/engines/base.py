@@ -1,0 +1,253 @@
+"""One engine process from the outside: start it, give it commands, hear its tokens, notice its death.
+
+The engine inherits one end of a socket pair; the closing of the other end is its death (protos/engine.proto). It is started by
+the main thread of a process that outlives it: engines ask the kernel to die with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from protos import common_pb2, engine_pb2
+from services import log, tasks
+from services.errors import PrismError, TimedOut
+from services.framing import FramedChannel
+
+_log = log.get(__name__)
+MODULES = {"sglang": "gpu_scheduler.engines.sglang", "echo": "gpu_scheduler.engines.echo"}
+
+
+class EngineDied(PrismError):
+    """The process is gone. What it ran can run elsewhere."""
+
+
+class CommandFailed(PrismError):
+    """The engine could not do it and says why. `model_at_fault`: the checkpoint is broken, trying again cannot help."""
+
+    def __init__(self, reason: str, model_at_fault: bool) -> None:
+        super().__init__(reason)
+        self.model_at_fault = model_at_fault
+
+
+class Listener(Protocol):
+    """Who hears an engine. Called in the loop, never re-entered."""
+
+    def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None: ...
+
+    def on_parked(self, engine: Engine, request_id: str) -> None: ...
+
+    def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None: ...
+
+    def on_death(self, engine: Engine) -> None: ...
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """How engines of one kind are started."""
+
+    kind: str
+    log_level: str = "warning"
+    environment: Mapping[str, str] | None = None
+    start_timeout_s: float = 180.0
+    """Imports of SGLang take seconds on a fast disk, a minute on a cold and busy one."""
+
+
+class Command:
+    """A residency command under way. Await `mapped()` where the command maps weights, then `done()`."""
+
+    def __init__(self, number: int, on_progress: Callable[[common_pb2.Progress], None] | None) -> None:
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self._on_progress = on_progress
+        self._mapped: asyncio.Future[engine_pb2.WeightsMapped] = loop.create_future()
+        self._done: asyncio.Future[engine_pb2.Measured] = loop.create_future()
+        # Either may fail while nobody waits for it yet; whoever waits later still gets the error.
+        for future in (self._mapped, self._done):
+            future.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    async def mapped(self) -> engine_pb2.WeightsMapped:
+        return await asyncio.shield(self._mapped)
+
+    async def done(self) -> engine_pb2.Measured:
+        return await asyncio.shield(self._done)
+
+    def progressed(self, progress: common_pb2.Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def weights_mapped(self, message: engine_pb2.WeightsMapped) -> None:
+        if not self._mapped.done():
+            self._mapped.set_result(message)
+
+    def succeed(self, measured: engine_pb2.Measured) -> None:
+        if not self._done.done():
+            self._done.set_result(measured)
+
+    def fail(self, error: PrismError) -> None:
+        for future in (self._mapped, self._done):
+            if not future.done():
+                future.set_exception(error)
+
+    @property
+    def ended(self) -> bool:
+        return self._done.done()
+
+
+class Engine:
+    """One engine process. Made by `Engine.start`; used from one event loop."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: FramedChannel[engine_pb2.FromEngine], index: int) -> None:
+        self.process = process
+        self.index = index
+        """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
+        self.pid = process.pid
+        self.stats = engine_pb2.EngineStats()
+        self.listener: Listener | None = None
+        self.dead = asyncio.Event()
+        self._channel = channel
+        self._commands: dict[int, Command] = {}
+        self._hello: asyncio.Future[engine_pb2.Hello] = asyncio.get_running_loop().create_future()
+        self._hello.add_done_callback(lambda f: f.cancelled() or f.exception())
+        self._task = tasks.spawn(self._read(), f"engine {self.pid}")
+
+    def __repr__(self) -> str:
+        return f"Engine(pid={self.pid}, {'dead' if self.dead.is_set() else 'alive'}, commands={len(self._commands)})"
+
+    @classmethod
+    async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> Engine:
+        """Starts the process; `hello()` tells when it is warm."""
+        ours, theirs = socket.socketpair()
+        arguments = ["-m", MODULES[spawn.kind], "--channel-fd", str(theirs.fileno()), "--log-level", spawn.log_level]
+        passed = [theirs.fileno()]
+        if turn_fd is not None:
+            arguments += ["--turn-fd", str(turn_fd), "--turn-index", str(index)]
+            passed.append(turn_fd)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *arguments,
+                pass_fds=passed,
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, **(spawn.environment or {})},
+                start_new_session=True,  # Ctrl-C at a terminal goes to the gpu_scheduler, which ends its engines in order
+            )
+        finally:
+            theirs.close()
+        channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
+        return cls(process, channel, index)
+
+    async def hello(self, timeout_s: float) -> engine_pb2.Hello:
+        """Waits until the engine is warm. Raises EngineDied, TimedOut."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._hello)
+        except TimeoutError:
+            raise TimedOut(f"engine {self.pid} was not warm after {timeout_s:.0f} s") from None
+
+    @property
+    def alive(self) -> bool:
+        return not self.dead.is_set()
+
+    def command(
+        self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
+    ) -> Command:
+        """Gives a command that is answered by Done or Failed; its command_id is filled in."""
+        command = Command(next(self._numbers), on_progress)
+        getattr(message, str(message.WhichOneof("message"))).command_id = command.number
+        if not self.alive:
+            command.fail(EngineDied(f"engine {self.pid} is gone"))
+            return command
+        self._commands[command.number] = command
+        self._channel.send(message)
+        return command
+
+    def verify(self, command: Command) -> None:
+        """Tells the engine that its weights range is filled; `command` is the Load or Wake under way."""
+        self._channel.send(engine_pb2.ToEngine(verify=engine_pb2.Verify(command_id=command.number)))
+
+    def generate(self, message: engine_pb2.Generate) -> None:
+        self._channel.send(engine_pb2.ToEngine(generate=message))
+
+    def abort(self, request_id: str) -> None:
+        self._channel.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=request_id)))
+
+    async def stop(self, grace_s: float = 3.0) -> None:
+        """Asks the process to end and kills it when it does not."""
+        self._channel.send(engine_pb2.ToEngine(shutdown=engine_pb2.Shutdown()))
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.process.wait()
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+        await self.dead.wait()
+
+    def kill(self) -> None:
+        try:
+            self.process.kill()
+        except ProcessLookupError:
+            pass
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._channel.recv()) is not None:
+                self._take(message)
+        finally:
+            self._ended()
+        status = await self.process.wait()
+        _log.info("engine ended", engine=self.pid, status=status)
+
+    def _take(self, message: engine_pb2.FromEngine) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "tokens":
+            if self.listener is not None:
+                self.listener.on_tokens(self, list(message.tokens.chunks))
+        elif kind == "stats":
+            self.stats = message.stats
+            if self.listener is not None:
+                self.listener.on_stats(self, message.stats)
+        elif kind == "parked":
+            if self.listener is not None:
+                self.listener.on_parked(self, message.parked.request_id)
+        elif kind == "hello":
+            if not self._hello.done():
+                self._hello.set_result(message.hello)
+        elif kind == "progressed":
+            if command := self._commands.get(message.progressed.command_id):
+                command.progressed(message.progressed.progress)
+        elif kind == "weights_mapped":
+            if command := self._commands.get(message.weights_mapped.command_id):
+                command.weights_mapped(message.weights_mapped)
+        elif kind == "done":
+            if command := self._commands.pop(message.done.command_id, None):
+                command.succeed(message.done.measured)
+        elif kind == "failed":
+            if command := self._commands.pop(message.failed.command_id, None):
+                command.fail(CommandFailed(message.failed.reason, message.failed.model_at_fault))
+        else:
+            raise RuntimeError(f"an engine said {kind!r}, which this gpu_scheduler does not know")
+
+    def _ended(self) -> None:
+        if self.dead.is_set():
+            return
+        self.dead.set()
+        # A process that closed its socket is of no use any more, whether or not it still runs.
+        self.kill()
+        self._channel.close()
+        error = EngineDied(f"engine {self.pid} died")
+        if not self._hello.done():
+            self._hello.set_exception(error)
+        commands, self._commands = self._commands, {}
+        for command in commands.values():
+            command.fail(error)
+        if self.listener is not None:
+            self.listener.on_death(self)

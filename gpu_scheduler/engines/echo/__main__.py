@@ -1,0 +1,28 @@
+"""`python -m gpu_scheduler.engines.echo --channel-fd N`: started by a gpu_scheduler, never by hand."""
+
+from __future__ import annotations
+
+import argparse
+
+from gpu_scheduler.engines.echo.engine import EchoEngine
+from gpu_scheduler.engines.turn import Turn
+from protos import engine_pb2
+from services import log
+from services.framing import BlockingChannel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--channel-fd", type=int, required=True, help="our end of the socket to the gpu_scheduler")
+    parser.add_argument("--turn-fd", type=int, help="shared memory of the prefill turn")
+    parser.add_argument("--turn-index", type=int, default=0, help="this engine's number on the turn word")
+    parser.add_argument("--log-level", default="warning")
+    arguments = parser.parse_args()
+    log.configure("echo-engine", arguments.log_level)
+    turn = None if arguments.turn_fd is None else Turn(arguments.turn_fd)
+    channel = BlockingChannel(arguments.channel_fd, engine_pb2.ToEngine)
+    EchoEngine(channel, turn, arguments.turn_index).run()
+
+
+if __name__ == "__main__":
+    main()

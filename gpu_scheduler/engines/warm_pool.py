@@ -1,0 +1,132 @@
+"""Engines that have done their imports and wait for a model (paper, section 6: engine pool).
+
+A taken engine is replaced in the background, so that the next activation finds one too. An engine whose model left comes back and takes
+another model, in the same process. `limit` bounds engine processes of the group, taken ones included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
+from services import log, tasks
+from services.errors import Refused, TimedOut
+
+_log = log.get(__name__)
+_MOST_START_FAILURES = 3
+
+
+class WarmPool:
+    """Warm engines of one kind."""
+
+    def __init__(self, spawn: Spawn, *, warm: int, limit: int, turn_fd: int | None = None, first_index: int = 1) -> None:
+        """Keeps `warm` idle engines while fewer than `limit` processes exist."""
+        self.spawn = spawn
+        self.warm = warm
+        self.limit = limit
+        self._turn_fd = turn_fd
+        self._first_index = first_index
+        self._idle: list[Engine] = []
+        self._taken: set[Engine] = set()
+        self._starting: set[int] = set()
+        """Indices of engines on the way."""
+        self._failures = 0
+        self._last_failure = ""
+        self._changed = asyncio.Condition()
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"WarmPool({self.spawn.kind}: {len(self._idle)} warm, {len(self._starting)} starting, {len(self._taken)} taken)"
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def engines(self) -> list[Engine]:
+        return [*self._idle, *self._taken]
+
+    def fill(self) -> None:
+        """Starts as many engines as are missing."""
+        while (
+            not self._closed
+            and len(self._idle) + len(self._starting) < self.warm
+            and len(self._idle) + len(self._starting) + len(self._taken) < self.limit
+        ):
+            self._start()
+
+    def _start(self) -> None:
+        used = {engine.index for engine in self.engines} | self._starting
+        index = next(i for i in range(self._first_index, self._first_index + 10_000) if i not in used)
+        self._starting.add(index)
+        tasks.spawn(self._start_one(index), f"start {self.spawn.kind} engine {index}")
+
+    async def _start_one(self, index: int) -> None:
+        engine = None
+        try:
+            engine = await Engine.start(self.spawn, index, self._turn_fd)
+            hello = await engine.hello(self.spawn.start_timeout_s)
+            self._failures = 0
+            _log.info("engine warm", engine=engine.pid, kind=hello.engine, version=hello.version)
+        except (EngineDied, TimedOut) as error:
+            self._failures += 1
+            self._last_failure = str(error)
+            _log.warning("engine did not start", kind=self.spawn.kind, why=str(error), failures=self._failures)
+            if engine is not None:
+                engine.kill()
+                engine = None
+        finally:
+            self._starting.discard(index)
+        async with self._changed:
+            if engine is not None:
+                if self._closed or not engine.alive:
+                    engine.kill()
+                else:
+                    self._idle.append(engine)
+            self._changed.notify_all()
+        if self._failures < _MOST_START_FAILURES:
+            self.fill()
+
+    async def take(self, timeout_s: float) -> Engine:
+        """A warm engine, now the caller's; started if there is none. Raises Refused when the limit is reached, TimedOut, and
+        EngineDied when engines do not start."""
+        self._failures = 0
+        try:
+            async with asyncio.timeout(timeout_s), self._changed:
+                while True:
+                    self._idle = [e for e in self._idle if e.alive]
+                    if self._idle:
+                        engine = self._idle.pop(0)
+                        self._taken.add(engine)
+                        break
+                    if self._failures >= _MOST_START_FAILURES:
+                        raise EngineDied(f"{self.spawn.kind} engines do not start: {self._last_failure}")
+                    if not self._starting:
+                        if len(self._taken) >= self.limit:
+                            raise Refused(f"all {self.limit} engines of this group are taken (engines.limit)")
+                        self._start()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise TimedOut(f"no warm {self.spawn.kind} engine within {timeout_s:.0f} s") from None
+        self.fill()
+        return engine
+
+    def give_back(self, engine: Engine) -> None:
+        """An engine without a model returns. One too many ends; a dead one is replaced."""
+        self._taken.discard(engine)
+        engine.listener = None
+        if engine.alive and not self._closed and len(self._idle) < self.warm:
+            self._idle.append(engine)
+            tasks.spawn(self._notify(), "pool changed")
+        elif engine.alive:
+            tasks.spawn(engine.stop(), f"stop engine {engine.pid}")
+        self.fill()
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Ends every engine, taken ones too."""
+        self._closed = True
+        await asyncio.gather(*(engine.stop() for engine in self.engines))

@@ -1,0 +1,58 @@
+"""What a group knows of its device's memory, from balloond's stream, in the terms of admission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpu_scheduler.policy.admission import Memory, ModelMemory
+from protos import balloond_pb2
+
+UNBOUNDED = 1 << 60
+
+
+class DeviceMemory:
+    """The newest state of one device. Until balloond was heard, or without one, memory binds nobody."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.state = balloond_pb2.DeviceState(device=device)
+        self.known = False
+        self.away = ""
+        """Not empty while balloond is away: what is known is old."""
+
+    def update(self, state: balloond_pb2.DeviceState) -> None:
+        self.state, self.known, self.away = state, True, ""
+
+    def lost(self, why: str) -> None:
+        self.away = why
+
+    def lease(self, model: str) -> balloond_pb2.LeaseState | None:
+        return next((lease for lease in self.state.leases if lease.model == model), None)
+
+    def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> Memory:
+        """For models with these envelopes. `committed`: bytes that each one's started requests were admitted with.
+
+        What models hold and nobody runs on (reserves, cached prefixes) counts as free: balloond takes it back, from whoever
+        has it, before a growth is refused.
+        """
+        if not self.known:
+            unbounded = {m: ModelMemory(UNBOUNDED, 0, page_bytes=b, devices=()) for m, b in kv_bytes_per_token.items()}
+            return Memory(unbounded)
+        limits = {booking.model: booking.limit_bytes for booking in self.state.bookings}
+        floors = {booking.model: booking.floor_bytes for booking in self.state.bookings}
+        free = self.state.free_bytes
+        models = {}
+        for lease in self.state.leases:
+            idle = lease.kv_reserve_bytes + lease.kv_cached_bytes
+            free += max(0, min(idle, lease.kv_bytes - floors.get(lease.model, 0)))
+        for model, page_bytes in kv_bytes_per_token.items():
+            lease = self.lease(model)
+            used = lease.kv_used_bytes if lease is not None else 0
+            models[model] = ModelMemory(
+                limit=limits.get(model, self.state.capacity_bytes),
+                held=used,
+                growth=max(0, committed.get(model, 0) - used),
+                page_bytes=page_bytes,
+                devices=(self.device,),
+            )
+        return Memory(models, {self.device: free})

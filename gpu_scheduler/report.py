@@ -1,0 +1,76 @@
+"""The group's state as placement and operators see it, built from the parts that own it."""
+
+from __future__ import annotations
+
+from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.residents import Resident, Residents
+from protos import gpu_scheduler_pb2
+
+
+class Report:
+    """Builds GroupState."""
+
+    def __init__(
+        self,
+        config: GpuSchedulerConfig,
+        residents: Residents,
+        dispatcher: Dispatcher,
+        memory: DeviceMemory,
+        pools: dict[str, WarmPool],
+    ) -> None:
+        self._config = config
+        self._residents = residents
+        self._dispatcher = dispatcher
+        self._memory = memory
+        self._pools = pools
+        self._revision = 0
+
+    def build(self) -> gpu_scheduler_pb2.GroupState:
+        self._revision += 1
+        return gpu_scheduler_pb2.GroupState(
+            group=self._config.group,
+            address=self._config.address or self._config.listen,
+            revision=self._revision,
+            devices=self._config.devices,
+            residents=[self._resident(resident) for resident in self._residents],
+            memory=[self._memory.state] if self._memory.known else [],
+            warm_engines=sum(pool.idle for pool in self._pools.values()),
+            free_bytes=self._memory.state.free_bytes,
+            balloond_error=self._memory.away,
+        )
+
+    def _resident(self, resident: Resident) -> gpu_scheduler_pb2.Resident:
+        name = resident.spec.name
+        waiting, running, late = self._dispatcher.count(name)
+        counters = self._dispatcher.counters[name]
+        booking = next((b for b in self._memory.state.bookings if b.model == name), None)
+        return gpu_scheduler_pb2.Resident(
+            model=name,
+            residency=resident.residency,
+            reason=resident.reason,
+            waiting=waiting,
+            running=running,
+            late=late,
+            weights_bytes=resident.measured.weights_bytes,
+            kv_bytes_per_token=resident.measured.kv_bytes_per_token,
+            private_bytes=resident.measured.private_bytes,
+            kv_held_bytes=resident.stats.kv_held_bytes,
+            kv_used_bytes=resident.stats.kv_used_bytes,
+            kv_cached_bytes=resident.stats.kv_cached_bytes,
+            kv_limit_bytes=booking.limit_bytes if booking is not None else 0,
+            idle_s=self._dispatcher.idle_s(name),
+            prefill_tokens=resident.total("prefill_tokens"),
+            decode_tokens=resident.total("decode_tokens"),
+            prefill_tokens_per_s=resident.measured.prefill_tokens_per_s,
+            wake_s=resident.wake_s,
+            ttft_met=counters.ttft_met,
+            ttft_missed=counters.ttft_missed,
+            tpot_target_ms=counters.tpot_ms or resident.spec.default_slo.tpot_ms,
+            retractions=resident.total("retractions"),
+            evicted_tokens=resident.total("evicted_tokens"),
+            hibernations=resident.total("hibernations"),
+            engine_pid=resident.engine.pid if resident.engine is not None else 0,
+        )

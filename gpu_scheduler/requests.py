@@ -1,0 +1,95 @@
+"""A request as its gpu_scheduler holds it, from the gateway's Submit to its last chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from gpu_scheduler.engines.base import Engine
+from gpu_scheduler.policy.slack import Waiting
+from gpu_scheduler.streams import GatewayStream
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`id` is ours (unique for the life of the process), `gateway_id` the gateway's."""
+
+    id: str
+    gateway_id: str
+    stream: GatewayStream
+    model: str
+    token_ids: list[int]
+    sampling: common_pb2.Sampling
+    arrival: float
+    deadline: float
+    expires: float
+    drop_late: bool
+    tpot_ms: int
+    resumed_tokens: int
+    engine: Engine | None = None
+    dispatched_at: float = 0.0
+    first_token_at: float = 0.0
+    emitted: list[int] = field(default_factory=list)
+    kv_bytes: int = 0
+    """What it was admitted with: its prompt and the forecast of its decode."""
+
+    @classmethod
+    def of(cls, submit: gpu_scheduler_pb2.Submit, number: int, stream: GatewayStream, now: float) -> Request:
+        ttft_s = submit.slo.ttft_ms / 1e3
+        left_s = submit.ttft_left_ms / 1e3
+        timed = submit.has_target and submit.resumed_tokens == 0
+        return cls(
+            id=f"{stream.number}/{number}",
+            gateway_id=submit.request_id,
+            stream=stream,
+            model=submit.model,
+            token_ids=list(submit.token_ids),
+            sampling=submit.sampling,
+            # It entered the system when its target began to run, at its gateway.
+            arrival=now - max(0.0, ttft_s - left_s) if timed else now,
+            # A resumed stream has shown its first token: what is left to meet is its client's patience, so it goes first.
+            deadline=now + left_s if timed else (now if submit.has_target else inf),
+            expires=now + submit.time_out_left_ms / 1e3 if submit.time_out_left_ms > 0 else inf,
+            drop_late=submit.slo.drop_late and submit.resumed_tokens == 0,
+            tpot_ms=submit.slo.tpot_ms,
+            resumed_tokens=submit.resumed_tokens,
+        )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What an engine has to prefill if it starts now: the prompt and what was generated before a retraction."""
+        return len(self.token_ids) + len(self.emitted)
+
+    @property
+    def most_new_tokens(self) -> int:
+        return max(0, self.sampling.max_new_tokens - len(self.emitted))
+
+    def waiting(self, decode_forecast: int) -> Waiting:
+        """The facts that the queue orders by."""
+        return Waiting(
+            request_id=self.id,
+            model=self.model,
+            arrival=self.arrival,
+            deadline=self.deadline,
+            prompt_tokens=self.prompt_tokens,
+            decode_tokens=min(self.most_new_tokens, decode_forecast),
+            expires=self.expires,
+            drop_late=self.drop_late,
+        )
+
+    def generate(self, priority: int) -> engine_pb2.Generate:
+        """The command for an engine; after a retraction it goes on where it was."""
+        sampling = self.sampling
+        if self.emitted:
+            sampling = common_pb2.Sampling()
+            sampling.CopyFrom(self.sampling)
+            sampling.max_new_tokens = self.most_new_tokens
+            sampling.min_new_tokens = max(0, self.sampling.min_new_tokens - len(self.emitted))
+        return engine_pb2.Generate(
+            request_id=self.id, token_ids=[*self.token_ids, *self.emitted], sampling=sampling, priority=priority
+        )
+
+    def end(self, finish: common_pb2.Finish, error: str = "") -> None:
+        """The last chunk, without tokens."""
+        self.stream.push(common_pb2.TokenChunk(request_id=self.gateway_id, finish=finish, error=error))

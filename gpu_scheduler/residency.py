@@ -1,0 +1,215 @@
+"""Changes of residency: one at a time for each model, joined by whoever asks for the same, followed by any number of callers.
+
+Up is `activation`. Down: nothing new starts, what runs may finish for a while, the rest is handed back; then the engine lets go of
+the device's memory (HIBERNATING) or of the model (COLD, ON_DISK).
+An engine that died is replaced here: its model is brought up again at once, because somebody was using it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+from gpu_scheduler.activation import Activation, at_fault, worth_another_try
+from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines.base import Engine
+from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.residents import Change, Resident, Residents
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import Conflict, PrismError, TimedOut, Unmet
+from services.watch import Watched
+
+_log = log.get(__name__)
+_TRIES = 2
+"""Of an activation whose engine died under it."""
+_DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
+_MOST_DEATHS = 3
+"""Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
+
+
+class Residency:
+    """Carries out SetResidency for a group."""
+
+    def __init__(
+        self,
+        config: GpuSchedulerConfig,
+        residents: Residents,
+        dispatcher: Dispatcher,
+        activation: Activation,
+        pools: dict[str, WarmPool],
+    ) -> None:
+        self._config = config
+        self._residents = residents
+        self._dispatcher = dispatcher
+        self._activation = activation
+        self._pools = pools
+
+    # --- asking for a change
+
+    def begin(self, spec: common_pb2.ModelSpec, target: common_pb2.Residency, reason: str, drain_ms: int) -> Change:
+        """Starts a change or joins the one under way. Raises Conflict when that has another target, Unmet for an impossible one."""
+        if target != common_pb2.ACTIVE and target not in _DOWN:
+            raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to bring a model to")
+        resident = self._residents.get(spec.name)
+        if resident is not None and resident.change is not None:
+            if resident.change.target == target:
+                return resident.change
+            under_way = common_pb2.Residency.Name(resident.change.target)
+            raise Conflict(f"{spec.name} is on its way to {under_way}")
+        resident = self._residents.enter(spec)
+        change = Change(target, time.monotonic(), Watched(gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)))
+        resident.change = change
+        # Its route exists from now on: requests may come while it wakes.
+        if target == common_pb2.ACTIVE and resident.residency != common_pb2.ACTIVE:
+            self._residents.set(resident, common_pb2.WAKING)
+        change.task = tasks.spawn(self._carry_out(resident, change, reason, drain_ms), f"residency of {spec.name}")
+        return change
+
+    async def follow(self, change: Change) -> AsyncIterator[gpu_scheduler_pb2.ResidencyProgress]:
+        """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the last message says so)."""
+        async for message in change.progress.follow():
+            if message.ByteSize():
+                yield message
+            if change.ended:
+                break
+        if change.failure is not None and not at_fault(change.failure):
+            raise change.failure
+
+    async def _carry_out(self, resident: Resident, change: Change, reason: str, drain_ms: int) -> None:
+        _log.info(
+            "residency", model=resident.spec.name, target=common_pb2.Residency.Name(change.target), reason=reason
+        )
+        try:
+            if change.target == common_pb2.ACTIVE:
+                await self._up(resident)
+            else:
+                await self._down(resident, change.target, drain_ms)
+        except PrismError as error:
+            change.failure = error
+            _log.warning("residency not reached", model=resident.spec.name, why=str(error))
+        except Exception as error:
+            change.failure = PrismError(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            resident.change = None
+            change.ended = True
+            change.progress.set(
+                gpu_scheduler_pb2.ResidencyProgress(
+                    residency=resident.residency,
+                    reason=resident.reason,
+                    model_at_fault=change.failure is not None and at_fault(change.failure),
+                    seconds=time.monotonic() - change.began,
+                )
+            )
+
+    # --- up
+
+    async def _up(self, resident: Resident) -> None:
+        if resident.residency == common_pb2.ACTIVE and resident.engine is not None and resident.engine.alive:
+            return
+        for attempt in range(1, _TRIES + 1):
+            try:
+                await self._activation.bring_up(resident)
+                break
+            except PrismError as error:
+                if worth_another_try(error) and attempt < _TRIES:
+                    _log.warning("trying another engine", model=resident.spec.name, why=str(error))
+                    continue
+                self._could_not(resident, error)
+                raise
+        engine = resident.engine
+        assert engine is not None
+        engine.listener = self._dispatcher
+        if not engine.alive:
+            self.engine_died(engine)
+
+    def _could_not(self, resident: Resident, error: PrismError) -> None:
+        self._dispatcher.hand_back(resident.spec.name, str(error))
+        if at_fault(error):
+            self._residents.set(resident, common_pb2.ERROR, str(error))
+        elif resident.engine is None:
+            self._residents.leave(resident)
+
+    # --- down
+
+    async def _down(self, resident: Resident, target: common_pb2.Residency, drain_ms: int) -> None:
+        engine = resident.engine
+        if engine is None:
+            self._residents.leave(resident)
+            return
+        if resident.residency == common_pb2.HIBERNATING and target == common_pb2.HIBERNATING:
+            return
+        if resident.residency != common_pb2.HIBERNATING:
+            await self._drain(resident, engine, drain_ms)
+        if target == common_pb2.HIBERNATING:
+            await self._hibernate(resident, engine)
+        else:
+            await self._activation.release_engine(resident, engine)
+            await self._activation.drop_booking(resident)
+            self._residents.leave(resident)
+
+    async def _drain(self, resident: Resident, engine: Engine, drain_ms: int) -> None:
+        self._residents.set(resident, common_pb2.DRAINING)
+        self._dispatcher.hand_back(resident.spec.name)
+        command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=drain_ms)))
+        await self._within(command.done(), drain_ms / 1e3)
+
+    async def _hibernate(self, resident: Resident, engine: Engine) -> None:
+        if resident.saving is not None:
+            await asyncio.wait([resident.saving])
+        if not self._activation.has_image(resident):
+            # Without an image the weights would be lost: let the engine go instead.
+            _log.warning("no image to sleep on; the engine is given back", model=resident.spec.name)
+            await self._activation.release_engine(resident, engine)
+            await self._activation.drop_booking(resident)
+            self._residents.leave(resident)
+            return
+        command = engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate()))
+        try:
+            await self._within(command.done(), 0)
+        except PrismError:
+            # It is awake and drained; only a fresh start makes it serve again.
+            await self._activation.release_engine(resident, engine)
+            await self._activation.drop_booking(resident)
+            self._residents.leave(resident)
+            raise
+        await self._activation.entitle(resident, awake=False)
+        self._residents.set(resident, common_pb2.HIBERNATING)
+
+    async def _within(self, work, extra_s: float):  # type: ignore[no-untyped-def]
+        limit_s = self._config.engines.load_timeout_s + extra_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await work
+        except TimeoutError:
+            raise TimedOut(f"the engine did not answer within {limit_s:.0f} s") from None
+
+    # --- engines that die
+
+    def engine_died(self, engine: Engine) -> None:
+        """Its requests were failed already. The model is brought up again in another engine, unless a change is under way (which
+        then fails by itself)."""
+        resident = self._residents.of_engine(engine)
+        for pool in self._pools.values():
+            pool.give_back(engine)
+        if resident is None or resident.change is not None:
+            return
+        was_awake = resident.residency == common_pb2.ACTIVE
+        resident.engine_gone()
+        resident.deaths += 1
+        _log.warning("engine died", model=resident.spec.name, engine=engine.pid, deaths=resident.deaths)
+        if not was_awake:
+            tasks.spawn(self._forget(resident), f"forget {resident.spec.name}")
+        elif resident.deaths >= _MOST_DEATHS:
+            reason = f"{resident.deaths} engines died in a row"
+            self._dispatcher.hand_back(resident.spec.name, reason)
+            self._residents.set(resident, common_pb2.ERROR, reason)
+        else:
+            self.begin(resident.spec, common_pb2.ACTIVE, "its engine died", 0)
+
+    async def _forget(self, resident: Resident) -> None:
+        await self._activation.drop_booking(resident)
+        self._residents.leave(resident)

@@ -1,0 +1,111 @@
+"""The models of a group and their residencies: who is here, in what state, and the one change that each may be in.
+
+This file keeps the record; `activation` brings models up, `retirement` brings them down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_scheduler.engines.base import Engine
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services.watch import Watched
+
+
+@dataclass(eq=False)
+class Change:
+    """A change of residency under way, followed by any number of callers."""
+
+    target: common_pb2.Residency
+    began: float
+    progress: Watched[gpu_scheduler_pb2.ResidencyProgress]
+    task: asyncio.Task[None] | None = None
+    failure: Exception | None = None
+    ended: bool = False
+
+
+@dataclass(eq=False)
+class Resident:
+    """One model on this group. It stays recorded while its engine is replaced; a model that left is forgotten."""
+
+    spec: common_pb2.ModelSpec
+    residency: common_pb2.Residency
+    reason: str = ""
+    engine: Engine | None = None
+    measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
+    manifest: bytes = b""
+    checksum: str = ""
+    lease_id: str = ""
+    change: Change | None = None
+    saving: asyncio.Task[None] | None = None
+    """The image being made after a first load."""
+    wake_s: float = 0.0
+    operator_limit: int = -1
+    deaths: int = 0
+    """Of its engines, in a row."""
+    stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
+    past: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
+    """Counters of engines that are gone; `total` adds them."""
+
+    def total(self, name: str) -> int:
+        """A counter of EngineStats over all engines that the model had here."""
+        return int(getattr(self.past, name)) + int(getattr(self.stats, name))
+
+    def engine_gone(self) -> None:
+        """Its engine died or was given back: keep what it counted."""
+        for name in ("retractions", "evicted_tokens", "hibernations", "forward_steps", "prefill_tokens", "decode_tokens"):
+            setattr(self.past, name, self.total(name))
+        self.stats = engine_pb2.EngineStats()
+        self.engine = None
+
+
+class Residents:
+    """All models of the group by name. `on_change` is called after every change of a residency."""
+
+    def __init__(self, on_change: Callable[[Resident], None]) -> None:
+        self._by_name: dict[str, Resident] = {}
+        self._on_change = on_change
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return iter(list(self._by_name.values()))
+
+    def get(self, name: str) -> Resident | None:
+        return self._by_name.get(name)
+
+    def of_engine(self, engine: Engine) -> Resident | None:
+        return next((resident for resident in self._by_name.values() if resident.engine is engine), None)
+
+    def enter(self, spec: common_pb2.ModelSpec) -> Resident:
+        """The record of a model, made if there is none; a new generation replaces the spec."""
+        resident = self._by_name.get(spec.name)
+        if resident is None:
+            resident = self._by_name[spec.name] = Resident(spec, common_pb2.COLD)
+        elif spec.generation >= resident.spec.generation:
+            resident.spec = spec
+        return resident
+
+    def leave(self, resident: Resident) -> None:
+        if self._by_name.get(resident.spec.name) is resident:
+            del self._by_name[resident.spec.name]
+            self._on_change(resident)
+
+    def set(self, resident: Resident, residency: common_pb2.Residency, reason: str = "") -> None:
+        resident.residency, resident.reason = residency, reason
+        self._on_change(resident)
+        if resident.change is not None:
+            self.tell(resident)
+
+    def tell(self, resident: Resident, progress: common_pb2.Progress | None = None) -> None:
+        """Tells those who follow the change under way."""
+        change = resident.change
+        if change is None:
+            return
+        message = gpu_scheduler_pb2.ResidencyProgress(
+            residency=resident.residency, reason=resident.reason, seconds=time.monotonic() - change.began
+        )
+        if progress is not None:
+            message.progress.CopyFrom(progress)
+        change.progress.set(message)

@@ -1,0 +1,85 @@
+"""gRPC of a gpu_scheduler: decode, await, encode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from typing import Any
+
+from balloond.client import BalloondClient
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.report import Report
+from gpu_scheduler.residency import Residency
+from gpu_scheduler.residents import Residents
+from gpu_scheduler.streams import GatewayStream
+from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
+from services import tasks
+from services.errors import NotFound, Unmet
+from services.watch import Watched
+
+NAME = "prism.gpu_scheduler.v1.GpuScheduler"
+_STATE_EVERY_S = 0.1
+_STATE_AT_LEAST_EVERY_S = 1.0
+
+
+class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
+    """See protos/gpu_scheduler.proto."""
+
+    def __init__(
+        self,
+        device: str,
+        dispatcher: Dispatcher,
+        residents: Residents,
+        residency: Residency,
+        report: Report,
+        changes: Watched[None],
+        balloond: BalloondClient | None,
+    ) -> None:
+        self._device = device
+        self._dispatcher = dispatcher
+        self._residents = residents
+        self._residency = residency
+        self._report = report
+        self._changes = changes
+        self._balloond = balloond
+        self._numbers = itertools.count(1)
+
+    async def Serve(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
+        stream = GatewayStream(next(self._numbers))
+        reading = tasks.spawn(self._read(requests, stream), f"gateway stream {stream.number}")
+        try:
+            async for message in stream.messages():
+                yield message
+        finally:
+            self._dispatcher.cancel_stream(stream)
+            await tasks.cancel(reading)
+
+    async def _read(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], stream: GatewayStream) -> None:
+        async for message in requests:
+            if message.WhichOneof("message") == "submit":
+                self._dispatcher.submit(message.submit, stream)
+            else:
+                self._dispatcher.cancel(stream, message.cancel.request_id)
+        stream.close()
+
+    async def SetResidency(self, request: gpu_scheduler_pb2.SetResidencyRequest, context: Any) -> Any:
+        change = self._residency.begin(request.model, request.target, request.reason, request.drain_ms)
+        async for message in self._residency.follow(change):
+            yield message
+
+    async def SetLimit(self, request: gpu_scheduler_pb2.SetLimitRequest, context: Any) -> balloond_pb2.SetLimitResponse:
+        resident = self._residents.get(request.model)
+        if resident is None:
+            raise NotFound(f"{request.model} is not on this group")
+        if self._balloond is None:
+            raise Unmet("this group has no balloond")
+        answer = await self._balloond.set_limit(self._device, request.model, request.bytes)
+        resident.operator_limit = request.bytes
+        return answer
+
+    async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
+        async for _ in self._changes.follow(_STATE_EVERY_S, _STATE_AT_LEAST_EVERY_S):
+            yield self._report.build()
+
+    async def Inspect(self, request: gpu_scheduler_pb2.InspectRequest, context: Any) -> gpu_scheduler_pb2.QueueState:
+        return self._dispatcher.queue_state()

@@ -1,0 +1,72 @@
+"""Placement as other services and operators see it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import TypeVar
+
+import grpc
+
+from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from services import rpc
+from services.status import from_rpc
+from services.watch import follow_stream
+
+T = TypeVar("T")
+
+
+class PlacementClient:
+    """Errors are services.errors."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = rpc.channel(address)
+        self._stub = placement_pb2_grpc.PlacementStub(self._channel)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def watch_routes(self) -> AsyncIterator[placement_pb2.Routes | None]:
+        """All routes on every change, for ever; None each time placement was lost."""
+        return follow_stream(lambda: self._stub.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")
+
+    async def routes(self) -> placement_pb2.Routes:
+        """All routes now."""
+        call = self._stub.WatchRoutes(placement_pb2.WatchRoutesRequest())
+        try:
+            routes: placement_pb2.Routes = await self._ask(call.read())
+            return routes
+        finally:
+            call.cancel()
+
+    async def activate(self, model: str, ttft_left_ms: int = 0) -> placement_pb2.Place:
+        request = placement_pb2.ActivateRequest(model=model, ttft_left_ms=ttft_left_ms)
+        return (await self._ask(self._stub.Activate(request))).place
+
+    async def explain(self, model: str = "", limit: int = 0) -> list[placement_pb2.Decision]:
+        answer = await self._ask(self._stub.Explain(placement_pb2.ExplainRequest(model=model, limit=limit)))
+        return list(answer.decisions)
+
+    async def add_model(self, request: placement_pb2.AddModelRequest) -> common_pb2.ModelSpec:
+        return (await self._ask(self._stub.AddModel(request))).model
+
+    async def remove_model(self, name: str) -> None:
+        await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name)))
+
+    async def evict(self, model: str, target: common_pb2.Residency) -> None:
+        await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))
+
+    async def migrate(self, model: str, to_group: str) -> float:
+        """Seconds it took."""
+        answer = await self._ask(self._stub.Migrate(placement_pb2.MigrateRequest(model=model, to_group=to_group)))
+        return float(answer.seconds)
+
+    async def cluster(self) -> placement_pb2.Cluster:
+        cluster: placement_pb2.Cluster = await self._ask(self._stub.GetCluster(placement_pb2.GetClusterRequest()))
+        return cluster
+
+    @staticmethod
+    async def _ask(call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
