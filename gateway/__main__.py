@@ -1,0 +1,59 @@
+"""Starts a gateway: the wiring list."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway import app, tokenizer
+from gateway.activation import Activations
+from gateway.config import GatewayConfig
+from gateway.groups import GroupLinks
+from gateway.inference import InferenceServicer
+from gateway.relay import Patience, Relay
+from gateway.routes import Route, RouteTable
+from gateway.server import HttpServer
+from gateway.serving import Serving
+from gateway.tokenizer import Tokenizers
+from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
+from services import rpc
+from services.service import Service, read_arguments, run
+from services.watch import follow_stream
+
+
+async def build(service: Service) -> None:
+    config = service.config
+    assert isinstance(config, GatewayConfig)
+    placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
+    routes = RouteTable()
+    links = GroupLinks()
+    tokenizers = Tokenizers(
+        threads=config.tokenizer_threads, kept=config.tokenizers_kept, inline_characters=config.inline_characters
+    )
+    patience = Patience(park_s=config.park_time_out_s, total_s=config.request_time_out_s, strikes=config.replay_limit)
+    activations = Activations(placement, time_out_s=config.activate_time_out_s)
+    relay = Relay(routes, links, activations, patience)
+    serving = Serving(routes, tokenizers, relay, most_in_flight=config.most_in_flight)
+    server = HttpServer(app.build(serving, most_body_bytes=config.most_body_bytes), config.http)
+
+    def keep_ready(table: Mapping[str, Route]) -> None:
+        links.keep(place.address for route in table.values() for place in route.places)
+        tokenizers.prefetch((route.model.path, route.model.generation) for route in table.values() if route.places)
+
+    routes.on_change(keep_ready)
+    service.spawn(
+        routes.follow(follow_stream(lambda: placement.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")),
+        "follow routes",
+    )
+    service.add(
+        gateway_pb2_grpc.add_InferenceServicer_to_server, InferenceServicer(serving), "prism.gateway.v1.Inference"
+    )
+    service.on_stop(links.close)
+    service.on_stop(server.stop)
+    service.on_drain(serving.idle)
+    await server.start()
+    await service.ready()
+
+
+if __name__ == "__main__":
+    tokenizer.without_torch()
+    run(read_arguments(GatewayConfig, "The Prism gateway: HTTP and gRPC inference."), build)

@@ -1,0 +1,100 @@
+"""One answer while it arrives: tokens to text, stop strings, counts, log-probabilities. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.detokenizer import detokenizer
+from gateway.stops import StopMatcher
+from gateway.tokenizer import Tokenizer
+from protos import common_pb2
+
+_REASONS = {common_pb2.STOP: "stop", common_pb2.LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token with its log-probability and the best ones in its place."""
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+    offset: int
+    """Characters of the answer before it."""
+
+
+class Answer:
+    """Fed with a request's chunks across however many attempts; they are one row of tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, *, stops: Sequence[str] = (), show_special: bool = False) -> None:
+        self._detokenizer = detokenizer(tokenizer, show_special=show_special)
+        self._stops = StopMatcher(stops) if stops else None
+        self._scored: list[Scored] = []
+        self._decoded = 0  # characters, those that the stop matcher holds included
+        self._given = 0
+        self.tokens = 0
+        """Output tokens, those of a matched stop string included."""
+        self.latest: Sequence[int] = ()
+        """The tokens of the last push, as far as they count."""
+        self.cached_tokens = 0
+        self.finish_reason: str | None = None
+        """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on."""
+
+    def push(self, chunk: common_pb2.TokenChunk) -> str:
+        """The text that may be given out now. Once there is a `finish_reason` nothing more may be pushed."""
+        self.cached_tokens = self.cached_tokens or chunk.cached_tokens
+        ids, finish = chunk.token_ids, chunk.finish
+        if self._stops is None and not chunk.logprobs:
+            self.latest = ids
+            text = self._detokenizer.push(ids)
+            self._decoded += len(text)
+        else:
+            text = self._push_singly(chunk)
+        self.tokens += len(self.latest)
+        if finish and self.finish_reason is None:
+            self.finish_reason = _REASONS.get(finish, "stop")
+            text += self._end()
+        self._given += len(text)
+        return text
+
+    def _push_singly(self, chunk: common_pb2.TokenChunk) -> str:
+        """Token by token: a stop string in the middle of a chunk ends the answer there, and each token has an
+        offset."""
+        told: list[str] = []
+        self.latest = taken = []
+        for index, token in enumerate(chunk.token_ids):
+            if chunk.logprobs:
+                scores = chunk.logprobs[index]
+                top = [(best.token_id, best.logprob) for best in scores.top]
+                self._scored.append(Scored(token, scores.logprob, top, self._decoded))
+            taken.append(token)
+            text = self._detokenizer.push((token,))
+            self._decoded += len(text)
+            if self._stop_in(text, told):
+                break
+        return "".join(told)
+
+    def _stop_in(self, text: str, told: list[str]) -> bool:
+        """Passes `text` on to `told` as far as the stop strings let it; whether one of them ended the answer."""
+        if self._stops is None:
+            told.append(text)
+            return False
+        text, stopped = self._stops.push(text)
+        told.append(text)
+        if stopped:
+            self.finish_reason = "stop"
+            end = self._given + sum(map(len, told))
+            self._scored = [scored for scored in self._scored if scored.offset < end]
+        return stopped
+
+    def _end(self) -> str:
+        told: list[str] = []
+        if not self._stop_in(self._detokenizer.finish(), told) and self._stops is not None:
+            told.append(self._stops.finish())
+        return "".join(told)
+
+    def take_scored(self) -> list[Scored]:
+        """The tokens scored since the last call."""
+        scored, self._scored = self._scored, []
+        return scored

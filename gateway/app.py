@@ -1,0 +1,139 @@
+"""The HTTP application: which path is what, and what every unexpected path, method or fault answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import orjson
+import prometheus_client
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway import errors, http, openai
+from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
+from gateway.errors import BadField
+from gateway.openai import DetokenizeRequest, TokenizeRequest
+from gateway.request import Prompt
+from gateway.routes import Route as ModelRoute
+from gateway.serving import Serving
+from protos import common_pb2
+from services.errors import PrismError
+
+
+def build(serving: Serving, *, most_body_bytes: int) -> Starlette:
+    """The application over `serving`."""
+    other = Endpoints(serving, most_body_bytes)
+    generate = [
+        Route(form.path, GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes), methods=["POST"])
+        for form in (ChatForm(), CompletionForm())
+    ]
+    return Starlette(
+        routes=[
+            *generate,
+            Route("/v1/models", other.models),
+            Route("/v1/models/{model:path}", other.model),
+            Route("/health", other.health),
+            Route("/metrics", other.metrics),
+            Route("/tokenize", other.tokenize, methods=["POST"]),
+            Route("/detokenize", other.detokenize, methods=["POST"]),
+        ],
+        exception_handlers={HTTPException: _http_error, PrismError: _prism_error, 500: _fault},
+    )
+
+
+class Endpoints:
+    """All that does not generate."""
+
+    def __init__(self, serving: Serving, most_body_bytes: int) -> None:
+        self._serving = serving
+        self._most_body_bytes = most_body_bytes
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card(route) for route in self._serving.routes.all()]})
+
+    async def model(self, request: Request) -> Response:
+        return _json(self._card(self._serving.routes.get(request.path_params["model"])))
+
+    def _card(self, route: ModelRoute) -> dict[str, Any]:
+        model = route.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "prism",
+            "max_model_len": model.context_tokens,
+            "architecture": model.architecture,
+            "residency": common_pb2.Residency.Name(route.residency).lower(),
+            "groups": [place.group for place in route.places],
+            "error": route.error or None,
+            "pinned": model.pinned,
+            "weights_bytes": model.weights_bytes,
+            "kv_bytes_per_token": model.kv_bytes_per_token,
+            "measured_weights_bytes": route.measured_weights_bytes or None,
+            "measured_private_bytes": route.measured_private_bytes or None,
+        }
+
+    async def health(self, request: Request) -> Response:
+        routes = self._serving.routes
+        if not routes.known:
+            return _json({"status": "waiting for placement"}, 503)
+        return _json({"status": "ok", "placement": "ok" if routes.fresh else "away", "models": len(routes.all())})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = openai.parse(TokenizeRequest, await self._body(request))
+        if (asked.prompt is None) == (asked.messages is None):
+            raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
+        route = self._serving.routes.get(asked.model)
+        tokenizer = await self._serving.tokenizer(route)
+        if asked.messages is not None:
+            prompt, field = Prompt(messages=[message.model_dump() for message in asked.messages]), "messages"
+        else:
+            prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
+        ids = await self._serving.encode(tokenizer, prompt, field)
+        return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = openai.parse(DetokenizeRequest, await self._body(request))
+        return _json({"prompt": await self._serving.text(self._serving.routes.get(asked.model), asked.tokens)})
+
+    async def _body(self, request: Request) -> bytes:
+        return await http.read_body(request.receive, self._most_body_bytes)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def _prism_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PrismError)
+    looks = errors.shape(error)
+    response = _json(errors.body(error), looks.status)
+    if looks.retry_after_s is not None:
+        response.headers["retry-after"] = str(looks.retry_after_s)
+    return response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """No such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    message, code = {
+        404: (f"Unknown request URL: {asked}.", "unknown_url"),
+        405: (f"Not allowed: {asked}.", "method_not_allowed"),
+    }.get(error.status_code, (error.detail, None))
+    response = _json(errors.envelope(message, "invalid_request_error", code), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """A fault of ours; the server logs it with its trace."""
+    return _json(errors.envelope("Internal error.", "server_error", None), 500)

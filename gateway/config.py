@@ -1,0 +1,43 @@
+"""Configuration of a gateway."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from services.config import Config
+
+
+class GatewayConfig(Config):
+    """`listen` is the gRPC address of the inference API, `metrics` a second place for what /metrics serves anyway."""
+
+    http: str
+    """Address of the HTTP API, "host:port"; port 0: any that is free."""
+    placement: str
+    """gRPC address of placement."""
+    most_in_flight: int = Field(1024, ge=1)
+    """Answers being made or waited for at once (a request with n = 4 is four); more get 429."""
+    park_time_out_s: float = Field(60.0, gt=0)
+    """How long a request waits for a model to come up before it gets 503, and a stream for another place when its own
+    failed. Longer than a start from disk takes."""
+    request_time_out_s: float = Field(600.0, ge=0)
+    """From arrival to the last token; 0: no bound."""
+    replay_limit: int = Field(4, ge=0)
+    """How many times in a row a request is taken up elsewhere after failing without a token. A request that kills what
+    it runs on must not go around the whole cluster; one that was only near a fault gets its tokens in between."""
+    activate_time_out_s: float = Field(10.0, gt=0)
+    """For one call to placement, which answers as soon as it has chosen."""
+    tokenizer_threads: int = Field(2, ge=1)
+    tokenizers_kept: int = Field(64, ge=1)
+    """How many models' tokenizers stay in memory; a large one takes about 100 MiB."""
+    inline_characters: int = Field(4096, ge=0)
+    """A prompt up to this length is tokenized in the loop: about a millisecond, and less than handing it to a
+    thread and back costs under load."""
+    most_body_bytes: int = Field(32 << 20, ge=1024)
+
+    @field_validator("http")
+    @classmethod
+    def _has_port(cls, value: str) -> str:
+        host, _, port = value.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise ValueError(f'"{value}" is not "host:port"')
+        return value

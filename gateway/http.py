@@ -1,0 +1,122 @@
+"""The parts of HTTP that every endpoint needs: bodies, headers, clients that go away, errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import TracebackType
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway import errors
+from gateway.errors import BadField
+from protos import common_pb2
+from services import tasks
+from services.errors import PrismError
+
+JSON = b"application/json"
+_LONGEST_ID = 128
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had asked for anything."""
+
+
+async def read_body(receive: Receive, most_bytes: int) -> bytes:
+    """The whole body. Raises BadField when it is longer than `most_bytes`, ClientGone."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            raise ClientGone
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most_bytes:
+            raise BadField(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def request_id(headers: Headers) -> str:
+    """The client's own, if it can be echoed, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def slo(headers: Headers) -> common_pb2.Slo:
+    """The targets in the headers. Raises BadField that names the header."""
+    drop = headers.get("x-slo-drop", "")
+    if drop not in ("", "late"):
+        raise BadField(f"'x-slo-drop' is '{drop}': only 'late' has a meaning.", "x-slo-drop")
+    return common_pb2.Slo(
+        ttft_ms=_milliseconds(headers, "x-slo-ttft-ms"),
+        tpot_ms=_milliseconds(headers, "x-slo-tpot-ms"),
+        drop_late=drop == "late",
+    )
+
+
+def _milliseconds(headers: Headers, name: str) -> int:
+    given = headers.get(name)
+    if given is None:
+        return 0
+    if not (given.isascii() and given.isdigit() and 0 < int(given[:12]) < 10**9):
+        raise BadField(f"'{name}' is '{given}': it must be a whole number of milliseconds above 0.", name)
+    return int(given)
+
+
+class WhileConnected:
+    """A block that is cancelled when the client goes away; afterwards `gone` says whether it did, and the block's
+    cancellation has been absorbed. Enter it after the body was read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.gone = False
+
+    async def __aenter__(self) -> WhileConnected:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = tasks.spawn(self._watch(), "watch a client")
+        return self
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._watcher.cancel()
+        if not self.gone:
+            return False
+        absorbed = self._task.uncancel() == 0
+        return absorbed and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None, kind: bytes = JSON
+) -> None:
+    """A whole response."""
+    fields = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *(headers or ())]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_error(send: Send, error: PrismError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    looks = errors.shape(error)
+    fields = list(headers or ())
+    if looks.retry_after_s is not None:
+        fields.append((b"retry-after", b"%d" % looks.retry_after_s))
+    await respond(send, looks.status, errors.encode(error), fields)
+
+
+def headers_of(scope: Scope) -> Headers:
+    return Headers(scope=scope)
+
+
+def echo_id(name: str) -> list[tuple[bytes, bytes]]:
+    return [(b"x-request-id", name.encode())]

@@ -1,0 +1,107 @@
+"""The gRPC API: the same serving without JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+
+import grpc
+
+from gateway.errors import BadField
+from gateway.openai import MOST_STOPS, MOST_TOP_LOGPROBS
+from gateway.request import Prompt, Request
+from gateway.serving import Serving
+from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+
+_LONGEST_ID = 128
+_FINISH = {"stop": common_pb2.STOP, "length": common_pb2.LENGTH}
+
+
+class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
+    """Domain errors raised here become statuses in the server."""
+
+    def __init__(self, serving: Serving) -> None:
+        self._serving = serving
+
+    async def Generate(
+        self, message: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        request = decode(message, asyncio.get_running_loop().time())
+        with await self._serving.begin(request) as served:
+            choice = served.choices[0]
+            while choice.finish_reason is None:
+                text = await choice.next()
+                tokens = choice.answer.latest
+                if text or tokens:
+                    yield gateway_pb2.GenerateResponse(text=text, token_ids=tokens)
+            yield gateway_pb2.GenerateResponse(
+                finish=_FINISH[choice.finish_reason],
+                prompt_tokens=len(served.prompts[0]),
+                completion_tokens=choice.answer.tokens,
+                cached_tokens=choice.answer.cached_tokens,
+            )
+
+    async def ListModels(
+        self, message: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
+    ) -> gateway_pb2.ListModelsResponse:
+        return gateway_pb2.ListModelsResponse(
+            models=[
+                gateway_pb2.ListModelsResponse.Model(
+                    name=route.model.name,
+                    residency=route.residency,
+                    error=route.error,
+                    context_tokens=route.model.context_tokens,
+                    weights_bytes=route.measured_weights_bytes or route.model.weights_bytes,
+                )
+                for route in self._serving.routes.all()
+            ]
+        )
+
+
+def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
+    """Raises BadField that names what is wrong."""
+    kind = message.WhichOneof("prompt")
+    if kind is None:
+        raise BadField("One of 'text', 'tokens' and 'chat' must be given.", "prompt", "missing_required_parameter")
+    _check(message)
+    if kind == "chat":
+        prompt = Prompt(messages=[{"role": one.role, "content": one.content} for one in message.chat.messages])
+    else:
+        prompt = Prompt(text=message.text) if kind == "text" else Prompt(tokens=list(message.tokens.ids))
+    return Request(
+        request_id=message.request_id[:_LONGEST_ID] or uuid.uuid4().hex,
+        model=message.model,
+        arrival_s=arrival_s,
+        prompts=[prompt],
+        sampling=message.sampling,
+        limit_given=message.sampling.max_new_tokens > 0,
+        slo=message.slo,
+        prompt_field={"text": "text", "tokens": "tokens.ids", "chat": "chat.messages"}[kind],
+        limit_field="sampling.max_new_tokens",
+        stops=tuple(message.stop),
+    )
+
+
+def _check(message: gateway_pb2.GenerateRequest) -> None:
+    sampling, slo = message.sampling, message.slo
+    bounds = {
+        "sampling.max_new_tokens": (sampling.max_new_tokens, 0, 1 << 62),
+        "sampling.temperature": (sampling.temperature, 0, 2),
+        "sampling.top_p": (sampling.top_p, 0, 1),
+        "sampling.top_k": (sampling.top_k, 0, 1 << 31),
+        "sampling.frequency_penalty": (sampling.frequency_penalty, -2, 2),
+        "sampling.presence_penalty": (sampling.presence_penalty, -2, 2),
+        "sampling.repetition_penalty": (sampling.repetition_penalty, 0, 2),
+        "sampling.min_new_tokens": (sampling.min_new_tokens, 0, 1 << 62),
+        "sampling.top_logprobs": (sampling.top_logprobs, 0, MOST_TOP_LOGPROBS),
+        "slo.ttft_ms": (slo.ttft_ms, 0, 10**9),
+        "slo.tpot_ms": (slo.tpot_ms, 0, 10**9),
+    }
+    for field, (value, least, most) in bounds.items():
+        if not least <= value <= most:
+            raise BadField(f"'{field}' is {value:g}: it must be from {least} to {most}.", field)
+    if len(message.stop) > MOST_STOPS or not all(message.stop):
+        raise BadField(f"At most {MOST_STOPS} stop strings, none of them empty.", "stop")
+    if any(token < 0 for token in message.tokens.ids):
+        raise BadField("Token ids cannot be negative.", "tokens.ids")

@@ -1,0 +1,19 @@
+"""What the gateway counts. "Time to first token" is from the arrival of the request to handing its first token to the
+client's connection."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+_GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 5)
+
+REQUESTS = Counter("prism_gateway_requests", "Requests that ended, by how", ["model", "outcome"])
+IN_FLIGHT = Gauge("prism_gateway_in_flight_requests", "Answers being made or waited for")
+TTFT = Histogram("prism_gateway_ttft_seconds", "Time to first token", ["model"], buckets=_TTFT_BUCKETS_S)
+GAP = Histogram("prism_gateway_token_gap_seconds", "Time between chunks of tokens", ["model"], buckets=_GAP_BUCKETS_S)
+SLO = Counter("prism_gateway_slo_requests", "Requests with a target, by whether it was met", ["model", "target", "met"])
+REPLAYS = Counter("prism_gateway_replays", "Requests sent again after their place failed", ["model"])
+PROMPT_TOKENS = Counter("prism_gateway_prompt_tokens", "Tokens of prompts", ["model"])
+OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["model"])
+ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")

@@ -1,0 +1,337 @@
+"""OpenAI's requests: what a body may say, checked, and turned into the gateway's own form.
+
+A field that Prism does not know is ignored, as clients send many; one that it knows it cannot honour, and that would
+change the answer, is refused by name. Values are taken as JSON has them: "5" is not 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import pydantic
+from pydantic import Field
+
+from gateway.errors import BadField
+from gateway.request import Prompt, Request
+from protos import common_pb2
+
+MOST_CHOICES = 128
+MOST_PROMPTS = 512
+MOST_STOPS = 4
+MOST_TOP_LOGPROBS = 20
+_INT64 = 1 << 63
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise ValueError("must be a string or a list of strings")
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"at most {MOST_STOPS} strings, not {len(stops)}")
+    if not all(stops):
+        raise ValueError("a stop string cannot be empty")
+    return tuple(stops)
+
+
+def _is_token(value: Any) -> bool:
+    return type(value) is int and 0 <= value < _INT64
+
+
+def _prompts(value: Any) -> list[Prompt]:
+    """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+    if isinstance(value, str):
+        return [Prompt(text=value)]
+    if isinstance(value, list) and value:
+        if all(map(_is_token, value)):
+            return [Prompt(tokens=value)]
+        if len(value) > MOST_PROMPTS:
+            raise ValueError(f"at most {MOST_PROMPTS} prompts, not {len(value)}")
+        if all(isinstance(prompt, str) for prompt in value):
+            return [Prompt(text=prompt) for prompt in value]
+        if all(isinstance(prompt, list) and prompt and all(map(_is_token, prompt)) for prompt in value):
+            return [Prompt(tokens=prompt) for prompt in value]
+    raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
+
+
+def _content(value: Any) -> str:
+    """Text, or a list of text parts."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("must be a string or a list of text parts")
+    texts = []
+    for part in value:
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise ValueError("each part must be an object with a type")
+        if part["type"] != "text":
+            raise ValueError(f"parts of type '{part['type']}' are not supported, only 'text'")
+        if not isinstance(part.get("text"), str):
+            raise ValueError("a text part needs a string 'text'")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+class _Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="ignore", strict=True, protected_namespaces=())
+
+
+class StreamOptions(_Model):
+    include_usage: bool | None = None
+
+
+class Message(_Model):
+    model_config = pydantic.ConfigDict(extra="allow", strict=True)
+
+    role: str
+    content: Annotated[str, pydantic.PlainValidator(_content)] = ""
+
+
+def _given(value: Any) -> bool:
+    """Whether a field was set to something."""
+    return value not in (None, False, [], {}, "")
+
+
+_UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
+    # Fields that would change the answer, and when they do.
+    "tools": _given,
+    "functions": _given,
+    "tool_choice": lambda value: _given(value) and value not in ("none", "auto"),
+    "function_call": lambda value: _given(value) and value not in ("none", "auto"),
+    "response_format": lambda value: _given(value) and value != {"type": "text"},
+    "logit_bias": _given,
+    "modalities": lambda value: _given(value) and value != ["text"],
+    "audio": _given,
+    "web_search_options": _given,
+    "suffix": _given,
+    "best_of": lambda value: value not in (None, 1),
+    "use_beam_search": _given,
+    "min_p": lambda value: value not in (None, 0, 0.0),
+    "guided_json": _given,
+    "guided_regex": _given,
+    "guided_choice": _given,
+    "guided_grammar": _given,
+    "structured_outputs": _given,
+    "json_schema": _given,
+    "regex": _given,
+    "ebnf": _given,
+    "chat_template": _given,
+    "truncate_prompt_tokens": _given,
+    "include_stop_str_in_output": _given,
+    "prompt_logprobs": _given,
+    "return_tokens_as_token_ids": _given,
+}
+
+
+class _Generate(_Model):
+    """What both ways of asking for text share. Beside OpenAI's fields those that vLLM and SGLang have in common."""
+
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    model: str = Field(min_length=1)
+    n: int | None = Field(None, ge=1, le=MOST_CHOICES)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: Annotated[tuple[str, ...], pydantic.PlainValidator(_stops)] = ()
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=2)
+    top_k: int | None = Field(None, ge=-1, lt=1 << 31)
+    min_tokens: int | None = Field(None, ge=0)
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    skip_special_tokens: bool | None = None
+
+    @property
+    def streams(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def usage_asked(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def _logprobs(self) -> tuple[bool, int]:
+        """Whether log-probabilities are wanted, and of how many tokens beside the chosen one."""
+        raise NotImplementedError
+
+    def _limit(self) -> tuple[int | None, str]:
+        """The most tokens, and the field that said so."""
+        return self.max_tokens, "max_tokens"
+
+    def _check(self) -> None:
+        for name, value in (self.model_extra or {}).items():
+            changes = _UNSUPPORTED.get(name)
+            if changes is not None and changes(value):
+                raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
+        if self.stream_options is not None and not self.streams:
+            raise BadField("'stream_options' is only allowed when 'stream' is true.", "stream_options")
+        limit = self._limit()[0]
+        if limit is not None and (self.min_tokens or 0) > limit:
+            raise BadField(f"'min_tokens' is {self.min_tokens}, above the limit of {limit}.", "min_tokens")
+
+    def _sampling(self, default_limit: int) -> common_pb2.Sampling:
+        logprobs, top = self._logprobs()
+        limit = self._limit()[0]
+        sampling = common_pb2.Sampling(
+            max_new_tokens=default_limit if limit is None else limit,
+            temperature=1.0 if self.temperature is None else self.temperature,
+            top_p=self.top_p or 0.0,
+            top_k=max(self.top_k or 0, 0),
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 0.0,
+            stop_token_ids=self.stop_token_ids or (),
+            ignore_eos=bool(self.ignore_eos),
+            min_new_tokens=self.min_tokens or 0,
+            logprobs=logprobs,
+            top_logprobs=top,
+        )
+        if self.seed is not None:
+            sampling.seed = self.seed
+        return sampling
+
+
+class ChatRequest(_Generate):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def _logprobs(self) -> tuple[bool, int]:
+        return bool(self.logprobs), self.top_logprobs or 0
+
+    def _limit(self) -> tuple[int | None, str]:
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens, "max_completion_tokens"
+        return self.max_tokens, "max_tokens"
+
+    def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
+        """Raises BadField."""
+        self._check()
+        if self.top_logprobs and not self.logprobs:
+            raise BadField("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
+        for index, message in enumerate(self.messages):
+            if _given((message.model_extra or {}).get("tool_calls")):
+                field = f"messages[{index}].tool_calls"
+                raise BadField(f"'{field}' is not supported.", field, "unsupported_parameter")
+        return Request(
+            request_id=request_id,
+            model=self.model,
+            arrival_s=arrival_s,
+            prompts=[Prompt(messages=[m.model_dump() for m in self.messages], template_options=self._template())],
+            sampling=self._sampling(default_limit=0),
+            limit_given=self._limit()[0] is not None,
+            slo=slo,
+            prompt_field="messages",
+            limit_field=self._limit()[1],
+            choices=self.n or 1,
+            stops=self.stop,
+            show_special=self.skip_special_tokens is False,
+        )
+
+    def _template(self) -> dict[str, Any]:
+        options = dict(self.chat_template_kwargs or {})
+        for taken in ("tokenize", "tools", "documents", "chat_template", "return_dict", "return_tensors"):
+            if taken in options:
+                field = f"chat_template_kwargs.{taken}"
+                raise BadField(f"'{field}' is not supported.", field, "unsupported_parameter")
+        if self.continue_final_message:
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        elif self.add_generation_prompt is not None:
+            options["add_generation_prompt"] = self.add_generation_prompt
+        return options
+
+
+class CompletionRequest(_Generate):
+    """The body of /v1/completions."""
+
+    prompt: Annotated[list[Prompt], pydantic.PlainValidator(_prompts)]
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    echo: bool | None = None
+
+    def _logprobs(self) -> tuple[bool, int]:
+        return self.logprobs is not None, self.logprobs or 0
+
+    def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
+        """Raises BadField."""
+        self._check()
+        if self.echo and self.logprobs is not None:
+            raise BadField(
+                "'echo' with 'logprobs' is not supported: a prompt's log-probabilities are not kept.",
+                "echo",
+                "unsupported_parameter",
+            )
+        return Request(
+            request_id=request_id,
+            model=self.model,
+            arrival_s=arrival_s,
+            prompts=self.prompt,
+            sampling=self._sampling(default_limit=16),
+            limit_given=self._limit()[0] is not None,
+            slo=slo,
+            prompt_field="prompt",
+            choices=self.n or 1,
+            stops=self.stop,
+            show_special=self.skip_special_tokens is False,
+        )
+
+
+class TokenizeRequest(_Model):
+    """The body of /tokenize: a prompt, or messages."""
+
+    model: str = Field(min_length=1)
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    add_special_tokens: bool = True
+
+
+class DetokenizeRequest(_Model):
+    """The body of /detokenize."""
+
+    model: str = Field(min_length=1)
+    tokens: list[Annotated[int, Field(ge=0, lt=_INT64)]]
+
+
+M = TypeVar("M", bound=pydantic.BaseModel)
+_CODES = {
+    "missing": "missing_required_parameter",
+    "greater_than": "below_min_value",
+    "greater_than_equal": "below_min_value",
+    "less_than": "above_max_value",
+    "less_than_equal": "above_max_value",
+    "too_short": "array_too_short",
+    "string_too_short": "empty_string",
+    "value_error": "invalid_value",
+}
+
+
+def parse(kind: type[M], body: bytes) -> M:
+    """Checks a body. Raises BadField that names the first wrong field; a body that is not JSON has no field."""
+    try:
+        return kind.model_validate_json(body)
+    except pydantic.ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    what = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "json_invalid":
+        raise BadField(f"The body is not JSON: {what}", None, "invalid_json")
+    field = ""
+    for part in problem["loc"]:
+        field += f"[{part}]" if isinstance(part, int) else f".{part}" if field else str(part)
+    if problem["type"] == "missing":
+        raise BadField(f"Missing required parameter: '{field}'.", field, "missing_required_parameter")
+    if not field:
+        raise BadField("The body must be a JSON object.", None, "invalid_type")
+    raise BadField(f"Invalid '{field}': {what}", field, _CODES.get(problem["type"], "invalid_type"))

@@ -1,0 +1,59 @@
+"""A request as the gateway works on it, whichever API it came by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from protos import common_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt; exactly one of the three is given."""
+
+    text: str | None = None
+    special: bool = True
+    """Whether a text gets what the tokenizer puts around one of its own accord."""
+    tokens: Sequence[int] | None = None
+    messages: Sequence[Mapping[str, Any]] | None = None
+    template_options: Mapping[str, Any] = field(default_factory=dict)
+    """Of the chat template, by its own names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks for: each of `prompts`, answered `choices` times."""
+
+    request_id: str
+    model: str
+    arrival_s: float
+    """By the loop's clock."""
+    prompts: Sequence[Prompt]
+    sampling: common_pb2.Sampling
+    """Its max_new_tokens 0: as many as the context leaves."""
+    limit_given: bool
+    """Whether the client gave max_new_tokens, so that more than the context leaves is refused; a default is cut."""
+    slo: common_pb2.Slo
+    """As the client gave it; what is 0 is the model's default."""
+    prompt_field: str = "prompt"
+    """Names, in errors, where prompts and limit came from."""
+    limit_field: str = "max_tokens"
+    choices: int = 1
+    stops: tuple[str, ...] = ()
+    show_special: bool = False
+    """Whether special tokens have text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One answer to be made: one prompt in token ids, checked against its model."""
+
+    request_id: str
+    model: str
+    token_ids: Sequence[int]
+    sampling: common_pb2.Sampling
+    slo: common_pb2.Slo
+    """With the model's defaults filled in."""
+    arrival_s: float

@@ -1,0 +1,115 @@
+"""The table of routes: which models there are and where requests for them may be sent.
+
+Placement streams it; a request only looks here. While placement is away the table last known serves on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gateway.errors import UnknownModel
+from protos import common_pb2, placement_pb2
+from services import log
+from services.errors import Unavailable
+
+_log = log.get(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A group where requests for a model may be sent."""
+
+    group: str
+    address: str
+    residency: common_pb2.Residency
+
+    @property
+    def active(self) -> bool:
+        return self.residency == common_pb2.ACTIVE
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One model, as placement last told."""
+
+    model: common_pb2.ModelSpec
+    residency: common_pb2.Residency
+    places: tuple[Place, ...]
+    error: str
+    measured_weights_bytes: int
+    measured_private_bytes: int
+
+    @property
+    def faulty(self) -> bool:
+        """Whether it is in state error and nowhere served."""
+        return self.residency == common_pb2.ERROR and not self.places
+
+
+def decode_place(place: placement_pb2.Place) -> Place:
+    return Place(group=place.group, address=place.address, residency=place.residency)
+
+
+def decode(route: placement_pb2.Route) -> Route:
+    return Route(
+        model=route.model,
+        residency=route.residency,
+        places=tuple(map(decode_place, route.places)),
+        error=route.error,
+        measured_weights_bytes=route.measured_weights_bytes,
+        measured_private_bytes=route.measured_private_bytes,
+    )
+
+
+class RouteTable:
+    """All routes."""
+
+    def __init__(self) -> None:
+        self._routes: dict[str, Route] = {}
+        self._listeners: list[Callable[[Mapping[str, Route]], None]] = []
+        self.known = False
+        """Whether placement has ever told."""
+        self.fresh = False
+        """Whether placement is there, so that the table is what it says now."""
+
+    def on_change(self, listener: Callable[[Mapping[str, Route]], None]) -> None:
+        """`listener` is called with the new table after each change, in the loop."""
+        self._listeners.append(listener)
+
+    def set(self, routes: Iterable[Route]) -> None:
+        self._routes = {route.model.name: route for route in routes}
+        self.known = self.fresh = True
+        for listener in self._listeners:
+            listener(self._routes)
+
+    def lost(self) -> None:
+        """Placement is away."""
+        if self.fresh:
+            _log.warning("placement is away: serving by the routes last known", models=len(self._routes))
+        self.fresh = False
+
+    def all(self) -> list[Route]:
+        return sorted(self._routes.values(), key=lambda route: route.model.name)
+
+    def get(self, model: str) -> Route:
+        """Raises UnknownModel; Unavailable as long as nothing is known at all."""
+        route = self._routes.get(model)
+        if route is None:
+            if not self.known:
+                raise Unavailable("the gateway has not heard from placement yet")
+            raise UnknownModel(model)
+        return route
+
+    def residency(self, model: str, address: str) -> common_pb2.Residency:
+        """Of a model on the group at `address`; unspecified when the routes do not say."""
+        route = self._routes.get(model)
+        places = route.places if route is not None else ()
+        return next((place.residency for place in places if place.address == address), common_pb2.RESIDENCY_UNSPECIFIED)
+
+    async def follow(self, messages: AsyncIterator[placement_pb2.Routes | None]) -> None:
+        """Keeps the table; `messages` yields None when the stream was lost."""
+        async for message in messages:
+            if message is None:
+                self.lost()
+            else:
+                self.set(map(decode, message.routes))

@@ -1,0 +1,68 @@
+"""The HTTP server: uvicorn inside a process whose signals and logging are the chassis'."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from services import tasks
+from services.errors import Unavailable
+
+_BACKLOG = 2048
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process has its own handlers."""
+        yield
+
+
+class HttpServer:
+    """Serves `app` on "host:port"."""
+
+    def __init__(self, app: ASGIApp, address: str) -> None:
+        self._address = address
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=75,
+                backlog=_BACKLOG,
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port in use, once started."""
+
+    async def start(self) -> None:
+        """Raises Unavailable with one line when the address cannot be had."""
+        host, _, port = self._address.rpartition(":")
+        host = host.strip("[]")
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, int(port)))
+        except OSError as error:
+            listener.close()
+            raise Unavailable(f"cannot serve HTTP on {self._address}: {error.strerror or error}") from None
+        self.port = listener.getsockname()[1]
+        self._serving = tasks.spawn(self._uvicorn.serve(sockets=[listener]), "http server")
+
+    async def stop(self) -> None:
+        """Takes no more connections, closes those without a request, waits for the others' responses."""
+        self._uvicorn.should_exit = True
+        if self._serving is not None:
+            await self._serving

@@ -1,0 +1,266 @@
+"""What the HTTP and the gRPC API share: from a request to its answers.
+
+`Serving.begin` looks up the route, tokenizes, checks the prompt against its model and counts the request in; then the
+answers are read, each by its own consumer. A route with a place costs no call to anyone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import TracebackType
+
+from gateway import metrics
+from gateway.answer import Answer
+from gateway.errors import BadField, ModelFaulty, TooMany
+from gateway.relay import Relay, Tokens
+from gateway.request import Job, Prompt, Request
+from gateway.routes import Route, RouteTable
+from gateway.tokenizer import Tokenizer, Tokenizers
+from protos import common_pb2
+from services.errors import Invalid, PrismError, Unmet
+
+
+class Serving:
+    """The gateway, without its servers."""
+
+    def __init__(self, routes: RouteTable, tokenizers: Tokenizers, relay: Relay, *, most_in_flight: int) -> None:
+        self.routes = routes
+        self._tokenizers = tokenizers
+        self._relay = relay
+        self._most_in_flight = most_in_flight
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def begin(self, request: Request) -> Served:
+        """Starts making the answers; the caller leaves the result's `with` block when it is done with them or gives
+        up. Raises UnknownModel, BadField, TooMany, ModelFaulty."""
+        route = self.routes.get(request.model)
+        count = len(request.prompts) * request.choices
+        if self._in_flight + count > self._most_in_flight:
+            metrics.REQUESTS.labels(request.model, "too many").inc()
+            raise TooMany(
+                f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
+                f"{self._most_in_flight} are taken"
+            )
+        self._count(count)
+        try:
+            tokenizer = await self.tokenizer(route)
+            prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
+            jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids)]
+        except BaseException:
+            self._count(-count)
+            raise
+        metrics.PROMPT_TOKENS.labels(request.model).inc(sum(map(len, prompts)))
+        choices = [
+            Choice(
+                index,
+                job,
+                Answer(tokenizer, stops=request.stops, show_special=request.show_special),
+                self._relay.open(job),
+            )
+            for index, job in enumerate(jobs)
+        ]
+        return Served(self, request, tokenizer, prompts, choices)
+
+    async def tokenizer(self, route: Route) -> Tokenizer:
+        """Raises ModelFaulty when the model's folder has none that works."""
+        try:
+            return await self._tokenizers.get(route.model.path, route.model.generation)
+        except Unmet as error:
+            raise ModelFaulty(f"model '{route.model.name}': {error}") from None
+
+    async def encode(self, tokenizer: Tokenizer, prompt: Prompt, field: str) -> Sequence[int]:
+        """A prompt's token ids. Raises BadField that names `field`."""
+        run = self._tokenizers.run
+        try:
+            if prompt.tokens is not None:
+                return prompt.tokens
+            if prompt.messages is not None:
+                size = sum(len(message.get("content", "")) for message in prompt.messages)
+                return await run(size, tokenizer.chat, prompt.messages, prompt.template_options)
+            text = prompt.text or ""
+            return await run(len(text), tokenizer.encode, text, prompt.special)
+        except Invalid as error:
+            raise BadField(str(error), field) from None
+
+    async def text(self, route: Route, ids: Sequence[int]) -> str:
+        """What `ids` say, special tokens shown."""
+        tokenizer = await self.tokenizer(route)
+        return await self._tokenizers.run(4 * len(ids), tokenizer.decode, ids)
+
+    async def idle(self) -> None:
+        """Returns once nothing is in flight."""
+        await self._idle.wait()
+
+    def _count(self, change: int) -> None:
+        self._in_flight += change
+        metrics.IN_FLIGHT.set(self._in_flight)
+        if self._in_flight:
+            self._idle.clear()
+        else:
+            self._idle.set()
+
+    def ended(self, count: int) -> None:
+        self._count(-count)
+
+    def _jobs(self, request: Request, route: Route, index: int, ids: Sequence[int]) -> list[Job]:
+        """The jobs of one prompt, checked against its model."""
+        model = route.model
+        room = _room(request, model, ids)
+        limit = request.sampling.max_new_tokens
+        if limit > room and request.limit_given:
+            raise BadField(
+                f"'{request.limit_field}' is {limit}, but the prompt has {len(ids)} tokens and the model's context "
+                f"{model.context_tokens}: at most {room} are left.",
+                request.limit_field,
+                "context_length_exceeded",
+            )
+        slo = common_pb2.Slo(
+            ttft_ms=request.slo.ttft_ms or model.default_slo.ttft_ms,
+            tpot_ms=request.slo.tpot_ms or model.default_slo.tpot_ms,
+            drop_late=request.slo.drop_late or model.default_slo.drop_late,
+        )
+        several = len(request.prompts) * request.choices > 1
+        jobs = []
+        for number in range(request.choices):
+            sampling = common_pb2.Sampling()
+            sampling.CopyFrom(request.sampling)
+            sampling.max_new_tokens = min(limit or room, room)
+            if sampling.HasField("seed"):
+                sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
+            name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
+            jobs.append(Job(name, request.model, ids, sampling, slo, request.arrival_s))
+        return jobs
+
+
+def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> int:
+    """Tokens that the context leaves for an answer to `ids`. Raises BadField when that is none, or they are no
+    prompt."""
+    if not ids:
+        raise BadField("The prompt has no tokens.", request.prompt_field)
+    if model.vocab_size and max(ids) >= model.vocab_size:
+        raise BadField(
+            f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", request.prompt_field
+        )
+    room = model.context_tokens - len(ids)
+    if room < 1:
+        raise BadField(
+            f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}, of which one must be "
+            "left for the answer.",
+            request.prompt_field,
+            "context_length_exceeded",
+        )
+    return room
+
+
+def _wrap(number: int) -> int:
+    """Into 64 bits."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+class Choice:
+    """One answer being made. One consumer awaits `next` until there is a `finish_reason`."""
+
+    def __init__(self, index: int, job: Job, answer: Answer, tokens: Tokens) -> None:
+        self.index = index
+        self.answer = answer
+        self._job = job
+        self._tokens = tokens
+        self._clock = asyncio.get_running_loop().time
+        self._first_s = self._last_s = 0.0
+        self._gap = metrics.GAP.labels(job.model)
+        self._counted = False
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.answer.finish_reason
+
+    async def next(self) -> str:
+        """More text, possibly none. Raises a PrismError when the answer cannot be made or not be finished."""
+        try:
+            chunk = await self._tokens.next()
+        except PrismError:
+            self._ended("failed")
+            raise
+        if chunk.token_ids:
+            self._time()
+        text = self.answer.push(chunk)
+        if self.answer.finish_reason is not None:
+            self._tokens.close()
+            self._ended(self.answer.finish_reason)
+        return text
+
+    def close(self) -> None:
+        """Gives it up if it is not finished: whoever works on it stops."""
+        self._tokens.close()
+        self._ended("cancelled")
+
+    def _time(self) -> None:
+        now = self._clock()
+        if not self._first_s:
+            self._first_s = now
+            metrics.TTFT.labels(self._job.model).observe(now - self._job.arrival_s)
+        else:
+            self._gap.observe(now - self._last_s)
+        self._last_s = now
+
+    def _ended(self, outcome: str) -> None:
+        """Counts it, by how it ended first."""
+        if self._counted:
+            return
+        self._counted = True
+        model, slo = self._job.model, self._job.slo
+        metrics.REQUESTS.labels(model, outcome).inc()
+        metrics.OUTPUT_TOKENS.labels(model).inc(self.answer.tokens)
+        if outcome == "cancelled":
+            return  # its client did not want to know
+        served = outcome != "failed"
+        if slo.ttft_ms:
+            met = served and 1000 * (self._first_s - self._job.arrival_s) <= slo.ttft_ms
+            metrics.SLO.labels(model, "ttft", str(met).lower()).inc()
+        if slo.tpot_ms and (self.answer.tokens > 1 or not served):
+            per_token_ms = 1000 * (self._last_s - self._first_s) / max(1, self.answer.tokens - 1)
+            metrics.SLO.labels(model, "tpot", str(served and per_token_ms <= slo.tpot_ms).lower()).inc()
+
+
+class Served:
+    """The answers to one request. Leaving its `with` block gives up what is unfinished."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        request: Request,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Sequence[int]],
+        choices: list[Choice],
+    ) -> None:
+        self._serving = serving
+        self.request = request
+        self.tokenizer = tokenizer
+        self.prompts = prompts
+        self.choices = choices
+        """All choices of the first prompt, then those of the next."""
+
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for choice in self.choices:
+            choice.close()
+        self._serving.ended(len(self.choices))
+
+    def usage(self) -> dict[str, object]:
+        """OpenAI's counts: each prompt once, however many choices it has; resumed streams as if undisturbed."""
+        prompt = sum(map(len, self.prompts))
+        answers = sum(choice.answer.tokens for choice in self.choices)
+        cached = sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.choices])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": answers,
+            "total_tokens": prompt + answers,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }

@@ -1,0 +1,85 @@
+"""Server-sent events of streamed answers, in OpenAI's two forms.
+
+At some thousand events a second, building each as a dictionary and encoding it costs more than anything else here. So
+all that stays the same in a stream is encoded once, and an event is: what comes before the text, the text as JSON, what
+comes after it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Events:
+    """The events of one choice of one stream."""
+
+    _before: bytes
+    _text_end: bytes
+    """Closes what holds the text; the log-probabilities and the reason follow."""
+
+    def __init__(self, head: dict[str, Any], index: int, with_usage: bool) -> None:
+        """`head`: id, object, created and model. `with_usage`: the stream ends with the usage, so that all other
+        events say that they have none."""
+        self._start = b"data: " + orjson.dumps(head)[:-1] + b',"choices":[{"index":%d,' % index
+        self._usage = b',"usage":null' if with_usage else b""
+        self._lay_out()
+        self._after = self._text_end + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+
+    def _lay_out(self) -> None:
+        raise NotImplementedError
+
+    def opening(self) -> bytes:
+        """What comes before any text."""
+        return b""
+
+    def text(self, text: str) -> bytes:
+        """More text."""
+        return self._before + orjson.dumps(text) + self._after
+
+    def scored(self, text: str, logprobs: Any) -> bytes:
+        """More text with log-probabilities."""
+        scores = b',"logprobs":' + orjson.dumps(logprobs) + b',"finish_reason":null}]'
+        return self._before + orjson.dumps(text) + self._text_end + scores + self._usage + b"}\n\n"
+
+    def finish(self, reason: str) -> bytes:
+        """The last event of the choice."""
+        ending = b',"logprobs":null,"finish_reason":' + orjson.dumps(reason) + b"}]"
+        return self._start + self._nothing() + ending + self._usage + b"}\n\n"
+
+    def _nothing(self) -> bytes:
+        raise NotImplementedError
+
+
+class ChatEvents(Events):
+    def _lay_out(self) -> None:
+        self._before = self._start + b'"delta":{"content":'
+        self._text_end = b"}"
+
+    def opening(self) -> bytes:
+        return self._start + b'"delta":{"role":"assistant","content":""' + self._after
+
+    def _nothing(self) -> bytes:
+        return b'"delta":{}'
+
+
+class CompletionEvents(Events):
+    def _lay_out(self) -> None:
+        self._before = self._start + b'"text":'
+        self._text_end = b""
+
+    def _nothing(self) -> bytes:
+        return b'"text":""'
+
+
+def usage(head: dict[str, Any], counts: dict[str, Any]) -> bytes:
+    """The event with the usage: after all choices have ended."""
+    return b"data: " + orjson.dumps({**head, "choices": [], "usage": counts}) + b"\n\n"
+
+
+def error(encoded: bytes) -> bytes:
+    """An error after the answer began; `encoded` is OpenAI's error JSON."""
+    return b"data: " + encoded + b"\n\n"
