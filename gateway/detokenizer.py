@@ -60,7 +60,8 @@ class WindowDetokenizer:
         self._context = ""
 
     def push(self, ids: Sequence[int]) -> str:
-        new = [token for token in ids if token not in self._hidden]
+        # Ids beyond the vocabulary (models pad theirs) have no text and are not neighbours either.
+        new = [token for token in ids if token not in self._hidden and self._tokenizer.piece(token) is not None]
         if not new:
             return ""
         self._ids += new
