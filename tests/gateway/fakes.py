@@ -1,0 +1,184 @@
+"""Placement and gpu_schedulers that do what a test tells them, behind their real contracts on Unix sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+
+from protos import (
+    common_pb2,
+    gpu_scheduler_pb2,
+    gpu_scheduler_pb2_grpc,
+    placement_pb2,
+    placement_pb2_grpc,
+)
+from services.watch import Watched
+
+Script = Callable[["Running"], Awaitable[None]]
+
+
+class Running:
+    """One request at a fake group, and what a script can do with it."""
+
+    def __init__(self, submit: gpu_scheduler_pb2.Submit, send: Callable[[common_pb2.TokenChunk], None]) -> None:
+        self.submit = submit
+        self.cancelled = asyncio.Event()
+        self._send = send
+
+    def tokens(self, ids: Iterable[int], **more: Any) -> None:
+        self._send(common_pb2.TokenChunk(request_id=self.submit.request_id, token_ids=list(ids), **more))
+
+    def finish(self, finish: common_pb2.Finish, error: str = "", ids: Iterable[int] = ()) -> None:
+        self.tokens(ids, finish=finish, error=error)
+
+
+class Output:
+    """A script: says `ids` one a message, from where the request was taken up, and finishes as an engine does."""
+
+    def __init__(self, ids: list[int], *, end: bool = True) -> None:
+        self.ids = ids
+        self.end = end
+
+    async def __call__(self, running: Running) -> None:
+        submit = running.submit
+        rest = self.ids[submit.resumed_tokens :]
+        most = submit.sampling.max_new_tokens
+        for index, token in enumerate(rest[:most]):
+            running.tokens([token])
+            await asyncio.sleep(0)
+            if index + 1 == most:
+                running.finish(common_pb2.LENGTH)
+                return
+        if self.end:
+            running.finish(common_pb2.STOP)
+
+
+class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
+    """A gpu_scheduler on `path`. `script` runs for each request that comes."""
+
+    def __init__(self, path: str, script: Script) -> None:
+        self.address = f"unix:{path}"
+        self.script = script
+        self.requests: list[Running] = []
+        self.streams = 0
+        self._arrival = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def die(self) -> None:
+        """At once, as by a kill: streams break."""
+        for task in self._tasks:
+            task.cancel()
+        assert self._server is not None
+        await self._server.stop(None)
+
+    async def arrived(self, count: int) -> Running:
+        """Waits for the `count`-th request (from 1)."""
+        async with self._arrival:
+            await self._arrival.wait_for(lambda: len(self.requests) >= count)
+        return self.requests[count - 1]
+
+    async def Serve(self, messages: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
+        self.streams += 1
+        outgoing: asyncio.Queue[common_pb2.TokenChunk] = asyncio.Queue()
+        open_here: dict[str, Running] = {}
+
+        async def read() -> None:
+            async for message in messages:
+                if message.WhichOneof("message") == "cancel":
+                    running = open_here.get(message.cancel.request_id)
+                    if running is not None:
+                        running.cancelled.set()
+                    continue
+                running = Running(message.submit, outgoing.put_nowait)
+                open_here[message.submit.request_id] = running
+                async with self._arrival:
+                    self.requests.append(running)
+                    self._arrival.notify_all()
+                self._spawn(self._run(running))
+
+        self._spawn(read())
+        while True:
+            chunks = [await outgoing.get()]
+            while not outgoing.empty():
+                chunks.append(outgoing.get_nowait())
+            yield gpu_scheduler_pb2.ToGateway(chunks=chunks)
+
+    async def _run(self, running: Running) -> None:
+        await self.script(running)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class FakePlacement(placement_pb2_grpc.PlacementServicer):
+    """Publishes routes; answers Activate with what `activate` returns or raises."""
+
+    def __init__(self, path: str) -> None:
+        self.address = f"unix:{path}"
+        self.routes: Watched[list[placement_pb2.Route]] = Watched([])
+        self.activations: list[placement_pb2.ActivateRequest] = []
+        self.activate: Callable[[placement_pb2.ActivateRequest], Awaitable[placement_pb2.Place]] | None = None
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        placement_pb2_grpc.add_PlacementServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    async def die(self) -> None:
+        assert self._server is not None
+        await self._server.stop(None)
+
+    async def WatchRoutes(self, request: Any, context: Any) -> Any:
+        async for routes in self.routes.follow():
+            yield placement_pb2.Routes(revision=self.routes.revision, routes=routes)
+
+    async def Activate(self, request: placement_pb2.ActivateRequest, context: Any) -> placement_pb2.ActivateResponse:
+        self.activations.append(request)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        assert self.activate is not None, "the test expects no activation"
+        return placement_pb2.ActivateResponse(place=await self.activate(request))
+
+
+def place(group: FakeGroup, residency: common_pb2.Residency = common_pb2.ACTIVE) -> placement_pb2.Place:
+    return placement_pb2.Place(group=group.address.rsplit("/")[-1], address=group.address, residency=residency)
+
+
+def route(
+    name: str,
+    folder: str,
+    *places: placement_pb2.Place,
+    residency: common_pb2.Residency | None = None,
+    error: str = "",
+    context_tokens: int = 512,
+    default_slo: common_pb2.Slo | None = None,
+) -> placement_pb2.Route:
+    if residency is None:
+        residency = places[0].residency if places else common_pb2.COLD
+    model = common_pb2.ModelSpec(
+        name=name,
+        path=folder,
+        architecture="LlamaForCausalLM",
+        context_tokens=context_tokens,
+        weights_bytes=1000,
+        default_slo=default_slo,
+        generation=1,
+    )
+    return placement_pb2.Route(
+        model=model, residency=residency, places=places, error=error, measured_weights_bytes=1234
+    )

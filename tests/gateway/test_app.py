@@ -1,0 +1,82 @@
+"""Paths that do not generate, and what unexpected requests get."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from tests.gateway import fakes
+from tests.gateway.conftest import MODEL, World
+
+from protos import common_pb2
+
+
+def refusal(response: httpx.Response, status: int) -> dict[str, object]:
+    """The error object of a refusal, checked to be OpenAI's."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"].startswith("application/json")
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return dict(body["error"])
+
+
+async def test_models_are_listed_with_residency_error_and_sizes(world: World) -> None:
+    await world.publish(
+        world.route(fakes.place(world.groups[0])),
+        world.route(name="org/broken", residency=common_pb2.ERROR, error="tensor x is missing"),
+    )
+    listed = (await world.http.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    broken, tiny = listed["data"]
+    assert (tiny["id"], tiny["object"], tiny["residency"], tiny["error"]) == (MODEL, "model", "active", None)
+    assert (tiny["measured_weights_bytes"], tiny["weights_bytes"], tiny["max_model_len"]) == (1234, 1000, 512)
+    assert (broken["id"], broken["residency"], broken["error"]) == ("org/broken", "error", "tensor x is missing")
+
+
+async def test_one_model_is_found_by_a_name_with_a_slash(world: World) -> None:
+    assert (await world.openai.models.retrieve(MODEL)).id == MODEL
+    assert (await world.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+    assert refusal(await world.http.get("/v1/models/org/none"), 404)["code"] == "model_not_found"
+
+
+async def test_health_says_ok_while_placement_is_away(world: World) -> None:
+    assert (await world.http.get("/health")).json() == {"status": "ok", "placement": "ok", "models": 1}
+
+
+async def test_metrics_are_prometheus_text(world: World) -> None:
+    world.say("one two")
+    await world.chat()
+    text = (await world.http.get("/metrics")).text
+    assert f'prism_gateway_ttft_seconds_count{{model="{MODEL}"}}' in text
+    assert "prism_gateway_in_flight_requests 0.0" in text
+
+
+async def test_unknown_paths_and_wrong_methods_get_openai_errors(world: World) -> None:
+    assert refusal(await world.http.get("/v1/nothing"), 404)["code"] == "unknown_url"
+    response = await world.http.get("/v1/chat/completions")
+    assert refusal(response, 405)["code"] == "method_not_allowed"
+    assert response.headers["allow"] == "POST"
+
+
+async def test_text_goes_to_tokens_and_back(world: World) -> None:
+    tokens = (await world.http.post("/tokenize", json={"model": MODEL, "prompt": "hello, 世界"})).json()
+    assert tokens["tokens"][1:] == world.ids("hello, 世界")
+    assert (tokens["count"], tokens["max_model_len"]) == (len(tokens["tokens"]), 512)
+    back = await world.http.post("/detokenize", json={"model": MODEL, "tokens": tokens["tokens"]})
+    assert back.json() == {"prompt": "<s>hello, 世界"}
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    assert (await world.http.post("/tokenize", json=chat)).json()["count"] > 3
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"model": MODEL}, "prompt"),
+        ({"model": MODEL, "prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "prompt"),
+        ({"prompt": "a"}, "model"),
+        ({"model": MODEL, "prompt": 3}, "prompt"),
+    ],
+)
+async def test_tokenize_names_what_is_wrong(world: World, body: dict[str, object], field: str) -> None:
+    assert refusal(await world.http.post("/tokenize", json=body), 400)["param"] == field
