@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Coroutine
@@ -114,9 +116,15 @@ def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
     async def main() -> int:
         return await Service(config)._run(build)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(main())
-    sys.exit(status)
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+    status = runner.run(main())
+    # All that had to end has ended. Closing the loop would wait for worker threads, and one that is stuck in I/O must
+    # not keep a
+    # stopped process alive.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def read_arguments(kind: type[C], description: str) -> C:

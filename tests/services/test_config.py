@@ -1,0 +1,50 @@
+import pytest
+from pydantic import Field
+
+from services.config import Config, Section, load, parse
+
+
+class Inner(Section):
+    size: int = Field(gt=0)
+
+
+class Example(Config):
+    inner: Inner
+    names: list[str] = []
+
+
+GOOD = 'name = "x"\nlisten = "unix:/s"\n[inner]\nsize = 3\n'
+
+
+def test_a_complete_file_is_read_with_its_defaults():
+    config = parse(Example, GOOD, "f.toml")
+    assert (config.inner.size, config.log_level, config.names) == (3, "info", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (GOOD.replace("size = 3", "size = 3\ncolour = 1"), ["f.toml", "inner.colour", "unknown key"]),
+        (GOOD.replace("size = 3", "size = 0"), ["f.toml", "inner.size", "greater than 0"]),
+        (GOOD.replace("size = 3", ""), ["f.toml", "inner.size"]),
+        ("name = ", ["f.toml", "not TOML"]),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line_that_names_the_key(text, names):
+    with pytest.raises(ValueError) as caught:
+        parse(Example, text, "f.toml")
+    message = str(caught.value)
+    assert "\n" not in message
+    for name in names:
+        assert name in message
+
+
+def test_a_missing_file_ends_the_process_in_one_line(tmp_path):
+    with pytest.raises(SystemExit, match="nothing.toml: No such file"):
+        load(Example, tmp_path / "nothing.toml")
+
+
+def test_a_configuration_cannot_be_changed_later():
+    config = parse(Example, GOOD, "f.toml")
+    with pytest.raises(ValueError):
+        config.name = "other"

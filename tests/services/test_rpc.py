@@ -1,0 +1,92 @@
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from protos import keeper_pb2, placement_pb2, placement_pb2_grpc
+from services import rpc
+from services.errors import NotFound, Unavailable
+
+NAME = "prism.placement.v1.Placement"
+
+
+class Servicer(placement_pb2_grpc.PlacementServicer):
+    async def Activate(self, request, context):
+        raise NotFound(f"no model {request.model}")
+
+    async def GetCluster(self, request, context):
+        raise ZeroDivisionError("oh")
+
+    async def WatchRoutes(self, request, context):
+        yield placement_pb2.Routes(revision=7)
+        raise Unavailable("gone")
+
+
+@pytest.fixture
+async def address(tmp_path):
+    address = f"unix:{tmp_path}/s.sock"
+    server = rpc.Server(address)
+    server.add(placement_pb2_grpc.add_PlacementServicer_to_server, Servicer(), NAME)
+    await server.start()
+    await server.set_serving(True)
+    yield address
+    await server.stop(0)
+
+
+async def test_a_domain_error_is_answered_with_its_status_and_line(address):
+    async with rpc.channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await placement_pb2_grpc.PlacementStub(channel).Activate(placement_pb2.ActivateRequest(model="m"))
+    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+    assert caught.value.details() == "no model m"
+
+
+async def test_a_fault_of_ours_is_internal_and_the_server_lives_on(address):
+    async with rpc.channel(address) as channel:
+        stub = placement_pb2_grpc.PlacementStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.GetCluster(placement_pb2.GetClusterRequest())
+        assert caught.value.code() is grpc.StatusCode.INTERNAL
+    assert await rpc.healthy(address, 5)
+
+
+async def test_an_error_in_a_stream_ends_it_with_its_status(address):
+    async with rpc.channel(address) as channel:
+        got = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async for routes in placement_pb2_grpc.PlacementStub(channel).WatchRoutes(
+                placement_pb2.WatchRoutesRequest()
+            ):
+                got.append(routes.revision)
+    assert got == [7]
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_lists_its_services(address):
+    async with rpc.channel(address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        answer = await call.read()
+    names = {service.name for service in answer.list_services_response.service}
+    assert {NAME, "grpc.health.v1.Health"} <= names
+
+
+async def test_a_second_server_on_a_live_socket_is_refused_in_one_line(address):
+    with pytest.raises(Unavailable, match="another process serves it"):
+        await rpc.Server(address).start()
+    assert await rpc.healthy(address, 5)
+
+
+async def test_a_second_server_on_a_port_is_refused_in_one_line():
+    first = rpc.Server("127.0.0.1:0")
+    await first.start()
+    with pytest.raises(Unavailable, match="cannot listen on 127.0.0.1"):
+        await rpc.Server(f"127.0.0.1:{first.port}").start()
+    await first.stop(0)
+
+
+async def test_nobody_is_not_healthy(tmp_path):
+    assert not await rpc.healthy(f"unix:{tmp_path}/none.sock", 0.2)
+
+
+def test_the_keepers_messages_are_importable_without_a_server():
+    assert keeper_pb2.ToKeeper(request_id=1).request_id == 1

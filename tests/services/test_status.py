@@ -1,0 +1,34 @@
+import grpc
+import pytest
+
+from services import errors
+from services.status import from_rpc, to_status
+
+KINDS = [
+    errors.Invalid,
+    errors.NotFound,
+    errors.Exists,
+    errors.Refused,
+    errors.Unmet,
+    errors.Conflict,
+    errors.Unavailable,
+    errors.TimedOut,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_comes_back_from_the_wire_as_it_was_raised(kind):
+    code, text = to_status(kind("three of four"))
+    back = from_rpc(grpc.aio.AioRpcError(code, None, None, details=text))
+    assert type(back) is kind and str(back) == "three of four"
+
+
+def test_a_subclass_is_told_as_its_kind():
+    class NoSuchModel(errors.NotFound):
+        pass
+
+    assert to_status(NoSuchModel("x"))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_status_without_a_kind_means_unavailable():
+    assert type(from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, None, None))) is errors.Unavailable
