@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from balloond.client import BalloondClient
+from loader.client import LoaderClient
+
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
@@ -17,7 +19,6 @@ from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Resident, Residents
 from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
-from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
 from services.service import Service, read_arguments, run
 from services.watch import Watched
@@ -66,6 +67,7 @@ async def build(service: Service) -> None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes), "follow balloond")
     if loader is not None:
         service.spawn(follow_loader(loader, images), "follow loader")
+    service.on_drain(residency.close)
     for pool in pools.values():
         pool.fill()
         service.on_stop(pool.close)
@@ -73,7 +75,12 @@ async def build(service: Service) -> None:
 
 
 def main() -> None:
-    run(read_arguments(GpuSchedulerConfig, "The shared queue, the engines and the residencies of one group of devices."), build)
+    run(
+        read_arguments(
+            GpuSchedulerConfig, "The shared queue, the engines and the residencies of one group of devices."
+        ),
+        build,
+    )
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
     1. book what the model is entitled to (quota, weights, floor): refused with the arithmetic, nothing has changed
     2. have balloond make the room for weights and floor
     3. an engine: the model's own, asleep, or one of the warm pool
-    4. weights: copied from the image by the loader, or read from the checkpoint by the engine (then an image is made of them)
-    5. the engine verifies; only then does the model become active and its route known
+    4. weights: copied from the image by the loader, or read from the checkpoint by the engine (then an image is made of
+    them) 5. the engine verifies; only then does the model become active and its route known
 
-A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the checkpoint.
+A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the
+checkpoint.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import asyncio
 import time
 
 from balloond.client import BalloondClient
+from loader.client import LoaderClient
+
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residents import Resident, Residents
-from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
 from services import log, tasks
 from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
@@ -55,7 +57,8 @@ class Activation:
         return resident.spec.name in self._images
 
     async def bring_up(self, resident: Resident) -> None:
-        """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a booking."""
+        """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a
+        booking."""
         began = time.monotonic()
         asleep = resident.engine is not None and resident.engine.alive
         self._residents.set(resident, common_pb2.WAKING)

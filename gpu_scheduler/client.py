@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
@@ -32,10 +32,13 @@ class GpuSchedulerClient:
         reason: str,
         drain_ms: int = 0,
         on_progress: Progressed | None = None,
+        yields: Sequence[gpu_scheduler_pb2.Yield] = (),
     ) -> gpu_scheduler_pb2.ResidencyProgress:
         """Returns the last message of the change: the target reached, or ERROR. Raises what refused it."""
         last = gpu_scheduler_pb2.ResidencyProgress()
-        request = gpu_scheduler_pb2.SetResidencyRequest(model=model, target=target, reason=reason, drain_ms=drain_ms)
+        request = gpu_scheduler_pb2.SetResidencyRequest(
+            model=model, target=target, reason=reason, drain_ms=drain_ms, yields=yields
+        )
         try:
             async for last in self._stub.SetResidency(request):
                 if on_progress is not None:
@@ -46,9 +49,7 @@ class GpuSchedulerClient:
 
     def watch(self) -> AsyncIterator[gpu_scheduler_pb2.GroupState | None]:
         """The group's state for ever; None each time the group was lost."""
-        return follow_stream(
-            lambda: self._stub.Watch(gpu_scheduler_pb2.WatchRequest()), f"group at {self.address}"
-        )
+        return follow_stream(lambda: self._stub.Watch(gpu_scheduler_pb2.WatchRequest()), f"group at {self.address}")
 
     async def set_limit(self, model: str, bytes: int) -> balloond_pb2.SetLimitResponse:
         try:

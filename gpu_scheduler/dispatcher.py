@@ -1,7 +1,8 @@
-"""The shared queue of a group, carried out: requests come in, the policy orders them, engines run them, their tokens go back.
+"""The shared queue of a group, carried out: requests come in, the policy orders them, engines run them, their tokens go
+back.
 
-Every event (a request, a cancellation, tokens, memory, a residency) marks the queue as changed; `_run` plans once for all that came
-together and sleeps until the next event or the policy's next deadline. Nothing polls.
+Every event (a request, a cancellation, tokens, memory, a residency) marks the queue as changed; `_run` plans once for
+all that came together and sleeps until the next event or the policy's next deadline. Nothing polls.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ class Dispatcher:
             self.cancel(of_stream, gateway_id)
 
     def hand_back(self, model: str, why: str = _NOT_HERE) -> None:
-        """Ends all waiting requests of a model that cannot be served here any more; their gateways ask for another place."""
+        """Ends all waiting requests of a model that cannot be served here any more; their gateways ask for another
+        place."""
         for waiting in list(self._backlog.waiting()):
             if waiting.model == model:
                 self._end(self._requests[waiting.request_id], common_pb2.FAILED, why)

@@ -32,8 +32,8 @@ class DeviceMemory:
     def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> Memory:
         """For models with these envelopes. `committed`: bytes that each one's started requests were admitted with.
 
-        What models hold and nobody runs on (reserves, cached prefixes) counts as free: balloond takes it back, from whoever
-        has it, before a growth is refused.
+        What models hold and nobody runs on (reserves, cached prefixes) counts as free: balloond takes it back, from
+        whoever has it, before a growth is refused.
         """
         if not self.known:
             unbounded = {m: ModelMemory(UNBOUNDED, 0, page_bytes=b, devices=()) for m, b in kv_bytes_per_token.items()}

@@ -48,7 +48,8 @@ class Request:
             sampling=submit.sampling,
             # It entered the system when its target began to run, at its gateway.
             arrival=now - max(0.0, ttft_s - left_s) if timed else now,
-            # A resumed stream has shown its first token: what is left to meet is its client's patience, so it goes first.
+            # A resumed stream has shown its first token: what is left to meet is its client's patience, so it goes
+            # first.
             deadline=now + left_s if timed else (now if submit.has_target else inf),
             expires=now + submit.time_out_left_ms / 1e3 if submit.time_out_left_ms > 0 else inf,
             drop_late=submit.slo.drop_late and submit.resumed_tokens == 0,

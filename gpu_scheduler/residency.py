@@ -1,7 +1,8 @@
-"""Changes of residency: one at a time for each model, joined by whoever asks for the same, followed by any number of callers.
+"""Changes of residency: one at a time for each model, joined by whoever asks for the same, followed by any number of
+callers.
 
-Up is `activation`. Down: nothing new starts, what runs may finish for a while, the rest is handed back; then the engine lets go of
-the device's memory (HIBERNATING) or of the model (COLD, ON_DISK).
+Up is `activation`. Down: nothing new starts, what runs may finish for a while, the rest is handed back; then the engine
+lets go of the device's memory (HIBERNATING) or of the model (COLD, ON_DISK).
 An engine that died is replaced here: its model is brought up again at once, because somebody was using it.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from gpu_scheduler.activation import Activation, at_fault, worth_another_try
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -46,11 +47,24 @@ class Residency:
         self._dispatcher = dispatcher
         self._activation = activation
         self._pools = pools
+        self._closing = False
+
+    async def close(self) -> None:
+        """The process ends: engines that end now are not replaced."""
+        self._closing = True
 
     # --- asking for a change
 
-    def begin(self, spec: common_pb2.ModelSpec, target: common_pb2.Residency, reason: str, drain_ms: int) -> Change:
-        """Starts a change or joins the one under way. Raises Conflict when that has another target, Unmet for an impossible one."""
+    def begin(
+        self,
+        spec: common_pb2.ModelSpec,
+        target: common_pb2.Residency,
+        reason: str,
+        drain_ms: int = 0,
+        yields: Sequence[gpu_scheduler_pb2.Yield] = (),
+    ) -> Change:
+        """Starts a change or joins the one under way. Raises Conflict when that has another target, Unmet for an
+        impossible one."""
         if target != common_pb2.ACTIVE and target not in _DOWN:
             raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to bring a model to")
         resident = self._residents.get(spec.name)
@@ -60,16 +74,18 @@ class Residency:
             under_way = common_pb2.Residency.Name(resident.change.target)
             raise Conflict(f"{spec.name} is on its way to {under_way}")
         resident = self._residents.enter(spec)
-        change = Change(target, time.monotonic(), Watched(gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)))
-        resident.change = change
+        now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
+        change = resident.change = Change(target, time.monotonic(), Watched(now))
         # Its route exists from now on: requests may come while it wakes.
         if target == common_pb2.ACTIVE and resident.residency != common_pb2.ACTIVE:
             self._residents.set(resident, common_pb2.WAKING)
-        change.task = tasks.spawn(self._carry_out(resident, change, reason, drain_ms), f"residency of {spec.name}")
+        work = self._carry_out(resident, change, reason, drain_ms, yields)
+        change.task = tasks.spawn(work, f"residency of {spec.name}")
         return change
 
     async def follow(self, change: Change) -> AsyncIterator[gpu_scheduler_pb2.ResidencyProgress]:
-        """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the last message says so)."""
+        """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the
+        last message says so)."""
         async for message in change.progress.follow():
             if message.ByteSize():
                 yield message
@@ -78,12 +94,18 @@ class Residency:
         if change.failure is not None and not at_fault(change.failure):
             raise change.failure
 
-    async def _carry_out(self, resident: Resident, change: Change, reason: str, drain_ms: int) -> None:
-        _log.info(
-            "residency", model=resident.spec.name, target=common_pb2.Residency.Name(change.target), reason=reason
-        )
+    async def _carry_out(
+        self,
+        resident: Resident,
+        change: Change,
+        reason: str,
+        drain_ms: int,
+        yields: Sequence[gpu_scheduler_pb2.Yield],
+    ) -> None:
+        _log.info("residency", model=resident.spec.name, target=common_pb2.Residency.Name(change.target), reason=reason)
         try:
             if change.target == common_pb2.ACTIVE:
+                await self._make_way(resident, yields)
                 await self._up(resident)
             else:
                 await self._down(resident, change.target, drain_ms)
@@ -106,6 +128,20 @@ class Residency:
             )
 
     # --- up
+
+    async def _make_way(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
+        """Brings others down first. One that cannot is no reason to stop here: the booking will tell whether there is
+        room."""
+        for yielding in yields:
+            other = self._residents.get(yielding.model)
+            if other is None or other is resident:
+                continue
+            try:
+                change = self.begin(other.spec, yielding.target, f"makes way for {resident.spec.name}")
+                if change.task is not None:
+                    await asyncio.wait([change.task])
+            except PrismError as error:
+                _log.warning("did not make way", model=yielding.model, why=str(error))
 
     async def _up(self, resident: Resident) -> None:
         if resident.residency == common_pb2.ACTIVE and resident.engine is not None and resident.engine.alive:
@@ -190,12 +226,12 @@ class Residency:
     # --- engines that die
 
     def engine_died(self, engine: Engine) -> None:
-        """Its requests were failed already. The model is brought up again in another engine, unless a change is under way (which
-        then fails by itself)."""
+        """Its requests were failed already. The model is brought up again in another engine, unless a change is under
+        way (which then fails by itself)."""
         resident = self._residents.of_engine(engine)
         for pool in self._pools.values():
             pool.give_back(engine)
-        if resident is None or resident.change is not None:
+        if resident is None or resident.change is not None or self._closing:
             return
         was_awake = resident.residency == common_pb2.ACTIVE
         resident.engine_gone()
@@ -208,7 +244,7 @@ class Residency:
             self._dispatcher.hand_back(resident.spec.name, reason)
             self._residents.set(resident, common_pb2.ERROR, reason)
         else:
-            self.begin(resident.spec, common_pb2.ACTIVE, "its engine died", 0)
+            self.begin(resident.spec, common_pb2.ACTIVE, "its engine died")
 
     async def _forget(self, resident: Resident) -> None:
         await self._activation.drop_booking(resident)

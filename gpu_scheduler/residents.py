@@ -56,7 +56,14 @@ class Resident:
 
     def engine_gone(self) -> None:
         """Its engine died or was given back: keep what it counted."""
-        for name in ("retractions", "evicted_tokens", "hibernations", "forward_steps", "prefill_tokens", "decode_tokens"):
+        for name in (
+            "retractions",
+            "evicted_tokens",
+            "hibernations",
+            "forward_steps",
+            "prefill_tokens",
+            "decode_tokens",
+        ):
             setattr(self.past, name, self.total(name))
         self.stats = engine_pb2.EngineStats()
         self.engine = None

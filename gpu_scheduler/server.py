@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from balloond.client import BalloondClient
+
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
@@ -63,7 +64,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         stream.close()
 
     async def SetResidency(self, request: gpu_scheduler_pb2.SetResidencyRequest, context: Any) -> Any:
-        change = self._residency.begin(request.model, request.target, request.reason, request.drain_ms)
+        change = self._residency.begin(request.model, request.target, request.reason, request.drain_ms, request.yields)
         async for message in self._residency.follow(change):
             yield message
 

@@ -34,7 +34,9 @@ class Options:
 
 @app.callback()
 def main_options(
-    state: Annotated[Path, typer.Option(help="Folder of a local system's sockets.", envvar="PRISM_STATE")] = Path(".run"),
+    state: Annotated[Path, typer.Option(help="Folder of a local system's sockets.", envvar="PRISM_STATE")] = Path(
+        ".run"
+    ),
     placement: Annotated[str, typer.Option(help="Placement's gRPC address.", envvar="PRISM_PLACEMENT")] = "",
 ) -> None:
     Options.placement = placement or f"unix:{state.resolve() / 'placement.sock'}"
@@ -70,7 +72,9 @@ def status(json_: Json = False) -> None:
     groups = views.cluster(_ask(lambda placement: placement.cluster()))
 
     def table() -> Table:
-        result = Table("group", "memory", "free", "pressure", "model", "state", "waiting", "running", "KV held / limit", "idle")
+        result = Table(
+            "group", "memory", "free", "pressure", "model", "state", "waiting", "running", "KV held / limit", "idle"
+        )
         for group in groups:
             first = [
                 group["group"] + ("" if group["reachable"] else " (away)"),

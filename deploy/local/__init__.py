@@ -1,6 +1,6 @@
 """The whole system on one machine, for a person at a terminal: `make serve`.
 
-    topology    which processes, with which configuration files
-    processes   start, wait until healthy, restart what dies, end all
-    __main__    the command line, and what the person sees
+topology    which processes, with which configuration files
+processes   start, wait until healthy, restart what dies, end all
+__main__    the command line, and what the person sees
 """

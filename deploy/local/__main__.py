@@ -16,7 +16,7 @@ import grpc
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import MIB, Local
 from placement.client import PlacementClient
-from protos import common_pb2, placement_pb2
+from protos import common_pb2
 from services import log
 from services.errors import PrismError
 
@@ -29,11 +29,22 @@ def say(text: str) -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
-    parser.add_argument("--catalogue", type=Path, default=Path(__file__).with_name("catalogue.toml"), help="the models, TOML")
+    parser.add_argument(
+        "--catalogue", type=Path, default=Path(__file__).with_name("catalogue.toml"), help="the models, TOML"
+    )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
-    parser.add_argument("--state", type=Path, default=ROOT / ".run", help="sockets, logs and configuration files go here")
-    parser.add_argument("--device-mib", type=int, default=32, help="memory of each of the two CPU devices (default %(default)s)")
-    parser.add_argument("--idle-s", type=float, default=10.0, help="a model idle for longer may be evicted when another needs its memory")
+    parser.add_argument(
+        "--state", type=Path, default=ROOT / ".run", help="sockets, logs and configuration files go here"
+    )
+    parser.add_argument(
+        "--device-mib", type=int, default=32, help="memory of each of the two CPU devices (default %(default)s)"
+    )
+    parser.add_argument(
+        "--idle-s",
+        type=float,
+        default=10.0,
+        help="a model idle for longer may be evicted when another needs its memory",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args()
 

@@ -134,7 +134,8 @@ class System:
         self._say = say
 
     async def start(self) -> None:
-        """Every process as soon as those before it are healthy. On failure everything is ended and StartFailed raised."""
+        """Every process as soon as those before it are healthy. On failure everything is ended and StartFailed
+        raised."""
         healthy = {process.name: asyncio.Event() for process in self._plan}
 
         async def start_one(process: Process) -> None:

@@ -122,7 +122,12 @@ class Local:
                 **self.placement,
             },
         )
-        add("gateway", "gateway", ("placement",), {"http": self.http, "placement": self.unix("placement"), **self.gateway})
+        add(
+            "gateway",
+            "gateway",
+            ("placement",),
+            {"http": self.http, "placement": self.unix("placement"), **self.gateway},
+        )
         return plan
 
     def with_(self, **changes: Any) -> Local:

@@ -1,7 +1,8 @@
 """One engine process from the outside: start it, give it commands, hear its tokens, notice its death.
 
-The engine inherits one end of a socket pair; the closing of the other end is its death (protos/engine.proto). It is started by
-the main thread of a process that outlives it: engines ask the kernel to die with the thread that started them.
+The engine inherits one end of a socket pair; the closing of the other end is its death (protos/engine.proto). It is
+started by the main thread of a process that outlives it: engines ask the kernel to die with the thread that started
+them.
 """
 
 from __future__ import annotations
@@ -105,7 +106,9 @@ class Engine:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: FramedChannel[engine_pb2.FromEngine], index: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, channel: FramedChannel[engine_pb2.FromEngine], index: int
+    ) -> None:
         self.process = process
         self.index = index
         """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
@@ -138,7 +141,8 @@ class Engine:
                 pass_fds=passed,
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**os.environ, **(spawn.environment or {})},
-                start_new_session=True,  # Ctrl-C at a terminal goes to the gpu_scheduler, which ends its engines in order
+                # Ctrl-C at a terminal goes to the gpu_scheduler, which ends its engines in order
+                start_new_session=True,
             )
         finally:
             theirs.close()

@@ -1,7 +1,7 @@
 """The prefill turn: one word of shared memory between a gpu_scheduler and its engines (design, section 6).
 
-0 means that anybody may prefill; otherwise only the engine with that index may start a prefill chunk. Engines read the word between two
-steps, which costs nothing; a message would wait for the step.
+0 means that anybody may prefill; otherwise only the engine with that index may start a prefill chunk. Engines read the
+word between two steps, which costs nothing; a message would wait for the step.
 """
 
 from __future__ import annotations

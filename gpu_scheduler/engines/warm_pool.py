@@ -1,7 +1,8 @@
 """Engines that have done their imports and wait for a model (paper, section 6: engine pool).
 
-A taken engine is replaced in the background, so that the next activation finds one too. An engine whose model left comes back and takes
-another model, in the same process. `limit` bounds engine processes of the group, taken ones included.
+A taken engine is replaced in the background, so that the next activation finds one too. An engine whose model left
+comes back and takes another model, in the same process. `limit` bounds engine processes of the group, taken ones
+included.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _MOST_START_FAILURES = 3
 class WarmPool:
     """Warm engines of one kind."""
 
-    def __init__(self, spawn: Spawn, *, warm: int, limit: int, turn_fd: int | None = None, first_index: int = 1) -> None:
+    def __init__(
+        self, spawn: Spawn, *, warm: int, limit: int, turn_fd: int | None = None, first_index: int = 1
+    ) -> None:
         """Keeps `warm` idle engines while fewer than `limit` processes exist."""
         self.spawn = spawn
         self.warm = warm
@@ -36,7 +39,8 @@ class WarmPool:
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"WarmPool({self.spawn.kind}: {len(self._idle)} warm, {len(self._starting)} starting, {len(self._taken)} taken)"
+        counts = f"{len(self._idle)} warm, {len(self._starting)} starting, {len(self._taken)} taken"
+        return f"WarmPool({self.spawn.kind}: {counts})"
 
     @property
     def idle(self) -> int:
@@ -88,8 +92,8 @@ class WarmPool:
             self.fill()
 
     async def take(self, timeout_s: float) -> Engine:
-        """A warm engine, now the caller's; started if there is none. Raises Refused when the limit is reached, TimedOut, and
-        EngineDied when engines do not start."""
+        """A warm engine, now the caller's; started if there is none. Raises Refused when the limit is reached,
+        TimedOut, and EngineDied when engines do not start."""
         self._failures = 0
         try:
             async with asyncio.timeout(timeout_s), self._changed:

@@ -108,7 +108,7 @@ async def test_the_pidfd_of_a_peer_becomes_readable_when_it_dies(path):
 
     server = seqpacket.SeqpacketServer(path, on_connect)
     server.start()
-    code = f"import socket,sys; s=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect({path!r}); sys.stdin.read()"
+    code = f"import socket, sys; s = socket.socket(1, socket.SOCK_SEQPACKET); s.connect({path!r}); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
     peer = await known
     assert peer.pid == child.pid

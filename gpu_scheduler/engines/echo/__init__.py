@@ -1,6 +1,8 @@
-"""An engine without a model, for tests and benchmarks that need speed: its "model" repeats the last tokens of what it reads.
+"""An engine without a model, for tests and benchmarks that need speed: its "model" repeats the last tokens of what it
+reads.
 
-It speaks the same protocol, holds memory through the same driver and keeps the same residencies as the SGLang engine, so everything around an
-engine can be tried with it in milliseconds. The next token depends on nothing but the tokens before it, as with a real model at
-temperature 0: a stream that is taken up again elsewhere goes on with the same tokens.
+It speaks the same protocol, holds memory through the same driver and keeps the same residencies as the SGLang engine,
+so everything around an engine can be tried with it in milliseconds. The next token depends on nothing but the tokens
+before it, as with a real model at temperature 0: a stream that is taken up again elsewhere goes on with the same
+tokens.
 """

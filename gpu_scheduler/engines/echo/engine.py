@@ -1,15 +1,17 @@
 """The echo engine's loop: read commands, take a step, send the step's tokens.
 
-Options of Load, all numbers as text: `step_ms` (time of one decode step, default 1), `prefill_tokens_per_s` (default: prefill takes no time).
+Options of Load, all numbers as text: `step_ms` (time of one decode step, default 1), `prefill_tokens_per_s` (default:
+prefill takes no time).
 """
 
 from __future__ import annotations
 
+import os
 import select
 import time
 from dataclasses import dataclass, field
 
-from gpu_scheduler.engines.echo.memory import Memory, OutOfMemory
+from gpu_scheduler.engines.echo.memory import Memory, OutOfMemory, open_memory
 from gpu_scheduler.engines.echo.rule import next_token
 from gpu_scheduler.engines.turn import Turn
 from protos import common_pb2, engine_pb2
@@ -51,8 +53,6 @@ class EchoEngine:
         self._stats_due = False
 
     def run(self) -> None:
-        import os
-
         self._send(hello=engine_pb2.Hello(pid=os.getpid(), engine="echo", version="1"))
         while not self._stop and not self._channel.closed:
             self._wait()
@@ -67,7 +67,8 @@ class EchoEngine:
     # --- waiting
 
     def _wait(self) -> None:
-        """Until a command comes, memory wants something, or the next step is due; for ever when there is nothing to do."""
+        """Until a command comes, memory wants something, or the next step is due; for ever when there is nothing to
+        do."""
         reads = [self._channel.fileno()]
         if self._memory is not None and self._memory.wake_fd is not None:
             reads.append(self._memory.wake_fd)
@@ -122,7 +123,7 @@ class EchoEngine:
         self._step_s = float(options.get("step_ms", "1")) / 1e3
         speed = float(options.get("prefill_tokens_per_s", "0"))
         self._prefill_s_per_token = 1 / speed if speed else 0.0
-        self._memory = Memory(command)
+        self._memory = open_memory(command)
         try:
             manifest, checksum = self._memory.map_weights(fill=not command.from_image)
         except OutOfMemory:

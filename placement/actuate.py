@@ -1,0 +1,125 @@
+"""Carrying placement's decisions out at the groups, each recorded with its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+
+from placement.cluster import Cluster, Group
+from placement.history import Entry
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import NotFound, PrismError, Unmet
+
+_log = log.get(__name__)
+
+
+class Actuator:
+    """Asks gpu_schedulers for residencies. One activation, eviction or move at a time for each model."""
+
+    def __init__(self, cluster: Cluster, drain_ms: int, on_change: Callable[[], None]) -> None:
+        self._cluster = cluster
+        self._drain_ms = drain_ms
+        self._on_change = on_change
+        self.activating: dict[str, tuple[Group, asyncio.Task[None]]] = {}
+        self.leaving: dict[str, str] = {}
+        """Model -> group that it is leaving: its route prefers the other."""
+        self.moving: set[str] = set()
+
+    def spec(self, model: str) -> common_pb2.ModelSpec:
+        entry = self._cluster.entry(model)
+        if entry is None:
+            raise NotFound(f"no model {model!r} in the catalogue")
+        if entry.error:
+            raise Unmet(f"{model}: {entry.error}")
+        return entry.model
+
+    async def activate(
+        self, model: str, group: Group, record: Entry, yields: Iterable[gpu_scheduler_pb2.Yield] = ()
+    ) -> None:
+        """Returns as soon as the group takes requests for the model; the activation goes on. Raises what refused it."""
+        spec = self.spec(model)
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        accepted.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+        def progressed(message: gpu_scheduler_pb2.ResidencyProgress) -> None:
+            if not accepted.done() and message.residency in (common_pb2.WAKING, common_pb2.ACTIVE):
+                accepted.set_result(None)
+
+        async def carry_out() -> None:
+            try:
+                await self._recorded(
+                    record,
+                    group.client.set_residency(
+                        spec, common_pb2.ACTIVE, record.reason, on_progress=progressed, yields=list(yields)
+                    ),
+                )
+                if not accepted.done():
+                    accepted.set_result(None)
+            except PrismError as error:
+                if not accepted.done():
+                    accepted.set_exception(error)
+            finally:
+                self.activating.pop(model, None)
+                self._on_change()
+
+        task = tasks.spawn(carry_out(), f"activate {model}")
+        self.activating[model] = (group, task)
+        await asyncio.shield(accepted)
+
+    async def activated(self, model: str) -> None:
+        """Waits for an activation under way, if there is one."""
+        under_way = self.activating.get(model)
+        if under_way is not None:
+            await asyncio.wait([under_way[1]])
+
+    async def bring_down(
+        self, model: str, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
+    ) -> None:
+        """To HIBERNATING, COLD or ON_DISK. Raises what refused it."""
+        try:
+            await self._recorded(
+                record,
+                group.client.set_residency(self.spec(model), target, record.reason, drain_ms=drain_ms),
+            )
+        finally:
+            self._on_change()
+
+    async def migrate(self, model: str, source: Group, target: Group, record: Entry) -> float:
+        """The target is prepared while the source serves; then the route turns; then the source finishes what it runs, hands the rest
+        over, and lets go. Seconds it took. Raises what refused it; the source then serves on."""
+        if model in self.moving:
+            raise Unmet(f"{model} is moving already")
+        began = time.monotonic()
+        self.moving.add(model)
+        try:
+            spec = self.spec(model)
+            await target.client.set_residency(spec, common_pb2.ACTIVE, record.reason)
+            self.leaving[model] = source.name
+            self._on_change()
+            await source.client.set_residency(spec, common_pb2.COLD, record.reason, drain_ms=self._drain_ms)
+            seconds = time.monotonic() - began
+            record.outcome = f"done in {seconds:.2f} s"
+            return seconds
+        except PrismError as error:
+            record.outcome = f"failed: {error}"
+            raise
+        finally:
+            self.leaving.pop(model, None)
+            self.moving.discard(model)
+            self._on_change()
+
+    @staticmethod
+    async def _recorded(record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]) -> None:
+        began = time.monotonic()
+        try:
+            last = await work
+        except PrismError as error:
+            record.outcome = f"failed: {error}"
+            _log.warning("not carried out", model=record.model, action=record.action, why=str(error))
+            raise
+        if last.residency == common_pb2.ERROR:
+            record.outcome = f"failed: {last.reason}"
+        else:
+            record.outcome = f"done in {time.monotonic() - began:.2f} s"

@@ -1,0 +1,35 @@
+"""Configuration of placement."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from services.config import Config
+
+
+class PlacementConfig(Config):
+    """One cluster."""
+
+    groups: list[str]
+    """gRPC addresses of the gpu_schedulers."""
+    loaders: list[str]
+    """gRPC addresses of the nodes' loaders; the first one's catalogue is the cluster's."""
+    balloond: list[str] = []
+    """Not asked today: groups report their devices' memory."""
+    period_s: float = Field(default=1.0, gt=0)
+    """How often placement looks whether a model should move."""
+    tau: float = Field(default=0.2, ge=0)
+    """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
+    cool_down_s: float = Field(default=30.0, ge=0)
+    """A model that moved stays at least this long."""
+    idle_s: float = Field(default=45.0, ge=0)
+    """A model idle for longer may be evicted, when its memory is wanted."""
+    window_s: float = Field(default=60.0, gt=0)
+    short_window_s: float = Field(default=5.0, gt=0)
+    default_tpot_ms: float = Field(default=100.0, gt=0)
+    """Of models without a target: what their demand is weighted by."""
+    drain_ms: int = Field(default=30_000, ge=0)
+    """How long the source of a migration may finish what it runs."""
+    migrations_at_once: int = Field(default=1, ge=1)
+    rebalance: bool = True
+    """Off: nothing moves by itself; activation and eviction go on."""

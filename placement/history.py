@@ -1,0 +1,66 @@
+"""The last decisions and what became of them: what Explain shows."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from protos import placement_pb2
+
+KEPT = 1000
+
+
+@dataclass(eq=False)
+class Entry:
+    """A decision; `outcome` is filled in when it is carried out."""
+
+    at: float
+    model: str
+    action: str
+    group: str
+    reason: str
+    candidates: list[placement_pb2.Candidate] = field(default_factory=list)
+    outcome: str = "under way"
+
+
+class History:
+    """Bounded; newest last."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._entries: deque[Entry] = deque(maxlen=KEPT)
+
+    def add(
+        self,
+        model: str,
+        action: str,
+        group: str,
+        reason: str,
+        candidates: Iterable[placement_pb2.Candidate] = (),
+        outcome: str = "under way",
+    ) -> Entry:
+        entry = Entry(self._now(), model, action, group, reason, list(candidates), outcome)
+        last = next((e for e in reversed(self._entries) if e.model == model), None)
+        if last is not None and (last.action, last.group, last.reason) == (action, group, reason) and action == "stay":
+            last.at = entry.at  # nothing new: do not push out what is
+            return last
+        self._entries.append(entry)
+        return entry
+
+    def last(self, model: str, limit: int) -> list[placement_pb2.Decision]:
+        """Newest first, of one model or all."""
+        chosen = [entry for entry in reversed(self._entries) if not model or entry.model == model]
+        return [
+            placement_pb2.Decision(
+                age_s=self._now() - entry.at,
+                model=entry.model,
+                action=entry.action,
+                group=entry.group,
+                reason=entry.reason,
+                candidates=entry.candidates,
+                outcome=entry.outcome,
+            )
+            for entry in chosen[: limit or len(chosen)]
+        ]

@@ -1,0 +1,77 @@
+"""The tree's rules, checked."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "prismctl", "deploy")
+FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts]
+POLICIES = [path for path in FILES if "policy" in path.parts]
+FORBIDDEN_IN_POLICY = {"grpc", "torch", "asyncio", "socket", "time", "random", "threading", "subprocess", "protos", "sglang"}
+
+
+def module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", POLICIES, ids=module)
+def test_a_policy_names_no_io_clock_or_transport(path):
+    assert {name.split(".")[0] for name in imports(path)} & FORBIDDEN_IN_POLICY == set()
+
+
+def test_policies_imported_alone_pull_in_no_grpc_and_no_torch():
+    code = "import sys\n" + "".join(f"import {module(path)}\n" for path in POLICIES)
+    code += "print(sorted({'grpc', 'torch', 'protos', 'sglang'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_chassis_knows_no_service():
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] == "services":
+            tops = {name.split(".")[0] for name in imports(path)}
+            assert not tops & (set(PACKAGES) - {"services"}), path
+
+
+def test_a_service_imports_another_only_through_its_client():
+    services = ("balloond", "loader", "gpu_scheduler", "placement", "gateway")
+    for path in FILES:
+        own = path.relative_to(ROOT).parts[0]
+        if own not in services:
+            continue
+        for name in imports(path):
+            top, *rest = name.split(".")
+            if top in services and top != own:
+                in_engine = "engines" in path.parts and name.startswith(("balloond.driver", "balloond.backends"))
+                assert (rest and rest[0] in ("client", "keeper_client")) or in_engine, f"{module(path)} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("library", "where"),
+    [
+        ("sglang", r"^gpu_scheduler/engines/sglang/"),
+        ("torch", r"^(gpu_scheduler/engines/sglang/|balloond/driver/|balloond/backends/|loader/transfers/)"),
+        ("cuda", r"^(balloond/backends/|loader/transfers/)"),
+        ("starlette", r"^gateway/"),
+    ],
+)
+def test_heavy_libraries_are_imported_only_where_the_design_says(library, where):
+    for path in FILES:
+        if library in {name.split(".")[0] for name in imports(path)}:
+            assert re.match(where, str(path.relative_to(ROOT))), f"{path} imports {library}"
