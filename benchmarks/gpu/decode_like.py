@@ -1,4 +1,4 @@
-"""A GPU load shaped like decoding: one replay of a CUDA graph, a step, streams weights through products with a vector."""
+"""A GPU load shaped like decoding: each step replays a CUDA graph that multiplies streamed weights with a vector."""
 
 from __future__ import annotations
 

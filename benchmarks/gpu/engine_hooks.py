@@ -23,7 +23,7 @@ def _allow_any_backend(server_args: Any) -> None:
 
 
 def _random_weights(model: Any, *_: Any, **__: Any) -> None:
-    """Normal weights that keep the activations' scale; attention is peaked, so that what KV holds decides the tokens."""
+    """Normal weights that keep the activations' scale; attention is peaked, so that KV decides the tokens."""
     import torch
 
     for name, parameter in model.state_dict().items():

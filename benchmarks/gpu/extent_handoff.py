@@ -46,13 +46,18 @@ class Bench:
 
     def ask(self, who: str, *command: Any) -> Any:
         self._pipes[who].send(command)
+        return self._answer(who)
+
+    def _answer(self, who: str) -> Any:
+        if not self._pipes[who].poll(60):
+            raise TimeoutError(f"{who} did not answer")
         return self._pipes[who].recv()
 
     def together(self, **commands: tuple[Any, ...]) -> dict[str, Any]:
         """Let several processes work at the same time."""
         for who, command in commands.items():
             self._pipes[who].send(command)
-        return {who: self._pipes[who].recv() for who in commands}
+        return {who: self._answer(who) for who in commands}
 
     def close(self) -> None:
         for pipe in self._pipes.values():
@@ -246,7 +251,15 @@ def _print(result: dict[str, Any]) -> None:
     report.table(
         f"{scale['gib']} GiB in 2 MiB extents: us a call", ("where", "call", "first tenth", "last tenth"), rows
     )
-    print("descriptors held:", scale["descriptors_held"], "| every byte came back:", result["conserved"], flush=True)
+    print(
+        "descriptors held:",
+        scale["descriptors_held"],
+        "of",
+        result["descriptor_limit"],
+        "| every byte came back:",
+        result["conserved"],
+        flush=True,
+    )
 
 
 def main() -> None:
@@ -276,7 +289,9 @@ def main() -> None:
             result["latencies"] += latencies(bench, size, arguments.iterations)
             held.read(f"{size} MiB latencies")
         result["batches"] = batches(bench, 1.0)
-        result["scale"] = at_scale(bench, held, arguments.scale_gib)
+        result["descriptor_limit"] = bench.ask("maker", "limit")
+        most = int(result["descriptor_limit"] * 0.9) >> 9  # GiB in extents of 2 MiB
+        result["scale"] = at_scale(bench, held, min(arguments.scale_gib, most))
         result["memory"] = held.readings
         result["conserved"] = held.exact
     finally:

@@ -29,9 +29,14 @@ _HEADER = struct.Struct("<BxxxIQ")  # kind, how many, bytes of each
 _NOW = time.perf_counter_ns
 
 
-def _raise_descriptor_limit() -> None:
+def raise_descriptor_limit(wanted: int = 1 << 18) -> int:
+    """As many descriptors as we may have: 139 GiB in extents of 2 MiB are 71,000. Returns the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
+    except (ValueError, PermissionError):  # only CAP_SYS_RESOURCE raises the hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class Calls:
@@ -105,7 +110,11 @@ class Maker:
                 os.close(self._held.pop(extent_id))
 
     def serve(self, peer: int, connection: socket.socket) -> None:
-        """Answer one engine until it hangs up."""
+        """Answer one engine until it hangs up. A failure hangs up on the engine, so that nobody waits for ever."""
+        with connection:
+            self._serve(peer, connection)
+
+    def _serve(self, peer: int, connection: socket.socket) -> None:
         calls = self.calls[peer] = Calls()
         while message := connection.recv(1 << 16):
             kind, count, nbytes = _HEADER.unpack_from(message)
@@ -134,7 +143,7 @@ class Maker:
 
 def run_maker(device: int, control: Connection, connections: list[socket.socket]) -> None:
     """Body of the maker's process: a thread for each engine; the control pipe asks for spares and timings."""
-    _raise_descriptor_limit()
+    limit = raise_descriptor_limit()
     maker = Maker(device)
     threads = [threading.Thread(target=maker.serve, args=(i, c), daemon=True) for i, c in enumerate(connections)]
     for thread in threads:
@@ -152,6 +161,8 @@ def run_maker(device: int, control: Connection, connections: list[socket.socket]
             control.send({peer: calls.take() for peer, calls in maker.calls.items()})
         elif name == "held":
             control.send(maker.held())
+        elif name == "limit":
+            control.send(limit)
 
 
 class Engine:
@@ -173,6 +184,8 @@ class Engine:
         """Take one answer and map all of it; returns how many extents."""
         t0 = _NOW()
         message, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, MAX_DESCRIPTORS)
+        if not message:
+            raise ConnectionError("the maker hung up")
         t1 = _NOW()
         calls.add("receive_and_wait", t0, t1)
         first = self._top
@@ -283,7 +296,7 @@ def run_engine(device: int, control: Connection, connection: socket.socket, with
 
     from benchmarks.gpu.decode_like import DecodeLike, Neighbour
 
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     engine = Engine(device, connection)
     load = DecodeLike(device) if with_load else None
     neighbour = Neighbour(load) if load else None

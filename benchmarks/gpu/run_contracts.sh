@@ -21,7 +21,7 @@ for what in "$@"; do
         *) echo "unknown measurement: $what" >&2; exit 2 ;;
     esac
     begun=$(date +%s)
-    timeout -k 5 400 python3 -m "benchmarks.gpu.$module" --out "$out" --commit "$commit" >>"$out/log.txt" 2>&1 || {
+    timeout -k 5 240 python3 -m "benchmarks.gpu.$module" --out "$out" --commit "$commit" >>"$out/log.txt" 2>&1 || {
         echo "$what FAILED"
         tail -n 25 "$out/log.txt"
         status=1
