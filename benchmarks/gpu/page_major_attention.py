@@ -202,7 +202,7 @@ def speed(
 
 def move_envelopes(shape: Shape, page_size: int, count: int, device: str) -> dict[str, Any]:
     """Live envelopes moved together: one copy of whole envelopes, beside SGLang's move of tokens layer by layer."""
-    from sglang.kernels.ops.kvcache.cache_move import move_kv_cache_native
+    from sglang.srt.mem_cache.memory_pool import move_kv_cache_native
 
     nbytes = shape.envelope_bytes(page_size)
     raw = torch.randint(0, 60, (2 * count * nbytes,), dtype=torch.uint8, device=device)
