@@ -39,7 +39,7 @@ _OPTIONS: list[tuple[str, Any]] = [
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     *_OPTIONS,
     ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
 
 
