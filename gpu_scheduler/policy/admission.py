@@ -1,0 +1,214 @@
+"""Which of the ordered requests may start now, given memory and the prefill turn.
+
+The order is: the oldest of the second queue while its credit covers them, then what of the second queue fits into the
+room that S leaves, then S by deadline. Three things keep a request from starting:
+
+- *Its model is not active.* It stays in the plan and is looked at again when the model is.
+- *The turn.* One engine at a time prefills. While its requests are under way, more of the same model may join until
+  one chunk is full, and only while they are next in order: the first that belongs to another engine ends the joining, so
+  that the turn passes when the prefills in flight end.
+- *Memory.* A request starts only if the pages of its prompt and of the forecast of its decode can be granted. If not, a
+  `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no later
+  request of its model starts before it, and what its devices have free is not given to requests after it. An aged
+  request claims its model's memory alone, so that it cannot hold up what other models have in S.
+
+Bytes are bytes on each device of the model: a tensor-parallel model holds the same on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from gpu_scheduler.policy.backlog import Backlog
+from gpu_scheduler.policy.decisions import Agenda, NeedMemory, Start, Why
+from gpu_scheduler.policy.slack import Waiting
+
+ROOM_CANDIDATES = 64
+"""How many requests of the second queue are tried for the room in S at a time: bounds one admission, not the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """KV memory of one active model, on each of its devices."""
+
+    limit: int
+    held: int
+    """Bytes of its kv extents."""
+    reclaimable: int = 0
+    """Bytes of `held` that a new request may take: the reserve and cached prefixes."""
+    growth: int = 0
+    """Bytes beyond `held` that requests which were started are still expected to take, those in prefill included."""
+    page_bytes: int = 1
+    page_tokens: int = 1
+    """One envelope: its bytes on one device and its tokens."""
+    devices: tuple[str, ...] = ()
+
+    def bytes_for(self, request: Waiting) -> int:
+        """What the prompt and the forecast of the decode take, in whole envelopes. A cached prefix counts in full: while
+        nobody uses it, it counts in `reclaimable` too."""
+        tokens = request.prompt_tokens + request.decode_tokens
+        return -(-tokens // self.page_tokens) * self.page_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What there is: each active model's, and the bytes that nobody leases on each device (a device not named here is bound
+    by limits alone)."""
+
+    models: Mapping[str, ModelMemory]
+    free: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The prefill turn."""
+
+    chunk_tokens: int = 8192
+    """More prefills may join those in flight while these have fewer tokens left."""
+    room_share: float = 0.5
+    """Share of S's slack that the second queue may use: costs are estimates, and the next arrival may be tight."""
+
+
+def admit(agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> list[Start | NeedMemory]:
+    """Starts, in order, and the memory that requests before them lack (at most one for each model).
+
+    Reads `backlog` and changes nothing; the agenda must be of its present state. KeyError if `memory` lacks an active model.
+    """
+    admission = _Admission(agenda, backlog, memory, turn)
+    if admission.aged():
+        admission.within_room()
+        admission.on_time()
+    return admission.decisions
+
+
+class _Books:
+    """What can still be granted in this pass."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._models = memory.models
+        self._free = dict(memory.free)
+        self._left = {name: m.limit - m.held + m.reclaimable - m.growth for name, m in memory.models.items()}
+        self._reclaimable = {name: m.reclaimable for name, m in memory.models.items()}
+        for name, model in memory.models.items():
+            self._use(name, model.growth)
+
+    def lacks(self, request: Waiting) -> int:
+        """Bytes that are missing on some device of its model; 0 if it can be granted."""
+        model = self._models[request.model]
+        need = model.bytes_for(request)
+        new = max(0, need - self._reclaimable[request.model])
+        short = [new - self._free[device] for device in model.devices if device in self._free]
+        return max(0, need - self._left[request.model], *short)
+
+    def take(self, request: Waiting) -> None:
+        """Grant it."""
+        need = self._models[request.model].bytes_for(request)
+        self._left[request.model] -= need
+        self._use(request.model, need)
+
+    def claim(self, request: Waiting) -> None:
+        """Keep from later requests what its devices have free; its own model is passed over as a whole anyway."""
+        self._use(request.model, self._models[request.model].bytes_for(request))
+
+    def _use(self, name: str, need: int) -> None:
+        old = min(need, self._reclaimable[name])
+        self._reclaimable[name] -= old
+        for device in self._models[name].devices:
+            if device in self._free:
+                self._free[device] = max(0, self._free[device] - (need - old))
+
+
+class _Admission:
+    """One pass over an agenda."""
+
+    def __init__(self, agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> None:
+        self.decisions: list[Start | NeedMemory] = []
+        self._agenda = agenda
+        self._backlog = backlog
+        self._turn = turn
+        in_flight = backlog.in_flight()
+        self._books = _Books(memory)
+        self._holder = in_flight[0].model if in_flight else None
+        self._tokens = backlog.tokens_in_flight()
+        self._started: set[str] = set()
+        self._passed_over: set[str] = set()
+
+    def aged(self) -> bool:
+        """Start what the second queue's credit covers. False if one of these has to wait for the turn: it is next."""
+        credit = self._agenda.credit
+        for request in self._able(self._agenda.second):
+            cost = self._backlog.prefill_cost(request.request_id)
+            if cost > credit:
+                break
+            if lacking := self._books.lacks(request):
+                self._pass_over(request, lacking, inf)
+            elif self._may_prefill(request):
+                self._start(request, Why.AGED)
+                credit -= cost
+            else:
+                return False
+        return True
+
+    def within_room(self) -> None:
+        """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from S."""
+        room = self._agenda.room * self._turn.room_share
+        lacks: set[str] = set()
+        tries = ROOM_CANDIDATES
+        for request in self._able(self._agenda.second):
+            if request.model in lacks:
+                continue
+            if tries == 0:
+                break
+            tries -= 1
+            cost = self._backlog.prefill_cost(request.request_id)
+            if cost > room:
+                continue
+            if lacking := self._books.lacks(request):
+                lacks.add(request.model)
+                if not self._agenda.on_time:
+                    self._pass_over(request, lacking, inf)
+            elif self._may_prefill(request):
+                self._start(request, Why.ROOM)
+                room -= cost
+            else:
+                break
+
+    def on_time(self) -> None:
+        """Start S in order."""
+        for request in self._able(self._agenda.on_time):
+            if lacking := self._books.lacks(request):
+                self._pass_over(request, lacking, self._backlog.slack(request.request_id, self._agenda.now))
+                self._books.claim(request)
+            elif self._may_prefill(request):
+                self._start(request, Why.ON_TIME)
+            else:
+                break
+
+    def _able(self, request_ids: Iterable[str]) -> Iterator[Waiting]:
+        """Requests of active models that nobody before them keeps from starting."""
+        active: dict[str, bool] = {}
+        for request_id in request_ids:
+            request = self._backlog.request(request_id)
+            name = request.model
+            if name not in active:
+                active[name] = self._backlog.is_active(name)
+            if active[name] and name not in self._passed_over and request_id not in self._started:
+                yield request
+
+    def _may_prefill(self, request: Waiting) -> bool:
+        if self._holder is None:
+            return True
+        return self._holder == request.model and self._tokens < self._turn.chunk_tokens
+
+    def _start(self, request: Waiting, why: Why) -> None:
+        self._books.take(request)
+        self._holder = request.model
+        self._tokens += request.uncached_tokens
+        self._started.add(request.request_id)
+        self.decisions.append(Start(request.request_id, why))
+
+    def _pass_over(self, request: Waiting, lacking: int, slack: float) -> None:
+        self._passed_over.add(request.model)
+        self.decisions.append(NeedMemory(request.model, lacking, request.request_id, slack))

@@ -1,0 +1,394 @@
+"""The shared queue: every request of every model of a group that waits for its prefill, and what is under way.
+
+A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away:
+
+    WAITING      in S, or best effort, or not planned yet
+    LATE         the last plan left it out of S: it waits in the second queue
+    DISPATCHED   sent to an engine, prefill not finished
+    RUNNING      prefill finished, decoding; kept so that a retraction can put it back
+
+    add: -> WAITING <-> LATE                      start: WAITING | LATE -> DISPATCHED
+    prefill_finished: DISPATCHED -> RUNNING       requeue: DISPATCHED | RUNNING -> WAITING (arrival kept)
+    finish, cancel: any -> gone                   Drop, Expire: WAITING | LATE -> gone
+
+`plan(now)` throws away what expired, runs Moore-Hodgson over all waiting requests that have a deadline, and returns an
+`Agenda`; `admission.admit` turns that into starts. Run both when a request arrived or was cancelled, a prefill ended,
+memory or a residency changed, or at `next_deadline()`; nothing else changes the answer.
+
+**The second queue** holds what Moore-Hodgson dropped from S (*late*, never thrown away unasked) and best effort, oldest
+first. A best-effort request counts as `best_effort_yield_s` younger than it is: a late one goes before it, but not
+every later one. There are two ways to run from it: *room*, the slack that S as a whole has (all of the time while S is
+empty), and *credit*, which grows while the second queue waits and bounds its starvation (`credit.py` states the bound).
+
+A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum over S
+holds its prefill alone: a wake-up does not occupy the prefill turn, and charging it to each of the requests that wait
+for the same wake-up would drop most of them, and others, for nothing.
+
+Not thread-safe. Times are seconds on the caller's clock; an earlier `now` than the last counts as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import accumulate, compress, islice
+from math import inf
+from operator import sub
+
+from gpu_scheduler.policy import slack
+from gpu_scheduler.policy.credit import Credit
+from gpu_scheduler.policy.decisions import Agenda, Drop, Expire, Start, Why
+from gpu_scheduler.policy.line import Key, Line
+from gpu_scheduler.policy.models import Models
+from gpu_scheduler.policy.moore_hodgson import late_indices
+from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+
+TICK = 0.001
+"""Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
+
+
+class State(Enum):
+    """Where a request is; the module's docstring has the transitions."""
+
+    WAITING = "waiting"
+    LATE = "late"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogRules:
+    """Numbers of the second queue."""
+
+    late_share: float = 0.1
+    """Share of the prefill time that the second queue may claim while S is never empty."""
+    best_effort_yield_s: float = 10.0
+    """Seconds by which a best-effort request lets late ones go first."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    request: Waiting
+    seq: int
+    state: State = State.WAITING
+    done_tokens: int = 0
+
+    @property
+    def key(self) -> Key:
+        return (self.request.deadline, self.request.arrival, self.seq)
+
+    @property
+    def tokens_left(self) -> int:
+        return max(0, self.request.uncached_tokens - self.done_tokens)
+
+
+class Backlog:
+    """The queue itself. Unknown request ids and models raise KeyError, a call that the state forbids ValueError."""
+
+    def __init__(self, rules: BacklogRules | None = None) -> None:
+        self.rules = rules or BacklogRules()
+        self._models = Models()
+        self._entries: dict[str, _Entry] = {}
+        self._timed = Line()
+        self._best_effort = Line()
+        self._late: set[str] = set()
+        self._in_flight: dict[str, _Entry] = {}
+        self._busy_until = -inf
+        self._expiries: list[tuple[float, str]] = []
+        self._droppable = 0
+        self._next_seq = 0
+        self._credit = Credit(self.rules.late_share)
+        self._wake_at = inf
+
+    def __repr__(self) -> str:
+        return (
+            f"Backlog(waiting={len(self._timed) + len(self._best_effort)}, late={len(self._late)}, "
+            f"in_flight={len(self._in_flight)}, all={len(self)}, {self._credit!r})"
+        )
+
+    def __len__(self) -> int:
+        """Requests in any state."""
+        return len(self._entries)
+
+    # --- models -------------------------------------------------------------------------------------------------------
+
+    def add_model(self, model: str, speed: PrefillSpeed) -> None:
+        """Make a model known, not active yet. `speed` stays the caller's: it observes chunks, the queue reads it."""
+        self._models.add(model, speed)
+
+    def remove_model(self, model: str) -> None:
+        """Forget a model; ValueError while it has requests here."""
+        self._models.remove(model)
+
+    def model_active(self, model: str) -> None:
+        """Its requests may start from now on."""
+        known = self._models[model]
+        known.active, known.ready_at = True, -inf
+
+    def model_waking(self, model: str, ready_at: float) -> None:
+        """It is not active; `ready_at` estimates when it will be, also when its wake-up has not begun. +inf: not in
+        sight, so that whatever of it has a deadline is late."""
+        known = self._models[model]
+        known.active, known.ready_at = False, ready_at
+
+    def is_active(self, model: str) -> bool:
+        """Whether requests of the model may start."""
+        return self._models[model].active
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def add(self, request: Waiting, now: float) -> None:
+        """A new request, or one replayed from elsewhere with the arrival it had there."""
+        if request.request_id in self._entries:
+            raise ValueError(f"request {request.request_id} is queued already")
+        model = self._models[request.model]
+        self._account(now)
+        entry = _Entry(request, self._next_seq)
+        self._next_seq += 1
+        self._entries[request.request_id] = entry
+        model.requests += 1
+        self._enqueue(entry)
+
+    def start(self, decision: Start, now: float) -> Waiting:
+        """The request goes to its engine; it counts as dispatched work until its prefill has finished."""
+        entry = self._in_state(decision.request_id, State.WAITING)
+        self._account(now)
+        cost = self._cost(entry)
+        if decision.why is Why.AGED:
+            self._credit.pay(cost)
+        self._dequeue(entry)
+        entry.state, entry.done_tokens = State.DISPATCHED, 0
+        self._busy_until = max(self._busy_until, now) + cost
+        self._in_flight[decision.request_id] = entry
+        return entry.request
+
+    def progress(self, request_id: str, done_tokens: int, now: float) -> None:
+        """`done_tokens` of its uncached prompt are prefilled by now."""
+        self._in_state(request_id, State.DISPATCHED).done_tokens = done_tokens
+        self._recount(now)
+
+    def prefill_finished(self, request_id: str, now: float) -> None:
+        """Its first token is out."""
+        entry = self._in_state(request_id, State.DISPATCHED)
+        self._account(now)
+        entry.state = State.RUNNING
+        self._land(request_id, now)
+
+    def cache_hit(self, request_id: str, cached_tokens: int) -> None:
+        """The engine reported how much of the prompt of a request that still waits it has cached."""
+        entry = self._in_state(request_id, State.WAITING)
+        self._dequeue(entry)
+        entry.request = replace(entry.request, cached_tokens=cached_tokens)
+        self._enqueue(entry)
+
+    def requeue(
+        self,
+        request_id: str,
+        now: float,
+        *,
+        prompt_tokens: int | None = None,
+        cached_tokens: int = 0,
+        deadline: float | None = None,
+    ) -> None:
+        """Retracted, or its engine died: it waits again with the arrival it had.
+
+        `prompt_tokens` then counts what it had generated too. `deadline` may give it a new one: its first token may be
+        out already, and with a passed deadline it is late: first in the second queue, being old, but behind S."""
+        entry = self._in_state(request_id, State.DISPATCHED, State.RUNNING)
+        self._account(now)
+        self._land(request_id, now)
+        old = entry.request
+        entry.request = replace(
+            old,
+            prompt_tokens=old.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            cached_tokens=cached_tokens,
+            deadline=old.deadline if deadline is None else deadline,
+        )
+        entry.state = State.WAITING
+        self._enqueue(entry)
+
+    def cancel(self, request_id: str, now: float) -> bool:
+        """The client went away. False if the request is not here (any more): that is a race, not an error."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        self._account(now)
+        self._forget(entry, now)
+        return True
+
+    def finish(self, request_id: str, now: float) -> bool:
+        """Its last token is out. To the queue the same as `cancel`; its callers mean two things."""
+        return self.cancel(request_id, now)
+
+    def request(self, request_id: str) -> Waiting:
+        """Its facts as they are now."""
+        return self._entries[request_id].request
+
+    def state(self, request_id: str) -> State | None:
+        """None once it is gone."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return None
+        return State.LATE if request_id in self._late else entry.state
+
+    def waiting(self) -> Iterator[Waiting]:
+        """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
+        for line in (self._timed, self._best_effort):
+            yield from (self._entries[request_id].request for request_id in line.ids)
+
+    def in_flight(self) -> tuple[Waiting, ...]:
+        """Dispatched requests whose prefill has not finished, in order of dispatch."""
+        return tuple(entry.request for entry in self._in_flight.values())
+
+    def tokens_in_flight(self) -> int:
+        """Prompt tokens that are dispatched and not prefilled."""
+        return sum(entry.tokens_left for entry in self._in_flight.values())
+
+    def prefill_cost(self, request_id: str) -> float:
+        """Seconds of the prefill turn that the request needs, without any wake-up."""
+        return self._cost(self._entries[request_id])
+
+    def slack(self, request_id: str, now: float) -> float:
+        """Seconds until its latest start: deadline - e - now, with the rest of the wake-up in e."""
+        request = self._entries[request_id].request
+        model = self._models[request.model]
+        return slack.slack(request, slack.cost(request, model.speed, model.wake_rest(now)), now)
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Agenda:
+        """Throw away what is to be, then order what waits. About 5 ms for 10,000 waiting requests."""
+        self._account(now)
+        decisions: list[Drop | Expire] = list(self._expire(now))
+        start = max(now, self._busy_until) if self._in_flight else now
+        rates = self._models.rates()
+
+        line = self._timed
+        costs = line.costs(rates)
+        left_out = late_indices(line.deadlines, self._hopeless_are_infinite(costs, now), start)
+        in_s = [True] * len(line)
+        for i in left_out:
+            in_s[i] = False
+        on_time = tuple(compress(line.ids, in_s))
+        ends = islice(accumulate(compress(costs, in_s), initial=start), 1, None)
+        room = min(map(sub, compress(line.deadlines, in_s), ends), default=inf)
+
+        second = [(line.keys[i][1], line.keys[i][2], line.ids[i]) for i in left_out]
+        dearest = max((costs[i] for i in left_out), default=0.0)
+        self._late = {request_id for _, _, request_id in second}
+        if self._droppable and (drops := self._drop([line.ids[i] for i in left_out], now)):
+            decisions += drops
+            second = [item for item in second if item[2] in self._late]
+        if self._best_effort:
+            later = self.rules.best_effort_yield_s
+            rest = zip(self._best_effort.keys, self._best_effort.ids, strict=True)
+            second += [(arrival + later, seq, request_id) for (_, arrival, seq), request_id in rest]
+            dearest = max(dearest, max(self._best_effort.costs(rates)))
+        second.sort()
+        queue = tuple([request_id for _, _, request_id in second])
+
+        self._credit.cap(dearest if queue else 0.0)
+        self._wake_at = min(start + room + TICK, self._credit_suffices(queue, now))
+        return Agenda(now, start, on_time, queue, room, self._credit.seconds, tuple(decisions))
+
+    def next_deadline(self) -> float:
+        """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
+        last planned, could no longer be met, or the one at which the second queue's credit suffices; +inf: never."""
+        while self._expiries and not self._stands(*self._expiries[0]):
+            heappop(self._expiries)
+        return min(self._wake_at, self._expiries[0][0] if self._expiries else inf)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _in_state(self, request_id: str, *allowed: State) -> _Entry:
+        entry = self._entries[request_id]
+        if entry.state not in allowed:
+            expected = " or ".join(state.value for state in allowed)
+            raise ValueError(f"request {request_id} is {entry.state.value}, not {expected}")
+        return entry
+
+    def _account(self, now: float) -> None:
+        self._credit.earn(now, waiting=bool(self._late or self._best_effort), busy=bool(self._in_flight))
+
+    def _cost(self, entry: _Entry) -> float:
+        return self._models[entry.request.model].prefill_cost(entry.request)
+
+    def _line(self, entry: _Entry) -> Line:
+        return self._best_effort if entry.request.deadline == inf else self._timed
+
+    def _enqueue(self, entry: _Entry) -> None:
+        request = entry.request
+        class_ = self._models[request.model].class_of(request)
+        self._line(entry).insert(entry.key, request.request_id, request.uncached_tokens, class_)
+        self._droppable += request.drop_late
+        if request.expires < inf:
+            heappush(self._expiries, (request.expires, request.request_id))
+
+    def _dequeue(self, entry: _Entry) -> None:
+        self._line(entry).remove(entry.key)
+        self._late.discard(entry.request.request_id)
+        self._droppable -= entry.request.drop_late
+
+    def _land(self, request_id: str, now: float) -> None:
+        """The request is no longer dispatched work (if it was)."""
+        if self._in_flight.pop(request_id, None) is not None:
+            self._recount(now)
+
+    def _recount(self, now: float) -> None:
+        """From now on the turn is busy with what is not prefilled of the dispatched requests."""
+        rest = 0.0
+        for entry in self._in_flight.values():
+            rest += self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
+        self._busy_until = now + rest
+
+    def _forget(self, entry: _Entry, now: float) -> None:
+        request = entry.request
+        if entry.state is State.WAITING:
+            self._dequeue(entry)
+        self._land(request.request_id, now)
+        del self._entries[request.request_id]
+        self._models[request.model].requests -= 1
+
+    def _hopeless_are_infinite(self, costs: list[float], now: float) -> list[float]:
+        """The costs, with +inf (always late) for requests that their model's wake-up alone makes late."""
+        ready = self._models.ready(now)
+        if ready is None:
+            return costs
+        rows = zip(costs, map(ready.__getitem__, self._timed.classes), self._timed.deadlines, strict=True)
+        return [inf if at + cost > deadline else cost for cost, at, deadline in rows]
+
+    def _credit_suffices(self, second: tuple[str, ...], now: float) -> float:
+        """When the idle turn will have earned enough for the oldest request of the second queue that may start."""
+        if not self._in_flight:
+            for request_id in second:
+                request = self._entries[request_id].request
+                if (model := self._models[request.model]).active:
+                    missing = model.prefill_cost(request) - self._credit.seconds
+                    return now + missing + TICK if missing > 0 else inf
+        return inf
+
+    def _stands(self, expires: float, request_id: str) -> bool:
+        """Whether an item of the heap of time-outs is still true: the request waits, and with that time-out."""
+        entry = self._entries.get(request_id)
+        return entry is not None and entry.state is State.WAITING and entry.request.expires == expires
+
+    def _expire(self, now: float) -> Iterator[Expire]:
+        while self._expiries and self._expiries[0][0] <= now:
+            expires, request_id = heappop(self._expiries)
+            if self._stands(expires, request_id):
+                entry = self._entries[request_id]
+                self._forget(entry, now)
+                yield Expire(request_id, f"its time-out passed after it had waited {now - entry.request.arrival:.3f} s")
+
+    def _drop(self, late: list[str], now: float) -> list[Drop]:
+        """Throw away those late requests whose clients asked for it."""
+        drops: list[Drop] = []
+        for request_id in late:
+            entry = self._entries[request_id]
+            if entry.request.drop_late:
+                cost, left = self._cost(entry), self.slack(request_id, now)
+                drops.append(Drop(request_id, f"late: {cost:.3f} s of prefill to do, {left:.3f} s of slack left"))
+                self._forget(entry, now)
+        return drops

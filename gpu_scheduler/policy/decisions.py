@@ -1,0 +1,74 @@
+"""What arbitration decides, as values: the dispatcher carries them out and never decides itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Why(Enum):
+    """By which right a request starts; `explain` and the metrics show it."""
+
+    ON_TIME = "on_time"
+    """It is the next of S."""
+    AGED = "aged"
+    """The oldest of the second queue, on the credit that this queue earned."""
+    ROOM = "room"
+    """From the second queue, within the slack that S leaves (all of it while S is empty)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Send this request to its engine now."""
+
+    request_id: str
+    why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class NeedMemory:
+    """A request could go, but its model lacks `bytes` on each of its devices: move a limit before it waits.
+
+    Said again at each admission until the memory is there; the limits' policy compares `slack` (seconds, +inf for best
+    effort) with that of the holders.
+    """
+
+    model: str
+    bytes: int
+    for_request: str
+    slack: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Thrown away because it is late and its client asked for that."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Thrown away because its own time-out passed while it waited."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Agenda:
+    """What one run of the plan says about all that waits."""
+
+    now: float
+    start: float
+    """When the prefill turn is free: now + what is dispatched and unfinished."""
+    on_time: tuple[str, ...]
+    """S, by deadline."""
+    second: tuple[str, ...]
+    """The second queue: late and best effort, oldest first."""
+    room: float
+    """Seconds by which the whole of S can be put off with none of it late; +inf if S is empty."""
+    credit: float
+    """Seconds of work that the second queue has earned."""
+    decisions: tuple[Drop | Expire, ...]
+    """Already carried out in the queue; the caller tells the clients."""

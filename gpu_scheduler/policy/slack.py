@@ -1,0 +1,113 @@
+"""What a request costs, and how much time it has left.
+
+    e     = uncached prompt tokens / prefill speed + the rest of the model's wake-up      (seconds)
+    slack = deadline - e - now                                                            (seconds)
+
+The *latest start* of a request is `deadline - e`: slack reaches zero there. A request without a target is best effort
+and has the deadline +inf. The cost follows the Prism paper's request arbitration (e_r = p_r / c_r); the paper takes one
+c for a model, here it depends on the size of the chunk, because small chunks leave the device half empty.
+
+Times are seconds on the clock of the gpu_scheduler; speeds are seconds per token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+
+BUCKETS = 18
+"""Chunk sizes by power of two: bucket b holds chunks of 2^(b-1)+1 .. 2^b tokens; the last one all above 65,536."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The facts about one request of the shared queue."""
+
+    request_id: str
+    model: str
+    arrival: float
+    """When it entered the system; kept when it is retracted or replayed."""
+    deadline: float = inf
+    """arrival + TTFT target, or +inf for best effort."""
+    prompt_tokens: int = 1
+    cached_tokens: int = 0
+    """Tokens of the prompt that the engine reported as a prefix hit."""
+    decode_tokens: int = 0
+    """Forecast of the tokens that it will generate; only memory counts them, not time."""
+    expires: float = inf
+    """Its own time-out: it is thrown away if it still waits then."""
+    drop_late: bool = False
+    """The client asked (`x-slo-drop: late`) that it be thrown away instead of served late."""
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Tokens to prefill; at least one, because the last token is always computed."""
+        return max(1, self.prompt_tokens - self.cached_tokens)
+
+
+def bucket_of(tokens: int) -> int:
+    """The bucket of a chunk of `tokens` tokens."""
+    return min((tokens - 1).bit_length(), BUCKETS - 1) if tokens > 1 else 0
+
+
+class PrefillSpeed:
+    """How fast one model prefills on this group: a calibrated start value, then a moving average for each chunk size.
+
+    A bucket that was never observed borrows the value of the nearest one that was (the larger of two equally near), and
+    the calibrated value while there is none.
+    """
+
+    def __init__(self, tokens_per_s: float, *, chunk_tokens: int = 8192, weight: float = 0.25) -> None:
+        """`tokens_per_s` is the calibrated speed; a prompt is cut into chunks of at most `chunk_tokens`; `weight` is how
+        much a new observation counts in the moving average (0.25: the last 8 chunks make 90 % of it)."""
+        if not tokens_per_s > 0 or not chunk_tokens > 0 or not 0 < weight <= 1:
+            raise ValueError(f"bad prefill speed: {tokens_per_s=} {chunk_tokens=} {weight=}")
+        self.chunk_tokens = chunk_tokens
+        self._weight = weight
+        self._observed: dict[int, float] = {}
+        self.seconds_per_token: tuple[float, ...] = (1.0 / tokens_per_s,) * BUCKETS
+        """By bucket; always complete, so that a queue can cost all its requests without a call for each."""
+
+    def __repr__(self) -> str:
+        seen = {1 << b: round(1 / s) for b, s in sorted(self._observed.items())}
+        at_best = 1 / self.seconds_per_token[self.bucket(self.chunk_tokens)]
+        return f"PrefillSpeed({at_best:.0f} tokens/s, observed={seen})"
+
+    def bucket(self, tokens: int) -> int:
+        """The bucket that decides the cost of a prompt of `tokens` uncached tokens."""
+        return bucket_of(min(tokens, self.chunk_tokens))
+
+    def cost(self, tokens: int) -> float:
+        """Seconds to prefill `tokens` tokens."""
+        return tokens * self.seconds_per_token[self.bucket(tokens)]
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """A chunk of `tokens` tokens took `seconds`. Ignores what cannot be a measurement."""
+        if tokens <= 0 or not 0 < seconds < inf:
+            return
+        b = self.bucket(tokens)
+        before = self.seconds_per_token[b]
+        self._observed[b] = before + self._weight * (seconds / tokens - before)
+        known = sorted(self._observed, reverse=True)
+        nearest = [min(known, key=partial(_distance, other)) for other in range(BUCKETS)]
+        self.seconds_per_token = tuple(self._observed[near] for near in nearest)
+
+
+def _distance(a: int, b: int) -> int:
+    return abs(a - b)
+
+
+def cost(request: Waiting, speed: PrefillSpeed, wake_rest: float = 0.0) -> float:
+    """e in seconds. `wake_rest` is what is left of the model's wake-up (0 for an active model)."""
+    return speed.cost(request.uncached_tokens) + wake_rest
+
+
+def latest_start(request: Waiting, e: float) -> float:
+    """The last moment at which the request may start and still meet its deadline."""
+    return request.deadline - e
+
+
+def slack(request: Waiting, e: float, now: float) -> float:
+    """Seconds until the latest start; negative once the deadline can no longer be met."""
+    return request.deadline - e - now
