@@ -1,0 +1,71 @@
+"""Memory before it is needed: what grows, and what gives way, when SGLang is about to allocate. Works on SGLang's objects, imports
+nothing of SGLang.
+
+Order in which memory is found: mapped and free; the driver's reserve; balloond, for a short time; cached prefixes; running requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.engines.sglang.kv import ElasticKv
+
+
+class Admission:
+    """Decides for one model. `evict(tree, tokens)` is SGLang's own eviction, oldest leaf first."""
+
+    def __init__(
+        self, kv: ElasticKv, soft_wait_s: float, hard_wait_s: float, evict: Callable[[Any, int], None]
+    ) -> None:
+        self._kv = kv
+        self._soft_wait_s = soft_wait_s
+        self._hard_wait_s = hard_wait_s
+        self._evict = evict
+        self.refused = False
+        """A waiting request found no memory since this was last cleared."""
+
+    def before_allocation(self, tree: Any, tokens: int) -> None:
+        """SGLang is about to take `tokens` slots, for a decode step or for a prefill that was admitted."""
+        if self._kv.available >= tokens:
+            return
+        if self._kv.grow(tokens - self._kv.available, self._soft_wait_s):
+            return
+        evictable = tree.evictable_size()
+        short = tokens - self._kv.available
+        if short > evictable and self._kv.grow(short - evictable, self._hard_wait_s):
+            short = tokens - self._kv.available
+        if short > 0 and evictable:
+            self._evict(tree, short)
+
+    def fits(self, tree: Any, tokens: int) -> bool:
+        """Whether `tokens` slots can be had for the next chunk of a prompt, free or by evicting; grows for them."""
+        if self._kv.available >= tokens or self._kv.grow(tokens - self._kv.available, self._soft_wait_s):
+            return True
+        short = tokens - self._kv.available - tree.evictable_size()
+        ok = short <= 0 or self._kv.grow(short, self._hard_wait_s)
+        self.refused |= not ok
+        return ok
+
+    def make_room(self, adder: Any, request: Any, estimate_cap: int) -> bool:
+        """SGLang's prefill adder refused a waiting request for want of tokens: grows by what it lacks. True if asking again makes sense.
+
+        The numbers are the adder's own: prompt without its cached part, a forecast of the output, and what it keeps for those that run.
+        """
+        forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
+        prompt = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
+        lacking = int(prompt + forecast + adder.page_size - adder.rem_total_tokens) + 1
+        # Locking the request's own prefix takes that away from what can be evicted.
+        lacking += len(request.prefix_indices)
+        ok = self._kv.grow(max(lacking, 1), self._hard_wait_s)
+        self.refused |= not ok
+        return ok
+
+    def prefer_growth(self, adder: Any, request: Any, estimate_cap: int) -> None:
+        """Before a waiting request is looked at: memory is better than evicting what is cached, if it comes at once."""
+        forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
+        prompt = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
+        spoken_for = adder.rem_total_token_offset
+        short = int(prompt + forecast + adder.page_size + spoken_for - self._kv.available) + 1
+        if short > 0:
+            self._kv.grow(short, self._soft_wait_s)

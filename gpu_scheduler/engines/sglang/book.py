@@ -1,0 +1,57 @@
+"""The requests that this engine has, by the two names they go by."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protos import common_pb2
+
+
+@dataclass
+class Open:
+    """One request that has not ended."""
+
+    request_id: str
+    rid: str
+    """SGLang's name of it. SGLang aborts by prefix, so no rid may be the beginning of another: a number and a colon come first."""
+    prompt_tokens: int
+    told: bool = False
+    """The first chunk was sent."""
+    ending: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
+    """How it is to end once SGLang lets go of it, when it is we who end it."""
+    error: str = ""
+
+
+class Book:
+    """All open requests."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._by_rid: dict[str, Open] = {}
+        self._by_id: dict[str, Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_rid)
+
+    def __iter__(self) -> Iterator[Open]:
+        return iter(list(self._by_rid.values()))
+
+    def add(self, request_id: str, prompt_tokens: int) -> Open:
+        """Raises ValueError if the id is open already."""
+        if request_id in self._by_id:
+            raise ValueError(f"request {request_id} is here already")
+        entry = Open(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens)
+        self._by_rid[entry.rid] = self._by_id[request_id] = entry
+        return entry
+
+    def by_rid(self, rid: str) -> Open | None:
+        return self._by_rid.get(rid)
+
+    def by_id(self, request_id: str) -> Open | None:
+        return self._by_id.get(request_id)
+
+    def close(self, entry: Open) -> None:
+        del self._by_rid[entry.rid]
+        del self._by_id[entry.request_id]

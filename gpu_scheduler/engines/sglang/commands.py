@@ -1,0 +1,217 @@
+"""What the gpu_scheduler asks of an engine that holds a model. Commands that need SGLang idle wait until it is.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.io_struct import AbortReq
+
+from gpu_scheduler.engines.sglang import residency
+from gpu_scheduler.engines.sglang.book import Open
+from gpu_scheduler.engines.sglang.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
+from gpu_scheduler.engines.sglang.requests import to_sglang
+from gpu_scheduler.engines.sglang.residency import State
+from protos import common_pb2, engine_pb2
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.instance import Instance
+    from gpu_scheduler.engines.sglang.loop import Loop
+
+_HANDED_BACK = "handed back"
+_NOT_SERVING = "not serving"
+
+
+class Unload(LeaveLoop):
+    """The model leaves, the process stays."""
+
+    def __init__(self, command_id: int) -> None:
+        super().__init__("unload")
+        self.command_id = command_id
+
+
+class Shutdown(LeaveLoop):
+    """The process ends."""
+
+
+class Commands:
+    """Dispatch and deferred work of one instance."""
+
+    def __init__(self, instance: Instance, loop: Loop) -> None:
+        self._instance = instance
+        self._loop = loop
+        self._drain_until: tuple[int, float] | None = None
+        """(command_id, until) of a drain under way."""
+        self._draining = False
+        """Nothing is started any more, until the next activation."""
+        self._hibernate_id: int | None = None
+
+    # --- dispatch
+
+    def take(self, message: engine_pb2.ToEngine) -> list[Any]:
+        """Acts on one message; returns what SGLang is to take in. Raises LeaveLoop."""
+        kind = message.WhichOneof("message")
+        if kind == "generate":
+            return self._generate(message.generate)
+        if kind == "abort":
+            return self._abort(message.abort.request_id)
+        if kind == "shutdown":
+            raise Shutdown
+        if kind is None:
+            return []
+        command = getattr(message, kind)
+        handlers: dict[str, Callable[[Any], list[Any] | None]] = {
+            "load": self._load,
+            "verify": self._verify,
+            "hibernate": self._hibernate,
+            "wake": self._wake,
+            "unload": self._unload,
+            "drain": self._drain,
+        }
+        try:
+            residency.check(kind, self._instance.state)
+            return handlers[kind](command) or []
+        except CommandError as error:
+            self.fail(command.command_id, error)
+            return []
+
+    def fail(self, command_id: int, error: CommandError) -> None:
+        failed = engine_pb2.Failed(command_id=command_id, reason=str(error), model_at_fault=error.model_at_fault)
+        self._instance.channel.send(failed=failed)
+        self._loop.changed()
+
+    def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:
+        self._instance.channel.send(done=engine_pb2.Done(command_id=command_id, measured=measured))
+        self._loop.changed()
+
+    # --- requests
+
+    def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
+        instance = self._instance
+        if instance.state is not State.ACTIVE or self._draining or self._hibernate_id is not None:
+            self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
+            return []
+        try:
+            entry = instance.book.add(generate.request_id, len(generate.token_ids))
+        except ValueError as error:
+            self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
+            return []
+        try:
+            return [to_sglang(generate, entry.rid, instance.context_tokens, instance.vocab_size)]
+        except RejectedRequest as error:
+            self._end(entry, common_pb2.REJECTED, str(error))
+            return []
+
+    def _refuse(self, request_id: str, finish: common_pb2.Finish, error: str) -> None:
+        self._instance.send_chunks([common_pb2.TokenChunk(request_id=request_id, finish=finish, error=error)])
+
+    def _end(self, entry: Open, finish: common_pb2.Finish, error: str = "") -> None:
+        """Ends a request that SGLang does not have (any more)."""
+        self._instance.book.close(entry)
+        self._refuse(entry.request_id, finish, error)
+
+    def _abort(self, request_id: str) -> list[Any]:
+        entry = self._instance.book.by_id(request_id)
+        if entry is None:
+            return []
+        if not entry.ending:
+            entry.ending = common_pb2.ABORTED
+        return [AbortReq(rid=entry.rid)]
+
+    # --- draining
+
+    def _hand_back_all(self) -> list[Any]:
+        """Hands back everything that is left; SGLang lets go of what runs after its next step."""
+        aborts: list[Any] = []
+        for entry in self._instance.book:
+            if not entry.ending:
+                entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
+                aborts.append(AbortReq(rid=entry.rid))
+        return aborts
+
+    def _hand_back_waiting(self) -> list[Any]:
+        """Hands back what has not started, or was retracted: it would have to start again."""
+        aborts: list[Any] = []
+        for request in self._instance.scheduler.waiting_queue:
+            entry = self._instance.book.by_rid(request.rid)
+            if entry is not None and not entry.ending:
+                entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
+                aborts.append(AbortReq(rid=entry.rid))
+        return aborts
+
+    # --- residency; each may return inputs for SGLang
+
+    def _drain(self, command: engine_pb2.Drain) -> list[Any]:
+        if self._drain_until is not None:
+            raise NotNow("a drain is under way")
+        self._draining = True
+        self._drain_until = (command.command_id, time.monotonic() + command.finish_ms / 1e3)
+        return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
+
+    def tick(self, now: float) -> list[Any]:
+        """Work that is due by the clock or by what has ended."""
+        if self._drain_until is None:
+            return []
+        command_id, until = self._drain_until
+        if not len(self._instance.book):
+            self._drain_until = None
+            self._done(command_id)
+            return []
+        # What is retracted meanwhile would have to start again.
+        return self._hand_back_waiting() if now < until else self._hand_back_all()
+
+    def next_deadline_s(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do without an event."""
+        return None if self._drain_until is None else max(0.0, self._drain_until[1] - now)
+
+    def _load(self, command: engine_pb2.Load) -> None:
+        raise NotNow("the engine holds a model already")
+
+    def _verify(self, command: engine_pb2.Verify) -> None:
+        if command.command_id != self._instance.command_id:
+            raise NotNow(f"command {command.command_id} is not the one under way ({self._instance.command_id})")
+        self._instance.verify()
+
+    def _hibernate(self, command: engine_pb2.Hibernate) -> None:
+        if len(self._instance.book):
+            raise NotNow(f"hibernate is refused: {len(self._instance.book)} requests run; drain first")
+        self._hibernate_id = command.command_id
+
+    def _wake(self, command: engine_pb2.Wake) -> None:
+        self._instance.command_id = command.command_id
+        self._instance.wake()
+
+    def _unload(self, command: engine_pb2.Unload) -> None:
+        for entry in self._instance.book:
+            self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
+        raise Unload(command.command_id)
+
+    def when_idle(self, now: float) -> bool:
+        """SGLang is idle: does what waited for that. True if something was done."""
+        instance = self._instance
+        if self._hibernate_id is not None:
+            command_id, self._hibernate_id = self._hibernate_id, None
+            self._attempt(command_id, instance.hibernate)
+            return True
+        if instance.probe is not None and instance.probe.finished:
+            try:
+                measured = instance.proven()
+            except CommandError as error:
+                self.fail(instance.command_id, error)
+                return True
+            self._draining = False
+            self._done(instance.command_id, measured)
+            return True
+        return False
+
+    def _attempt(self, command_id: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except CommandError as error:
+            self.fail(command_id, error)
+        else:
+            self._done(command_id)

@@ -1,0 +1,117 @@
+"""The process: warm, then one model after another. Imports SGLang: only the engine process may import this."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import sglang
+from sglang.srt.managers import scheduler as _  # noqa: F401  (imports what a model needs, before Hello)
+from sglang.srt.models import registry as _models  # noqa: F401
+
+from gpu_scheduler.engines.sglang import current, residency
+from gpu_scheduler.engines.sglang.commands import Unload
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop
+from gpu_scheduler.engines.sglang.instance import Instance
+from gpu_scheduler.engines.sglang.loop import Loop
+from gpu_scheduler.engines.sglang.memory import OpenMemory
+from gpu_scheduler.engines.sglang.options import Options, one_line
+from gpu_scheduler.engines.sglang.residency import State
+from gpu_scheduler.engines.sglang.stats import Counters
+from protos import common_pb2, engine_pb2
+from services import log
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.channel import Channel
+    from gpu_scheduler.engines.turn import Turn
+
+_log = log.get(__name__)
+
+
+class Engine:
+    """The warm loop. While a model is held, SGLang's own loop runs inside `_load`."""
+
+    def __init__(self, channel: Channel, turn: Turn | None, turn_index: int, open_memory: OpenMemory) -> None:
+        self._channel = channel
+        self._turn = turn
+        self._turn_index = turn_index
+        self._open_memory = open_memory
+        self._counters = Counters()
+        self._ended = False
+
+    def run(self) -> None:
+        """Until the gpu_scheduler is gone or says Shutdown."""
+        hello = engine_pb2.Hello(pid=os.getpid(), engine="sglang", version=sglang.__version__)
+        self._channel.send(hello=hello)
+        while not self._ended and not self._channel.closed:
+            self._channel.wait(None)
+            for message in self._channel.receive():
+                self._take(message)
+
+    def _take(self, message: engine_pb2.ToEngine) -> None:
+        """A message to a warm engine."""
+        kind = message.WhichOneof("message")
+        if kind == "shutdown":
+            self._ended = True
+        elif kind == "load":
+            self._load(message.load)
+        elif kind == "generate":
+            chunk = common_pb2.TokenChunk(
+                request_id=message.generate.request_id, finish=common_pb2.FAILED, error="not serving"
+            )
+            self._channel.send(tokens=engine_pb2.Tokens(chunks=[chunk]))
+        elif kind in ("unload", "drain"):
+            self._channel.send(done=engine_pb2.Done(command_id=getattr(message, kind).command_id))
+        elif kind not in (None, "abort"):
+            try:
+                residency.check(str(kind), State.WARM)
+            except CommandError as error:
+                self._fail(getattr(message, str(kind)).command_id, error)
+
+    def _fail(self, command_id: int, error: CommandError) -> None:
+        _log.warning("command failed", command=command_id, why=str(error))
+        self._channel.send(
+            failed=engine_pb2.Failed(command_id=command_id, reason=str(error), model_at_fault=error.model_at_fault)
+        )
+
+    def _load(self, load: engine_pb2.Load) -> None:
+        """Builds the model and serves it until it leaves. Returns warm."""
+        try:
+            instance = Instance(
+                load, self._open_memory(load, Options.parse(load.options)), self._channel, self._counters
+            )
+        except CommandError as error:
+            self._fail(load.command_id, error)
+            return
+        current.set_instance(instance)
+        done: int | None = None
+        try:
+            self._build(instance)
+            done = self._serve(instance)
+        except CommandError as error:
+            instance.close()
+            self._fail(load.command_id, error)
+            return
+        instance.close()
+        if done is not None:
+            self._channel.send(done=engine_pb2.Done(command_id=done))
+
+    def _build(self, instance: Instance) -> None:
+        path = instance.load.model.path
+        try:
+            instance.build()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, NotImplementedError) as error:
+            # SGLang refuses a model that it cannot run with whatever is at hand.
+            _log.warning("SGLang could not build the model", path=path, exc_info=True)
+            raise BrokenModel(f"{path}: {one_line(error)}") from error
+
+    def _serve(self, instance: Instance) -> int | None:
+        """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""
+        instance.loop = Loop(instance, self._turn, self._turn_index)
+        try:
+            instance.scheduler.run_event_loop()
+        except Unload as left:
+            return left.command_id
+        except LeaveLoop:
+            self._ended = True
+        return None

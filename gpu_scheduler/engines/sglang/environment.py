@@ -1,0 +1,56 @@
+"""What must be so before SGLang and torch are imported. Imports neither."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+ENGINE_VARIABLE = "PRISM_ENGINE"
+"""Set in engine processes only: anywhere else the plugin, which SGLang finds in every process, does nothing."""
+
+_STAND_INS = Path(__file__).parent / "cpu_stubs"
+_PR_SET_PDEATHSIG = 1
+_ALWAYS = {
+    ENGINE_VARIABLE: "1",
+    "TQDM_DISABLE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Log-probabilities are the model's, not those after temperature.
+    "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
+    # A context of exactly the model's length would cut the last tokens of a request that fills it (`options`).
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+    # How many future tokens of a request count when it is admitted. SGLang's 4096 would map memory that most requests never use;
+    # who needs more gets it step by step, and retraction covers the rest.
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "256",
+}
+_WITHOUT_GPU = {
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # torch's inductor would be imported through decorators and needs a compiler.
+    "TORCHDYNAMO_DISABLE": "1",
+    # Two OpenMP threads beside other engines on the same cores are up to a hundred times slower than one.
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def has_gpu() -> bool:
+    return os.path.exists("/dev/nvidiactl")
+
+
+def prepare() -> None:
+    """Sets the environment of this process and, without a GPU, lets the stand-ins be found after any real package."""
+    if "torch" in sys.modules:
+        raise RuntimeError("torch was imported before the engine's environment was prepared")
+    os.environ.update(_ALWAYS)
+    if not has_gpu():
+        for name, value in _WITHOUT_GPU.items():
+            os.environ.setdefault(name, value)
+        sys.path.append(str(_STAND_INS))
+
+
+def die_with_parent() -> None:
+    """The kernel kills this process when the thread that started it ends, also in the middle of a forward pass."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        raise SystemExit("the gpu_scheduler was gone before its engine started")

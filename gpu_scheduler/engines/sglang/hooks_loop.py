@@ -1,0 +1,96 @@
+"""Hooks on SGLang's event loop: reading, sleeping, forming batches, retracting.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang.plugin import Hook
+
+
+class _Sleeper:
+    """Stands where SGLang polls its sockets when idle."""
+
+    def maybe_sleep(self) -> None:
+        current.instance().loop.sleep()
+
+
+def idle_sleeper(scheduler: Any) -> None:
+    scheduler.idle_sleeper = _Sleeper()
+
+
+def pull_requests(_receiver: Any) -> list[Any]:
+    return current.instance().loop.pull()
+
+
+def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """No prefill out of turn, over the limit, or without memory; decoding goes on."""
+    if (scheduler.waiting_queue or scheduler.chunked_req is not None) and not current.instance().loop.may_prefill():
+        from sglang.srt.managers.scheduler import NextBatchPlan
+
+        return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+    return original(scheduler, running_batch)
+
+
+def add_request(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+    """Grows before, and once more when SGLang refuses for want of tokens: it knows best how many."""
+    from sglang.srt.managers import schedule_policy
+
+    admission = current.instance().admission
+    admission.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
+    admitted = len(adder.can_run_list)
+    result = original(adder, req, *args, **kwargs)
+    refused = result is schedule_policy.AddReqResult.NO_TOKEN and len(adder.can_run_list) == admitted
+    if refused and admission.make_room(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS):
+        return original(adder, req, *args, **kwargs)
+    return result
+
+
+def before_decode(_scheduler: Any, batch: Any) -> None:
+    current.instance().loop.before_decode(batch)
+
+
+def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
+    """The request that SGLang would abort because even alone it does not fit goes back into the shared queue."""
+    retracted, ratio, given_up = result
+    instance = current.instance()
+    instance.counters.retractions += len(retracted) + len(given_up)
+    for request in given_up:
+        instance.loop.parked(request)
+    return retracted, ratio, []
+
+
+def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+    counters = current.instance().counters
+    counters.forward_steps += 1
+    if batch.forward_mode.is_decode():
+        counters.decode_tokens += len(batch.reqs)
+    elif batch.forward_mode.is_extend():
+        counters.prefill_tokens += batch.extend_num_tokens
+
+
+def sampling_seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Every request draws by its own seed and the position of the token: the same after a retraction, and beside whatever runs."""
+    import torch
+
+    seeds = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
+    result.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(result.temperatures.device, non_blocking=True)
+    return result
+
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_PARTS = "sglang.srt.managers.scheduler_components"
+HOOKS = [
+    Hook(f"{_SCHEDULER}.init_idle_sleeper", idle_sleeper, "REPLACE"),
+    Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._pull_raw_reqs", pull_requests, "REPLACE"),
+    Hook(f"{_SCHEDULER}.get_new_batch_prefill", new_prefill, "AROUND"),
+    Hook("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", add_request, "AROUND"),
+    Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),
+    Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", after_retraction, "AFTER"),
+    Hook(f"{_SCHEDULER}.run_batch", before_step, "BEFORE"),
+    Hook("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", sampling_seeds, "AFTER"),
+]

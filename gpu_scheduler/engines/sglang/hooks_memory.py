@@ -1,0 +1,81 @@
+"""Hooks on SGLang's memory: the size it believes in, its pool and allocator, eviction, and its check for leaks.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang.errors import BrokenModel
+from gpu_scheduler.engines.sglang.plugin import Hook
+
+
+def profiled_bytes(_configurator: Any, _pre_model_load_memory: Any) -> int:
+    """The pool is as large as its addresses, not as what is free now."""
+    instance = current.instance()
+    return max(instance.options.kv_span_bytes, instance.memory.limit_bytes)
+
+
+def kv_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
+    """Raises BrokenModel for models whose cache is of another kind than keys and values of every token."""
+    kinds = {
+        "multi-head latent attention": configurator.use_mla_backend,
+        "hybrid sliding windows": configurator.is_hybrid_swa,
+        "states of a recurrent model": configurator.mambaish_config is not None,
+    }
+    for kind, present in kinds.items():
+        if present:
+            architecture = configurator.model_config.hf_config.architectures[0]
+            raise BrokenModel(f"{architecture} needs a cache for {kind}, which is not elastic here yet")
+    return original(configurator, **arguments)
+
+
+def mha_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
+    from gpu_scheduler.engines.sglang.pool import ElasticPool
+
+    return original(configurator, **{**arguments, "mha_pool_class": ElasticPool})
+
+
+def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_arguments: Any) -> Any:
+    from gpu_scheduler.engines.sglang.allocator import ElasticAllocator
+
+    return ElasticAllocator(
+        sizes.max_total_num_tokens,
+        dtype=configurator.kv_cache_dtype,
+        device=configurator.device,
+        kvcache=token_to_kv_pool,
+        kv=token_to_kv_pool.kv,
+    )
+
+
+def make_room(tree_cache: Any, num_tokens: int) -> None:
+    """SGLang makes sure of `num_tokens` free slots. Its own function would evict that many; only what is missing has to go, and only what
+    cannot be grown."""
+    if tree_cache is not None and not tree_cache.is_chunk_cache():
+        current.instance().admission.before_allocation(tree_cache, num_tokens)
+
+
+def count_evicted(result: Any, _tree: Any, _params: Any) -> Any:
+    current.instance().counters.evicted_tokens += result.num_tokens_evicted
+    return result
+
+
+def held_elsewhere(result: int, _observer: Any) -> int:
+    """SGLang's check for leaks adds up its pool; what has no memory under it counts as held."""
+    return result + current.instance().kv.balloon
+
+
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_OBSERVER = "sglang.srt.managers.scheduler_components.pool_stats_observer.SchedulerPoolStatsObserver"
+HOOKS = [
+    Hook(f"{_CONFIGURATOR}._profile_available_bytes", profiled_bytes, "REPLACE"),
+    Hook(f"{_CONFIGURATOR}._build_token_to_kv_pool", kv_pool, "AROUND"),
+    Hook(f"{_CONFIGURATOR}._build_mha_kv_pool", mha_pool, "AROUND"),
+    Hook(f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator", allocator, "REPLACE"),
+    Hook("sglang.srt.mem_cache.common.evict_from_tree_cache", make_room, "REPLACE"),
+    Hook("sglang.srt.mem_cache.radix_cache.RadixCache.evict", count_evicted, "AFTER"),
+    Hook(f"{_OBSERVER}.session_held_tokens", held_elsewhere, "AFTER"),
+]

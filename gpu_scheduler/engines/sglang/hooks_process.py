@@ -1,0 +1,57 @@
+"""Hooks that let one process build model after model: no sockets, no watchdog, process groups made once.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang.plugin import Hook
+
+_made: list[tuple[int, int]] = []
+"""The layout (tensor, pipeline) of the process groups of this process."""
+
+
+def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
+    """torch.distributed is initialised once in a process; later models of the same layout use the same groups."""
+    layout = (arguments["tp_size"], arguments["pp_size"])
+    if not _made:
+        original(**arguments)
+        _made.append(layout)
+        return
+    if _made != [layout]:
+        raise RuntimeError(f"this process has groups for {_made[0]} devices, the model wants {layout}")
+    from sglang.srt.layers.dp_attention import initialize_dp_attention
+
+    initialize_dp_attention(server_args=arguments["server_args"], model_config=arguments["model_config"])
+
+
+def watchdog(*_args: Any, **_kwargs: Any) -> None:
+    """SGLang's never ends: it would keep every model that left alive, and signal our parent when it finds it stuck. The gpu_scheduler
+    watches its engines itself."""
+
+
+def ipc_channels(scheduler: Any, _port_args: Any) -> None:
+    """Our outputs where SGLang has sockets to its tokenizer and detokenizer processes, which do not exist here."""
+    from sglang.srt.managers.scheduler_components.ipc_channels import SchedulerIpcChannels
+
+    outputs = current.instance().outputs
+    scheduler.load_snapshot_writer = None
+    scheduler.ipc_channels = SchedulerIpcChannels(
+        recv_from_tokenizer=None,  # type: ignore[arg-type]
+        recv_from_rpc=None,
+        send_to_tokenizer=outputs,  # type: ignore[arg-type]
+        send_to_detokenizer=outputs,  # type: ignore[arg-type]
+        send_metrics_from_scheduler=None,
+    )
+
+
+_MANAGERS = "sglang.srt.managers"
+HOOKS = [
+    Hook("sglang.srt.distributed.bootstrap._init_parallel_groups", parallel_groups, "AROUND"),
+    Hook(f"{_MANAGERS}.scheduler_components.invariant_checker.create_scheduler_watchdog", watchdog, "REPLACE"),
+    Hook(f"{_MANAGERS}.scheduler.Scheduler.init_ipc_channels", ipc_channels, "REPLACE"),
+]

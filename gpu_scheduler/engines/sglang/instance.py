@@ -1,0 +1,218 @@
+"""One model in this engine, from Load to Unload: what it is made of, and how it is built, proven, put to sleep and taken apart.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from gpu_scheduler.engines.sglang import current, options, weights
+from gpu_scheduler.engines.sglang.admission import Admission
+from gpu_scheduler.engines.sglang.book import Book
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
+from gpu_scheduler.engines.sglang.kv import ElasticKv
+from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader
+from gpu_scheduler.engines.sglang.memory import Memory
+from gpu_scheduler.engines.sglang.outputs import Outputs
+from gpu_scheduler.engines.sglang.probe import Probe, Trace
+from gpu_scheduler.engines.sglang.requests import EosIds
+from gpu_scheduler.engines.sglang.residency import State
+from gpu_scheduler.engines.sglang.stats import Counters
+from protos import common_pb2, engine_pb2
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.channel import Channel
+    from gpu_scheduler.engines.sglang.loop import Loop
+
+_PROGRESS_EVERY_S = 0.1
+_MAP_DUMMY_WAIT_S = 5.0
+
+
+class Instance:
+    """Made by a Load. SGLang's hooks find it through `current` while it exists."""
+
+    scheduler: Any
+    kv: ElasticKv
+    admission: Admission
+    loop: Loop
+
+    def __init__(self, load: engine_pb2.Load, memory: Memory, channel: Channel, counters: Counters) -> None:
+        self.load = load
+        self.memory = memory
+        self.channel = channel
+        self.counters = counters
+        self.options = options.Options.parse(load.options)
+        self.state = State.WARM
+        self.book = Book()
+        self.probe: Probe | None = None
+        self.outputs = Outputs(self.book, self.send_chunks, self._heard_probe)
+        self.reference: Trace | None = None
+        """What the model said after its first load in this process."""
+        self.checksum = load.expected_checksum
+        self._weights: torch.Tensor | None = None
+        self._manifest = b""
+        self._progress_at = 0.0
+        self.command_id = load.command_id
+        """The residency command under way."""
+
+    # --- telling
+
+    def send_chunks(self, chunks: list[common_pb2.TokenChunk]) -> None:
+        self.channel.send(tokens=engine_pb2.Tokens(chunks=chunks))
+
+    def progress(self, step: str, done: int, total: int) -> None:
+        """At most ten times a second, and at the end."""
+        now = time.monotonic()
+        if now - self._progress_at >= _PROGRESS_EVERY_S or done >= total:
+            self._progress_at = now
+            progress = common_pb2.Progress(step=step, done=done, total=total, unit="bytes")
+            self.channel.send(progress=engine_pb2.Progressed(command_id=self.command_id, progress=progress))
+
+    def _tell_weights_mapped(self, checksum: str) -> None:
+        mapped = engine_pb2.WeightsMapped(
+            command_id=self.command_id,
+            lease_id=self.memory.lease_id,
+            manifest=self._manifest,
+            checksum=checksum,
+            weights_bytes=self.memory.weights_bytes,
+        )
+        self.channel.send(weights_mapped=mapped)
+
+    # --- building
+
+    def build(self) -> None:
+        """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
+        loader = ImageLoader if self.load.from_image else CheckpointLoader
+        arguments = options.server_args(self.load.model, self.load.device, self.options, loader)
+        scheduler = Scheduler(arguments, options.port_args(), 0, 0, 0, 0, 0, 0, None)
+        self.scheduler = scheduler
+        self.kv = scheduler.token_to_kv_pool_allocator.kv
+        # Enough for min_new_tokens; stop strings are the gateway's.
+        scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or set())
+        self.admission = Admission(
+            self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
+        )
+        self.state = State.FILLING if self.load.from_image else State.PROVING
+        if not self.load.from_image:
+            self._begin_probe()
+
+    def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
+        """Called by the loaders, once: the parameters move into the weights range, and the gpu_scheduler hears what lies where."""
+        layout = weights.lay_out(model)
+        memory = self.memory.open_weights(layout.nbytes)
+        weights.bind(model, layout, memory, copy=copy)
+        self._weights = memory
+        manifest = weights.manifest(layout, self.memory.weights_bytes, weights.python_scalars(model))
+        self._manifest = manifest.SerializeToString(deterministic=True)
+        if copy:
+            self.checksum = weights.checksum(memory)
+        self._tell_weights_mapped(self.checksum if copy else "")
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and output together."""
+        return int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.scheduler.model_config.vocab_size)
+
+    def _evict_tokens(self, tree: Any, tokens: int) -> None:
+        tree.evict(EvictParams(num_tokens=tokens))
+
+    # --- proving
+
+    def verify(self) -> None:
+        """The weights range is filled: checks it, maps the dummy slot, lets the probe run. Raises CommandError with everything unmapped
+        again."""
+        assert self._weights is not None
+        try:
+            found = weights.checksum(self._weights)
+            if self.checksum and found != self.checksum:
+                raise CommandError(f"the weights do not verify: {found} instead of {self.checksum}")
+            self.checksum = found
+            self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+        except CommandError:
+            self.roll_back()
+            raise
+        self.state = State.PROVING
+        self._begin_probe()
+
+    def _begin_probe(self) -> None:
+        self.probe = Probe(self.vocab_size, self.context_tokens)
+
+    def _heard_probe(self, rid: str, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
+        if self.probe is not None and rid == self.probe.rid:
+            self.probe.heard(token_ids, logprobs, ended)
+
+    def proven(self) -> engine_pb2.Measured:
+        """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything unmapped again, when it did not
+        say what it should."""
+        assert self.probe is not None
+        trace, self.probe = self.probe.trace, None
+        self.scheduler.flush_cache()
+        if not all(math.isfinite(value) for value in trace.logprobs):
+            self.roll_back()
+            raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
+        if self.reference is not None and (difference := trace.differs_from(self.reference)):
+            self.roll_back()
+            raise CommandError(f"the weights do not verify: {difference}")
+        self.reference = self.reference or trace
+        self.state = State.ACTIVE
+        return engine_pb2.Measured(
+            weights_bytes=self.memory.weights_bytes,
+            kv_bytes_per_token=self.kv.envelopes.envelope_bytes,
+            private_bytes=max(0, _resident_bytes() - self.memory.weights_bytes - self.memory.kv_bytes()[0]),
+            prefill_tokens_per_s=trace.prefill_tokens_per_s,
+            decode_step_ms=trace.decode_step_ms,
+            context_tokens=self.context_tokens,
+        )
+
+    # --- sleeping
+
+    def hibernate(self) -> None:
+        """SGLang is idle. Every extent leaves; process, addresses and objects stay."""
+        self.scheduler.flush_cache()
+        self.kv.give_up_everything()
+        self.memory.unmap_weights()
+        self.counters.hibernations += 1
+        self.state = State.HIBERNATING
+
+    def wake(self) -> None:
+        """Maps the weights range again, zero. Raises CommandError, still hibernating."""
+        self.memory.map_weights()
+        self.state = State.FILLING
+        self._tell_weights_mapped("")
+
+    def roll_back(self) -> None:
+        """A verification failed: nothing stays mapped, as in hibernation."""
+        self.kv.give_up_everything()
+        self.memory.unmap_weights()
+        self.state = State.HIBERNATING
+
+    # --- leaving
+
+    def close(self) -> None:
+        """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group."""
+        current.set_instance(None)
+        self.__dict__.pop("scheduler", None)
+        self.__dict__.pop("kv", None)
+        self.__dict__.pop("admission", None)
+        self.__dict__.pop("loop", None)
+        self._weights = None
+        # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
+        gc.collect()
+        self.memory.close()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096

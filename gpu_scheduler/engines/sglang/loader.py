@@ -1,0 +1,107 @@
+"""SGLang's model loaders for this engine, given to it as `load_format`. Imports SGLang: only the engine process may import this.
+
+Both end with the parameters bound into the weights range, before SGLang makes its pools or captures a graph.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sglang.srt.configs.device_config import DeviceConfig
+from sglang.srt.configs.load_config import LoadConfig, LoadFormat
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_loader.loader import DefaultModelLoader
+
+from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
+from gpu_scheduler.engines.sglang.options import one_line
+
+_NAMES_SHOWN = 3
+
+
+class CheckpointLoader(DefaultModelLoader):
+    """Reads a checkpoint SGLang's own way, then checks that it set every value of every parameter.
+
+    SGLang leaves a parameter that the checkpoint does not name as it was created, which is arbitrary memory. So all are
+    NaN before reading, and what is NaN afterwards was not in the checkpoint (or was NaN there, which is as bad).
+    """
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        try:
+            model = super().load_model(model_config=model_config, device_config=device_config)
+        except CommandError:
+            raise
+        # Whatever SGLang's loading code raises for a file that is cut short, a wrong shape or an unknown architecture. Nothing of ours runs
+        # inside but the reporting of progress.
+        except Exception as error:
+            raise BrokenModel(f"{model_config.model_path}: {one_line(error)}") from error
+        current.instance().bind_weights(model, copy=True)
+        return model
+
+    def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        total = _file_bytes(model_config.model_path)
+        done = 0
+        for name, tensor in super()._get_all_weights(model_config, model):
+            yield name, tensor
+            done += tensor.numel() * tensor.element_size()
+            current.instance().progress("reading checkpoint", min(done, total), total)
+
+    @staticmethod
+    def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
+        unset = dict(_fill_with_nan(model))
+        DefaultModelLoader.load_weights_and_postprocess(model, weights, target_device)
+        missing = [name for name, parameter in unset.items() if bool(torch.isnan(parameter).any())]
+        if missing:
+            shown = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
+            raise BrokenModel(f"the checkpoint does not set {len(missing)} of the model's parameters: {shown}")
+
+
+class ImageLoader(DefaultModelLoader):
+    """Builds the model and reads nothing: the loader fills the weights range from its image."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        try:
+            model = super().load_model(model_config=model_config, device_config=device_config)
+        except Exception as error:  # as above: any error of SGLang's while it builds the model
+            raise BrokenModel(f"{model_config.model_path}: {one_line(error)}") from error
+        current.instance().bind_weights(model, copy=False)
+        return model
+
+    def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    @staticmethod
+    def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
+        """Without the weights, but with what quantised layers do to the shapes of their parameters."""
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if method is not None:
+                method.process_weights_after_loading(module)
+
+
+def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters that a checkpoint has to set, filled with NaN. Scales have meaningful defaults and may be absent."""
+    for name, parameter in model.named_parameters():
+        if (
+            parameter.is_floating_point()
+            and parameter.element_size() > 1
+            and not name.rpartition(".")[2].endswith("scale")
+        ):
+            parameter.data.fill_(torch.nan)
+            yield name, parameter
+
+
+def _file_bytes(folder: str) -> int:
+    names = [name for name in os.listdir(folder) if name.endswith((".safetensors", ".bin", ".pt"))]
+    return sum(os.path.getsize(os.path.join(folder, name)) for name in names)

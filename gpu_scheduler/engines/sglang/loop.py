@@ -1,0 +1,234 @@
+"""What this engine does between two steps of SGLang's event loop. The hooks call it at four places: where SGLang reads its sockets, where it
+sleeps when idle, before it forms a prefill batch and before it decodes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from gpu_scheduler.engines.sglang import eviction
+from gpu_scheduler.engines.sglang.commands import Commands
+from gpu_scheduler.engines.sglang.errors import LeaveLoop
+from gpu_scheduler.engines.sglang.requests import to_sglang
+from gpu_scheduler.engines.sglang.residency import State
+from gpu_scheduler.engines.sglang.retraction import retract_chunked, retract_one
+from gpu_scheduler.engines.sglang.stats import EVERY_S, engine_stats
+from protos import engine_pb2
+from services import log
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.instance import Instance
+    from gpu_scheduler.engines.turn import Turn
+
+_log = log.get(__name__)
+_TURN_LOOK_S = 0.001
+"""How often a prefill that waits for its turn looks at the word: it has no event, and a message would wait for a step."""
+_MEMORY_LOOK_S = 0.02
+"""How often a request that waits for memory asks again without an event."""
+
+
+class Loop:
+    """The instance's side of SGLang's loop. Single-threaded."""
+
+    def __init__(self, instance: Instance, turn: Turn | None, turn_index: int) -> None:
+        self._instance = instance
+        self._turn = turn
+        self._turn_index = turn_index
+        self._commands = Commands(instance, self)
+        self._stalled_since: float | None = None
+        self._stats_at = 0.0
+        self._told_idle = False
+
+    # --- where SGLang reads its sockets
+
+    def pull(self) -> list[Any]:
+        """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits."""
+        instance, channel = self._instance, self._instance.channel
+        messages = channel.receive()
+        if not messages and self._stalls():
+            channel.wait(_TURN_LOOK_S if not self._my_turn() else _MEMORY_LOOK_S, self._wake_fds())
+            messages = channel.receive()
+        if channel.closed:
+            raise LeaveLoop("the gpu_scheduler is gone")
+        inputs: list[Any] = []
+        for message in messages:
+            inputs += self._commands.take(message)
+        inputs += self._commands.tick(time.monotonic())
+        self._probe(inputs)
+        self._attend()
+        self._tell(time.monotonic())
+        if messages or inputs:
+            self._told_idle = False
+            instance.admission.refused = False
+        return inputs
+
+    def _probe(self, inputs: list[Any]) -> None:
+        instance = self._instance
+        if instance.probe is not None and (generate := instance.probe.next_request()) is not None:
+            inputs.append(to_sglang(generate, generate.request_id, instance.context_tokens, instance.vocab_size))
+
+    def _wake_fds(self) -> list[int]:
+        kv = self._instance.memory.kv
+        return [] if kv is None else [kv.wake_fd]
+
+    def _my_turn(self) -> bool:
+        return self._turn is None or self._turn.mine(self._turn_index)
+
+    # --- requests that cannot start
+
+    def _stalls(self) -> bool:
+        """Whether the last step did nothing although requests wait: for memory, or for the turn."""
+        scheduler = self._instance.scheduler
+        waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
+        if scheduler.last_batch is not None or not waits or not scheduler.running_batch.is_empty():
+            self._stalled_since = None
+            return False
+        now = time.monotonic()
+        if self._stalled_since is None or not self._my_turn():
+            self._stalled_since = now
+        elif now - self._stalled_since > self._instance.options.park_after_ms / 1e3:
+            self._park()
+            self._stalled_since = None
+        return True
+
+    def _park(self) -> None:
+        """Nothing runs, and what waits first cannot be fitted: back into the shared queue with it."""
+        scheduler = self._instance.scheduler
+        retract_chunked(scheduler)
+        if scheduler.waiting_queue:
+            self.parked(scheduler.waiting_queue.pop(0))
+
+    def parked(self, request: Any) -> None:
+        """SGLang has let go of a request that found no memory: the shared queue gets it back."""
+        entry = self._instance.book.by_rid(request.rid)
+        if entry is not None:
+            self._instance.book.close(entry)
+            self._instance.channel.send(parked=engine_pb2.Parked(request_id=entry.request_id))
+
+    # --- memory
+
+    def _attend(self) -> None:
+        """Acts on limits, reclaims and growth that arrived."""
+        instance = self._instance
+        memory, kv = instance.memory.kv, instance.kv
+        if memory is None:
+            return
+        if _drain_event(memory.wake_fd):
+            kv.may_wait_again()
+            instance.scheduler.running_batch.batch_is_full = False
+        wanted = memory.take_reclaims()
+        if wanted > 0:
+            given = kv.give_up_empties() * memory.extent_bytes
+            self._evict_extents(wanted - given)
+            self._report()
+            memory.reclaimed()
+        if memory.overage_bytes() > 0:
+            kv.give_up_empties()
+            self._evict_extents(memory.overage_bytes())
+            self._report()
+        elif not self._idle():
+            kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
+
+    def _evict_extents(self, nbytes: int) -> None:
+        instance = self._instance
+        memory, kv = instance.memory.kv, instance.kv
+        if memory is None or nbytes <= 0:
+            return
+        tree = instance.scheduler.tree_cache
+        evicted = eviction.empty_extents(tree, kv.envelopes, -(-nbytes // memory.extent_bytes))
+        if evicted:
+            instance.counters.evicted_tokens += evicted
+            kv.give_up_empties()
+
+    def _report(self) -> None:
+        instance = self._instance
+        memory, tree = instance.memory.kv, instance.scheduler.tree_cache
+        if memory is not None:
+            used = instance.kv.bytes_of(instance.kv.used - tree.evictable_size())
+            memory.usage(used, eviction.cached_by_age(tree, instance.kv.envelopes.envelope_bytes, time.monotonic()))
+
+    def _over_limit(self) -> bool:
+        memory = self._instance.memory.kv
+        return memory is not None and memory.overage_bytes() > 0
+
+    # --- before SGLang forms a prefill batch
+
+    def may_prefill(self) -> bool:
+        """False when it is another engine's turn, when memory has to leave first, or when the next chunk of a prompt has none."""
+        instance, scheduler = self._instance, self._instance.scheduler
+        if not self._my_turn():
+            return False
+        if self._over_limit():
+            if scheduler.running_batch.is_empty():
+                self._shrink(retract_chunked, scheduler)
+            return False
+        request = scheduler.chunked_req
+        if request is not None:
+            left = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
+            if not instance.admission.fits(scheduler.tree_cache, min(left, scheduler.chunked_prefill_size) + 1):
+                return False
+        # Memory may have come since SGLang found none.
+        if not instance.admission.refused or scheduler.last_batch is None:
+            scheduler.running_batch.batch_is_full = False
+        return True
+
+    # --- before SGLang decodes
+
+    def before_decode(self, batch: Any) -> None:
+        """Over the limit with nothing left to evict: running requests leave, one by one."""
+        self._shrink(retract_one, self._instance.scheduler, batch)
+
+    def _shrink(self, retract: Any, *arguments: Any) -> None:
+        memory = self._instance.memory.kv
+        while memory is not None and memory.overage_bytes() > 0 and retract(*arguments):
+            self._instance.counters.retractions += 1
+            self._instance.kv.give_up_empties()
+            self._evict_extents(memory.overage_bytes())
+
+    # --- where SGLang sleeps
+
+    def sleep(self) -> None:
+        """SGLang is idle: does what had to wait for that, gives back what nobody uses, then waits for an event."""
+        instance = self._instance
+        if self._commands.when_idle(time.monotonic()):
+            return
+        if instance.state is State.ACTIVE:
+            instance.kv.give_up_empties()
+        if not self._told_idle:
+            self._report()
+            self._send_stats(time.monotonic())
+            self._told_idle = True
+        instance.channel.wait(self._commands.next_deadline_s(time.monotonic()), self._wake_fds())
+
+    def _idle(self) -> bool:
+        return bool(self._instance.scheduler.is_fully_idle())
+
+    # --- telling
+
+    def _tell(self, now: float) -> None:
+        if now - self._stats_at >= EVERY_S and not self._told_idle:
+            self._report()
+            self._send_stats(now)
+
+    def _send_stats(self, now: float) -> None:
+        instance = self._instance
+        self._stats_at = now
+        mapped, reserve = instance.memory.kv_bytes()
+        stats = engine_stats(
+            instance.scheduler, instance.kv, mapped, reserve, instance.memory.limit_bytes, instance.counters
+        )
+        instance.channel.send(stats=stats)
+
+    def changed(self) -> None:
+        """Something happened that the next statistics should tell."""
+        self._told_idle = False
+
+
+def _drain_event(fd: int) -> bool:
+    try:
+        os.eventfd_read(fd)
+    except BlockingIOError:
+        return False
+    return True

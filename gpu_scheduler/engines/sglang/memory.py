@@ -1,0 +1,141 @@
+"""What one model holds of its device: the lease, the KV range, the weights range. The only file here that knows balloond's driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_scheduler.engines.sglang.options import Options
+    from protos import engine_pb2
+
+
+class KvRange(Protocol):
+    """balloond.driver.range.ElasticRange, as far as the engine uses it."""
+
+    address: int
+    extent_bytes: int
+    wake_fd: int
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]: ...
+
+    def release(self, indices: Sequence[int]) -> None: ...
+
+    def headroom(self) -> int: ...
+
+    def overage_bytes(self) -> int: ...
+
+    def take_reclaims(self) -> int: ...
+
+    def reclaimed(self) -> None: ...
+
+    def usage(self, used_bytes: int, cached: Sequence[tuple[float, int]]) -> None: ...
+
+    def empty(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WeightsRange(Protocol):
+    """balloond.driver.weights.WeightsRange, as far as the engine uses it."""
+
+    address: int
+
+    def grow(self, total_bytes: int) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Driver(Protocol):
+    """One lease with balloond and what can be made on it."""
+
+    @property
+    def lease_id(self) -> str: ...
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most KV that the lease may hold now."""
+        ...
+
+    def kv_range(self, span_bytes: int) -> KvRange: ...
+
+    def kv_bytes(self, kv: KvRange) -> tuple[int, int]:
+        """(mapped, of which reserve) bytes of KV."""
+        ...
+
+    def weights_range(self, span_bytes: int) -> WeightsRange: ...
+
+    def tensor(self, address: int, nbytes: int) -> torch.Tensor:
+        """A tensor of bytes over addresses that need not be mapped yet."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Memory:
+    """Opened by a Load, closed when the model leaves. Addresses stay in between."""
+
+    def __init__(self, driver: Driver, weights_extent_bytes: int) -> None:
+        self._driver = driver
+        self._weights_extent_bytes = weights_extent_bytes
+        self.kv: KvRange | None = None
+        self._kv_span = 0
+        self._weights: WeightsRange | None = None
+        self.weights_bytes = 0
+        """Whole extents."""
+
+    @property
+    def lease_id(self) -> str:
+        return self._driver.lease_id
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._driver.limit_bytes
+
+    def open_kv(self, span_bytes: int) -> KvRange:
+        """Reserves addresses for KV; nothing is mapped."""
+        assert self.kv is None
+        self.kv = self._driver.kv_range(span_bytes)
+        self._kv_span = -(-span_bytes // self.kv.extent_bytes) * self.kv.extent_bytes
+        return self.kv
+
+    def kv_tensor(self) -> torch.Tensor:
+        assert self.kv is not None
+        return self._driver.tensor(self.kv.address, self._kv_span)
+
+    def kv_bytes(self) -> tuple[int, int]:
+        """(mapped, of which reserve) bytes of KV."""
+        return (0, 0) if self.kv is None else self._driver.kv_bytes(self.kv)
+
+    def open_weights(self, nbytes: int) -> torch.Tensor:
+        """Reserves and maps addresses for weights, zero. The tensor covers whole extents. Raises NoMemory."""
+        assert self._weights is None
+        self.weights_bytes = -(-nbytes // self._weights_extent_bytes) * self._weights_extent_bytes
+        self._weights = self._driver.weights_range(self.weights_bytes)
+        self._weights.grow(self.weights_bytes)
+        return self._driver.tensor(self._weights.address, self.weights_bytes)
+
+    def map_weights(self) -> None:
+        """Maps new, zero extents at the same addresses. Raises NoMemory."""
+        assert self._weights is not None
+        self._weights.grow(self.weights_bytes)
+
+    def unmap_weights(self) -> None:
+        """The weights leave; touching them faults until `map_weights`."""
+        if self._weights is not None:
+            self._weights.leave()
+
+    def close(self) -> None:
+        """Returns everything and ends the lease. Tensors over the ranges must not be touched any more."""
+        for part in (self.kv, self._weights):
+            if part is not None:
+                part.close()
+        self.kv = self._weights = None
+        self._driver.close()
+
+
+OpenMemory = Callable[["engine_pb2.Load", "Options"], Memory]

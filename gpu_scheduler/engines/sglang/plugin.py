@@ -1,0 +1,79 @@
+"""SGLang's plugin entry point (`sglang.srt.plugins`): the hooks that make its scheduler an engine of ours.
+
+SGLang calls `register` in every process that it starts or that asks it to load plugins; anywhere but in an engine process of
+ours it does nothing. A hook that does not apply is only logged by SGLang, so `verify` checks each one before the engine says that
+it is warm.
+"""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.engines.sglang.environment import ENGINE_VARIABLE
+
+MADE_FOR = "0.5.16"
+"""The version of SGLang whose internals the hooks know."""
+
+
+@dataclass(frozen=True)
+class Hook:
+    """`kind` is one of SGLang's HookType names."""
+
+    target: str
+    function: Callable[..., Any]
+    kind: str
+
+
+def all_hooks() -> list[Hook]:
+    from gpu_scheduler.engines.sglang import hooks_loop, hooks_memory, hooks_process
+
+    return [*hooks_process.HOOKS, *hooks_loop.HOOKS, *hooks_memory.HOOKS]
+
+
+def register() -> None:
+    """Called by SGLang."""
+    if os.environ.get(ENGINE_VARIABLE) != "1":
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    for hook in all_hooks():
+        HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+
+
+def load() -> None:
+    """Loads SGLang's plugins in this process, ours among them. Raises SystemExit with one line when ours did not take."""
+    import sglang
+    from sglang.srt.plugins import load_plugins
+
+    if sglang.__version__ != MADE_FOR:
+        raise SystemExit(f"this engine is made for SGLang {MADE_FOR}, found {sglang.__version__}")
+    load_plugins()
+    verify(all_hooks())
+
+
+def verify(hooks: list[Hook]) -> None:
+    """Raises SystemExit that names the first hook which is not in place."""
+    for hook in hooks:
+        try:
+            found = pkgutil.resolve_name(hook.target)
+        except (ImportError, AttributeError):
+            raise SystemExit(f"SGLang has no {hook.target}, which the plugin hooks") from None
+        if not _wraps(found, hook.function):
+            raise SystemExit(
+                f"the plugin's hook on {hook.target} did not take: is the prism-serve distribution installed, and SGLANG_PLUGINS "
+                "not excluding it?"
+            )
+
+
+def _wraps(found: Any, function: Callable[..., Any]) -> bool:
+    """Whether `function` is in the chain of wrappers that SGLang's registry built around the original."""
+    while found is not None:
+        cells = getattr(getattr(found, "__func__", found), "__closure__", None) or ()
+        if any(cell.cell_contents is function for cell in cells):
+            return True
+        found = getattr(found, "__wrapped__", None)
+    return False

@@ -1,0 +1,1 @@
+"""Pure accounting of an engine's KV memory: no torch, no clock, no I/O."""

@@ -1,0 +1,88 @@
+"""A request of the engine's own: measures the model after a load, and proves after a wake-up that it still says the same.
+
+It goes through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not measured, then the one that
+counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protos import common_pb2, engine_pb2
+
+_PROMPTS = (16, 128)
+"""Prompt tokens of the stages."""
+_NEW_TOKENS = 6
+LOGPROB_TOLERANCE = 1e-3
+"""The same weights give the same bits on a CPU; kernels of a GPU may choose another order of summation."""
+
+
+@dataclass
+class Trace:
+    """What the model said, and how fast."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    prefill_tokens_per_s: float = 0.0
+    decode_step_ms: float = 0.0
+
+    def differs_from(self, other: Trace) -> str:
+        """Empty, or one line that says how."""
+        if self.token_ids != other.token_ids:
+            return f"the model said {self.token_ids}, at its first load {other.token_ids}"
+        worst = max((abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)), default=0.0)
+        # Also true for NaN.
+        if not worst <= LOGPROB_TOLERANCE:
+            return f"log-probabilities differ by {worst:.2g} from those at the first load"
+        return ""
+
+
+class Probe:
+    """Runs until `finished`; `next_request` gives the stages in turn."""
+
+    def __init__(self, vocab_size: int, context_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.trace = Trace()
+        self.finished = False
+        self._clock = clock
+        self._vocab_size = vocab_size
+        room = context_tokens - _NEW_TOKENS
+        self._stages = [max(1, min(tokens, room)) for tokens in _PROMPTS]
+        self._stage = -1
+        self._waits = True
+        self._times: list[float] = []
+
+    @property
+    def rid(self) -> str:
+        return f"0:probe-{self._stage}"
+
+    def next_request(self) -> engine_pb2.Generate | None:
+        """The next stage if the one before has ended."""
+        if not self._waits or self.finished:
+            return None
+        self._waits = False
+        self._stage += 1
+        # Different in every stage, so that no stage finds the prefix of another.
+        prompt = [(7919 * (i + 1) + 31 * self._stage) % self._vocab_size for i in range(self._stages[self._stage])]
+        self._times = [self._clock()]
+        return engine_pb2.Generate(
+            request_id=self.rid,
+            token_ids=prompt,
+            sampling=common_pb2.Sampling(max_new_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=True),
+        )
+
+    def heard(self, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
+        """Tokens of the running stage."""
+        self._times.append(self._clock())
+        self.trace.token_ids += token_ids
+        self.trace.logprobs += logprobs
+        if not ended:
+            return
+        self._waits = True
+        if self._stage == len(self._stages) - 1:
+            steps = [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
+            self.trace.prefill_tokens_per_s = self._stages[-1] / max(steps[0], 1e-9)
+            decodes = sorted(steps[1:]) or [0.0]
+            self.trace.decode_step_ms = 1e3 * decodes[len(decodes) // 2]
+            self.finished = True

@@ -1,0 +1,83 @@
+"""Generate -> SGLang's own request. Imports SGLang: only the engine process may import this."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
+from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+
+from gpu_scheduler.engines.sglang.errors import RejectedRequest
+from protos import common_pb2, engine_pb2
+
+
+def sampling_params(
+    sampling: common_pb2.Sampling, prompt_tokens: int, context_tokens: int, vocab_size: int
+) -> SamplingParams:
+    """Raises RejectedRequest. A request that names no seed gets one, so that what it draws does not depend on what runs beside it, nor on
+    being retracted and computed again."""
+    room = context_tokens - prompt_tokens
+    if room <= 0:
+        raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
+    max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
+    params = SamplingParams(
+        max_new_tokens=max_new,
+        min_new_tokens=min(sampling.min_new_tokens, max_new),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or 1.0,
+        top_k=sampling.top_k if sampling.top_k > 0 else TOP_K_ALL,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        stop_token_ids=set(sampling.stop_token_ids) or None,
+        ignore_eos=sampling.ignore_eos,
+        sampling_seed=sampling.seed & (2**63 - 1) if sampling.HasField("seed") else secrets.randbits(63),
+    )
+    try:
+        params.verify(vocab_size)
+    except ValueError as error:
+        raise RejectedRequest(str(error)) from None
+    params.normalize(_NeedsNoTokenizer())
+    return params
+
+
+class _NeedsNoTokenizer:
+    """`normalize` wants a tokenizer for stop strings (the gateway matches those) and for `min_new_tokens`, where the ids of the
+    end-of-sequence tokens suffice (`EosIds`)."""
+
+
+class EosIds:
+    """All that SGLang's scheduler needs of a tokenizer here."""
+
+    def __init__(self, ids: set[int]) -> None:
+        self.eos_token_id = min(ids, default=-1)
+        self.additional_stop_token_ids = ids
+
+
+def to_sglang(
+    generate: engine_pb2.Generate, rid: str, context_tokens: int, vocab_size: int
+) -> TokenizedGenerateReqInput:
+    """Raises RejectedRequest for what this model can never run."""
+    if not generate.token_ids:
+        raise RejectedRequest("the prompt is empty")
+    if not all(0 <= token < vocab_size for token in generate.token_ids):
+        raise RejectedRequest(f"a prompt token is outside the vocabulary of {vocab_size}")
+    sampling = generate.sampling
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text=None,
+        input_ids=array("q", generate.token_ids),
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling_params(sampling, len(generate.token_ids), context_tokens, vocab_size),
+        return_logprob=sampling.logprobs,
+        logprob_start_len=-1,
+        top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,
+        token_ids_logprob=None,
+        stream=True,
+        priority=generate.priority,
+        time_stats=SchedulerReqTimeStats(),
+    )

@@ -1,0 +1,54 @@
+"""What an engine counts and tells about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.engines.sglang.kv import ElasticKv
+from protos import engine_pb2
+
+EVERY_S = 0.1
+"""At most so often while requests run."""
+
+
+@dataclass
+class Counters:
+    """Since the process started, over all its models."""
+
+    retractions: int = 0
+    evicted_tokens: int = 0
+    hibernations: int = 0
+    forward_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+
+def running(scheduler: Any) -> int:
+    """Requests that hold memory and have not finished."""
+    batches = {id(batch): batch for batch in (scheduler.running_batch, scheduler.last_batch) if batch is not None}
+    requests = {id(r) for batch in batches.values() for r in batch.reqs if not r.finished() and not r.is_retracted}
+    if scheduler.chunked_req is not None:
+        requests.add(id(scheduler.chunked_req))
+    return len(requests)
+
+
+def engine_stats(
+    scheduler: Any, kv: ElasticKv, mapped_bytes: int, reserve_bytes: int, limit_bytes: int, counters: Counters
+) -> engine_pb2.EngineStats:
+    cached = scheduler.tree_cache.evictable_size()
+    return engine_pb2.EngineStats(
+        running=running(scheduler),
+        waiting=len(scheduler.waiting_queue),
+        kv_held_bytes=mapped_bytes,
+        kv_used_bytes=kv.bytes_of(kv.used - cached),
+        kv_cached_bytes=kv.bytes_of(cached),
+        kv_reserve_bytes=reserve_bytes,
+        kv_limit_bytes=limit_bytes,
+        retractions=counters.retractions,
+        evicted_tokens=counters.evicted_tokens,
+        hibernations=counters.hibernations,
+        forward_steps=counters.forward_steps,
+        prefill_tokens=counters.prefill_tokens,
+        decode_tokens=counters.decode_tokens,
+    )

@@ -1,0 +1,167 @@
+"""The accounting against a slow, obvious model: a set of live envelopes and a set of held extents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, coldest_first
+
+
+class AgainstSets(RuleBasedStateMachine):
+    """Sizes are chosen so that envelopes fit exactly, straddle, and span several extents."""
+
+    @initialize(
+        envelope_bytes=st.integers(1, 40),
+        extent_bytes=st.sampled_from([1, 7, 16, 24, 32]),
+        count=st.integers(1, 40),
+    )
+    def start(self, envelope_bytes: int, extent_bytes: int, count: int) -> None:
+        self.envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=extent_bytes, count=count)
+        self.b, self.x, self.count = envelope_bytes, extent_bytes, count
+        self.n = self.envelopes.n_extents
+        assert (self.n - 1) * extent_bytes < count * envelope_bytes <= self.n * extent_bytes
+        self.held: set[int] = set()
+        self.live: set[int] = set()
+
+    def touches(self, envelope: int) -> set[int]:
+        return {byte // self.x for byte in range(envelope * self.b, (envelope + 1) * self.b)}
+
+    def free(self) -> set[int]:
+        return {e for e in range(self.count) if e not in self.live and self.touches(e) <= self.held}
+
+    def on(self, extent: int) -> set[int]:
+        return {e for e in self.live if extent in self.touches(e)}
+
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        missing = sorted(set(range(self.n)) - self.held)
+        if missing:
+            extents = data.draw(st.lists(st.sampled_from(missing), unique=True, min_size=1))
+            self.envelopes.hold(extents)
+            self.held |= set(extents)
+
+    @rule(data=st.data())
+    def give_up_empties(self, data: st.DataObject) -> None:
+        empties = self.envelopes.empties()
+        assert empties == sorted(e for e in self.held if not self.on(e))
+        if empties:
+            extents = data.draw(st.lists(st.sampled_from(empties), unique=True))
+            self.envelopes.give_up(extents)
+            self.held -= set(extents)
+
+    @rule(count=st.integers(0, 30))
+    def take(self, count: int) -> None:
+        free = self.free()
+        taken = self.envelopes.take(count)
+        if count > len(free):
+            assert taken is None
+            return
+        assert taken is not None
+        got = taken.tolist()
+        assert len(got) == len(set(got)) == count and set(got) <= free
+        self.live |= set(got)
+
+    @rule(data=st.data())
+    def take_exactly(self, data: st.DataObject) -> None:
+        free = sorted(self.free())
+        if free:
+            one = data.draw(st.sampled_from(free))
+            self.envelopes.take_exactly(one)
+            self.live.add(one)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def give(self, data: st.DataObject) -> None:
+        back = data.draw(st.lists(st.sampled_from(sorted(self.live)), unique=True))
+        self.envelopes.give(np.array(back, dtype=np.int64))
+        self.live -= set(back)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def a_live_extent_cannot_be_given_up(self, data: st.DataObject) -> None:
+        full = sorted(e for e in self.held if self.on(e))
+        if full:
+            with pytest.raises(ValueError, match="not empty"):
+                self.envelopes.give_up([data.draw(st.sampled_from(full))])
+
+    @invariant()
+    def counters_agree(self) -> None:
+        if not hasattr(self, "envelopes"):
+            return
+        assert self.envelopes.available == len(self.free())
+        assert self.envelopes.live == len(self.live)
+        assert self.envelopes.held == len(self.held)
+        for extent in range(self.n):
+            assert self.envelopes.live_in(extent) == len(self.on(extent))
+        self.envelopes.audit()
+
+
+TestAgainstSets = AgainstSets.TestCase
+TestAgainstSets.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_the_fullest_extent_is_filled_before_another_is_begun() -> None:
+    envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=12)
+    envelopes.hold([0, 1, 2])
+    first = envelopes.take(4)
+    second = envelopes.take(4)
+    assert first is not None and second is not None
+    fuller, emptier = second, first
+    envelopes.give(emptier[:3])
+    envelopes.give(fuller[:1])
+    taken = envelopes.take(1)
+    assert taken is not None and taken.tolist() == fuller[:1].tolist()
+
+
+def test_a_straddling_envelope_needs_both_extents_and_keeps_both() -> None:
+    envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=3)  # 0 in [0], 1 over both, 2 in [1]
+    envelopes.hold([0])
+    assert envelopes.available == 1
+    envelopes.hold([1])
+    assert envelopes.available == 3
+    envelopes.take_exactly(1)
+    assert envelopes.empties() == []
+    envelopes.give(np.array([1]))
+    assert envelopes.empties() == [0, 1]
+
+
+def test_freeing_twice_is_refused() -> None:
+    envelopes = Envelopes(envelope_bytes=4, extent_bytes=16, count=4)
+    envelopes.hold([0])
+    taken = envelopes.take(2)
+    assert taken is not None
+    envelopes.give(taken)
+    with pytest.raises(ValueError, match="twice"):
+        envelopes.give(taken)
+
+
+def test_a_range_without_envelopes_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 envelopes"):
+        Envelopes(envelope_bytes=65, extent_bytes=16, count=0)
+
+
+@given(
+    n=st.integers(1, 8),
+    pieces=st.lists(st.tuples(st.floats(0, 100), st.lists(st.integers(0, 7), max_size=6)), max_size=8),
+    running=st.lists(st.integers(0, 7), max_size=4),
+    wanted=st.integers(0, 8),
+)
+def test_only_extents_of_cached_pieces_alone_are_chosen_oldest_first(
+    n: int, pieces: list[tuple[float, list[int]]], running: list[int], wanted: int
+) -> None:
+    pieces = [(age, [e for e in touched if e < n]) for age, touched in pieces]
+    live = np.zeros(n, dtype=np.int64)
+    for extent in [e for _, touched in pieces for e in touched] + [e for e in running if e < n]:
+        live[extent] += 1
+    chosen = coldest_first([a for a, _ in pieces], live, [np.array(t, dtype=np.int64) for _, t in pieces], wanted)
+    ages = {e: min((a for a, t in pieces if e in t), default=None) for e in range(n)}
+    eligible = [e for e in range(n) if ages[e] is not None and e not in running]
+    assert len(chosen) == len(set(chosen)) == min(wanted, len(eligible))
+    assert set(chosen) <= set(eligible)
+    left_out = [ages[e] for e in eligible if e not in chosen]
+    if chosen and left_out:
+        assert min(ages[e] for e in chosen) >= max(left_out)

@@ -1,0 +1,115 @@
+import asyncio
+
+import pytest
+
+from gpu_scheduler.engines.base import CommandFailed, Engine, EngineDied, Spawn
+from protos import common_pb2, engine_pb2
+
+SPEC = common_pb2.ModelSpec(name="m", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+
+
+class Ear:
+    """Hears an engine."""
+
+    def __init__(self):
+        self.chunks, self.died, self.stats = [], asyncio.Event(), []
+        self.finished = asyncio.Event()
+
+    def on_tokens(self, engine, chunks):
+        self.chunks += chunks
+        if any(chunk.finish for chunk in chunks):
+            self.finished.set()
+
+    def on_parked(self, engine, request_id): ...
+
+    def on_stats(self, engine, stats):
+        self.stats.append(stats)
+
+    def on_death(self, engine):
+        self.died.set()
+
+
+@pytest.fixture
+async def engine():
+    engine = await Engine.start(Spawn("echo"), 1, None)
+    engine.listener = Ear()
+    hello = await engine.hello(30)
+    assert (hello.pid, hello.engine) == (engine.pid, "echo")
+    yield engine
+    await engine.stop()
+
+
+def load(**options):
+    return engine_pb2.ToEngine(load=engine_pb2.Load(model=SPEC, device="cpu:0", options=options))
+
+
+def generate(tokens, new, request_id="r"):
+    return engine_pb2.Generate(
+        request_id=request_id, token_ids=tokens, sampling=common_pb2.Sampling(max_new_tokens=new)
+    )
+
+
+async def test_a_loaded_engine_streams_tokens_and_says_why_it_ended(engine):
+    await engine.command(load()).done()
+    engine.generate(generate([5, 6, 7], 4))
+    await engine.listener.finished.wait()
+    tokens = [token for chunk in engine.listener.chunks for token in chunk.token_ids]
+    assert tokens == [5, 5, 5, 5]
+    assert engine.listener.chunks[-1].finish == common_pb2.LENGTH
+    assert engine.listener.chunks[0].prompt_tokens == 3
+
+
+async def test_a_full_context_ends_a_request(engine):
+    await engine.command(load()).done()
+    engine.generate(generate(list(range(90)), 1000))
+    await engine.listener.finished.wait()
+    assert sum(len(chunk.token_ids) for chunk in engine.listener.chunks) == 10
+
+
+async def test_an_aborted_request_ends_at_once(engine):
+    await engine.command(load(step_ms="100000")).done()
+    engine.generate(generate([1], 50))
+    engine.abort("r")
+    await engine.listener.finished.wait()
+    assert engine.listener.chunks[-1].finish == common_pb2.ABORTED
+
+
+async def test_a_command_that_cannot_be_done_fails_with_its_reason(engine):
+    await engine.command(load()).done()
+    with pytest.raises(CommandFailed, match="holds a model already"):
+        await engine.command(load()).done()
+
+
+async def test_hibernation_is_refused_while_requests_run_and_drain_hands_them_back(engine):
+    await engine.command(load(step_ms="100000")).done()
+    engine.generate(generate([1], 50))
+    hibernate = engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate())
+    with pytest.raises(CommandFailed, match="drain first"):
+        await engine.command(hibernate).done()
+    await engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=0))).done()
+    assert engine.listener.chunks[-1].finish == common_pb2.FAILED
+    assert engine.listener.chunks[-1].error == "handed back"
+    await engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate())).done()
+
+
+async def test_one_process_takes_model_after_model(engine):
+    for _ in range(3):
+        await engine.command(load()).done()
+        await engine.command(engine_pb2.ToEngine(unload=engine_pb2.Unload())).done()
+
+
+async def test_the_death_of_an_engine_is_heard_and_fails_its_commands(engine):
+    await engine.command(load(step_ms="100000")).done()
+    engine.generate(generate([1], 50))
+    draining = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=1_000_000)))
+    engine.kill()
+    await engine.listener.died.wait()
+    with pytest.raises(EngineDied):
+        await draining.done()
+    with pytest.raises(EngineDied):
+        await engine.command(load()).done()
+
+
+async def test_an_engine_ends_when_its_gpu_scheduler_is_gone(engine):
+    engine._channel.close()
+    assert await engine.process.wait() == 0
