@@ -87,8 +87,8 @@ class Actuator:
             self._on_change()
 
     async def migrate(self, model: str, source: Group, target: Group, record: Entry) -> float:
-        """The target is prepared while the source serves; then the route turns; then the source finishes what it runs, hands the rest
-        over, and lets go. Seconds it took. Raises what refused it; the source then serves on."""
+        """The target is prepared while the source serves; then the route turns; then the source finishes what it runs,
+        hands the rest over, and lets go. Seconds it took. Raises what refused it; the source then serves on."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
         began = time.monotonic()

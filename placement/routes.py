@@ -11,7 +11,8 @@ _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
 
 
 def build(cluster: Cluster, refused: Mapping[str, str], avoided: Mapping[str, str]) -> placement_pb2.Routes:
-    """All routes. `refused`: model -> why it fits nowhere. `avoided`: model -> group that it is leaving: last among its places."""
+    """All routes. `refused`: model -> why it fits nowhere. `avoided`: model -> group that it is leaving: last among
+    its places."""
     return placement_pb2.Routes(
         routes=[
             _route(cluster, entry, refused.get(name, ""), avoided.get(name))

@@ -1,9 +1,12 @@
 import asyncio
+import socket
+import sys
 
 import pytest
 
-from gpu_scheduler.engines.base import CommandFailed, Engine, EngineDied, Spawn
+from gpu_scheduler.engines.base import MODULES, CommandFailed, Engine, EngineDied, Spawn
 from protos import common_pb2, engine_pb2
+from services.framing import FramedChannel
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=100, kv_bytes_per_token=1, engine="echo")
 
@@ -110,6 +113,13 @@ async def test_the_death_of_an_engine_is_heard_and_fails_its_commands(engine):
         await engine.command(load()).done()
 
 
-async def test_an_engine_ends_when_its_gpu_scheduler_is_gone(engine):
-    engine._channel.close()
-    assert await engine.process.wait() == 0
+async def test_an_engine_ends_when_its_gpu_scheduler_is_gone():
+    ours, theirs = socket.socketpair()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", MODULES["echo"], "--channel-fd", str(theirs.fileno()), pass_fds=[theirs.fileno()]
+    )
+    theirs.close()
+    channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
+    assert (await channel.recv()).hello.pid == process.pid
+    channel.close()
+    assert await process.wait() == 0

@@ -1,0 +1,56 @@
+"""`python -m placement --config FILE`: the wiring of placement."""
+
+from __future__ import annotations
+
+from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
+from placement import routes as routes_module
+from placement.actuate import Actuator
+from placement.cluster import Cluster
+from placement.config import PlacementConfig
+from placement.history import History
+from placement.reconcile import Reconciler
+from placement.server import NAME, PlacementServicer
+from protos import placement_pb2, placement_pb2_grpc
+from services.service import Service, read_arguments, run
+from services.watch import Watched
+
+
+async def build(service: Service) -> None:
+    config = service.config
+    assert isinstance(config, PlacementConfig)
+    routes: Watched[placement_pb2.Routes] = Watched(placement_pb2.Routes())
+
+    def changed() -> None:
+        fresh = routes_module.build(cluster, reconciler.refused, actuator.leaving)
+        if fresh.routes != routes.value.routes:
+            fresh.revision = routes.revision + 1
+            routes.set(fresh)
+        reconciler.changed()
+
+    clients = [GpuSchedulerClient(address) for address in config.groups]
+    loader = LoaderClient(config.loaders[0])
+    cluster = Cluster(clients, changed)
+    history = History()
+    actuator = Actuator(cluster, config.drain_ms, changed)
+    reconciler = Reconciler(config, cluster, actuator, history)
+    service.add(
+        placement_pb2_grpc.add_PlacementServicer_to_server,
+        PlacementServicer(cluster, reconciler, history, routes, loader),
+        NAME,
+    )
+    service.spawn(cluster.follow_loader(loader), "follow the catalogue")
+    for client in clients:
+        service.spawn(cluster.follow_group(client), f"follow {client.address}")
+    service.spawn(reconciler.run(), "reconcile")
+    # A gateway that asked before the catalogue is here would be told that no model exists.
+    await reconciler.informed(timeout_s=10.0)
+    await service.ready()
+
+
+def main() -> None:
+    run(read_arguments(PlacementConfig, "Which model lives on which group."), build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Placement's loop: activations at once, evictions when memory is wanted, moves when the gain is worth it.
+
+It asks the judge (which puts the cluster before the policy), records every decision with its reason, and has the
+actuator carry it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+from placement.actuate import Actuator
+from placement.cluster import Cluster, Group
+from placement.config import PlacementConfig
+from placement.history import History
+from placement.judge import Judge, Verdict
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import NotFound, PrismError, Refused, Unavailable, Unmet
+
+_log = log.get(__name__)
+_TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
+_BELOW = {
+    common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
+    common_pb2.COLD: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
+    common_pb2.ON_DISK: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
+}
+"""Where a model must be for an eviction to the key to mean anything."""
+
+
+class Reconciler:
+    """One for the cluster."""
+
+    def __init__(self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, judge: Judge, history: History) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._actuator = actuator
+        self._judge = judge
+        self._history = history
+        self._choosing: dict[str, asyncio.Task[Group]] = {}
+        self._changed = asyncio.Event()
+        self._informed = asyncio.Event()
+
+    def changed(self) -> None:
+        """The cluster said something."""
+        self._changed.set()
+        if self._cluster.catalogue_known and all(group.reachable for group in self._cluster.groups.values()):
+            self._informed.set()
+
+    async def informed(self, timeout_s: float) -> None:
+        """Returns when the catalogue and all groups were heard; after `timeout_s` with what there is."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._informed.wait()
+        except TimeoutError:
+            missing = [group.name for group in self._cluster.groups.values() if not group.reachable]
+            _log.warning("starting without hearing all", catalogue=self._cluster.catalogue_known, missing=missing)
+
+    # --- activation
+
+    async def activate(self, model: str) -> Group:
+        """The group that takes requests for the model from now on. Whoever asks while it is being chosen waits for the
+        same choice. Raises NotFound, Unmet, Refused, Unavailable."""
+        for group, resident in self._cluster.residents(model):
+            if resident.residency in _TAKES_REQUESTS:
+                return group
+        under_way = self._actuator.activating.get(model)
+        if under_way is not None and model not in self._choosing:
+            return under_way[0]
+        if model not in self._choosing:
+            task = tasks.spawn(self._choose_and_activate(model), f"choose a group for {model}")
+            self._choosing[model] = task
+            task.add_done_callback(lambda _: self._choosing.pop(model, None))
+        return await asyncio.shield(self._choosing[model])
+
+    async def _choose_and_activate(self, model: str) -> Group:
+        spec = self._actuator.spec(model)
+        if not self._cluster.reachable():
+            raise Unavailable("no group is reachable")
+        refused = self._judge.refused(spec)
+        if refused:
+            self._history.add(model, "refuse", "", refused, outcome="refused")
+            raise Unmet(f"{model}: {refused}")
+        verdict = self._judge.activation(spec)
+        if verdict.group is None:
+            self._history.add(model, "refuse", "", verdict.reason, verdict.candidates, outcome="refused for now")
+            raise Refused(f"{model}: {verdict.reason}")
+        record = self._history.add(model, "activate", verdict.group.name, verdict.reason, verdict.candidates)
+        for yielding in verdict.yields:
+            action = "hibernate" if yielding.target == common_pb2.HIBERNATING else "go cold"
+            self._history.add(
+                yielding.model, action, verdict.group.name, yielding.reason, outcome=f"part of activating {model}"
+            )
+        await self._actuator.activate(
+            model,
+            verdict.group,
+            record,
+            [gpu_scheduler_pb2.Yield(model=y.model, target=y.target) for y in verdict.yields],
+        )
+        return verdict.group
+
+    def check_fits(self, spec: common_pb2.ModelSpec) -> None:
+        """Raises Unmet with the arithmetic for a model that no group could hold even alone."""
+        refused = self._judge.refused(spec)
+        if refused:
+            raise Unmet(f"{spec.name}: {refused}")
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """Models of the catalogue that fit nowhere, with the arithmetic. Empty while a group is still unheard: it may
+        be larger."""
+        if not self._informed.is_set():
+            return {}
+        return {
+            name: reason
+            for name, entry in self._cluster.catalogue.items()
+            if not entry.error and (reason := self._judge.refused(entry.model))
+        }
+
+    # --- operators
+
+    async def evict(self, model: str, target: common_pb2.Residency) -> None:
+        """Brings the model down wherever it is. Raises NotFound, Unmet."""
+        self._actuator.spec(model)
+        if target not in _BELOW:
+            raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to evict to")
+        places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
+        if not places:
+            raise Unmet(f"{model} is on no group in a state above that")
+        for group in places:
+            record = self._history.add(model, _action(target), group.name, "an operator asked for it")
+            await self._actuator.bring_down(model, group, target, record)
+
+    async def bring_down_everywhere(self, model: str, reason: str) -> None:
+        if self._cluster.entry(model) is None:
+            raise NotFound(f"no model {model!r} in the catalogue")
+        for group, _ in list(self._cluster.residents(model)):
+            record = self._history.add(model, "go cold", group.name, reason)
+            await self._actuator.bring_down(model, group, common_pb2.COLD, record)
+
+    async def migrate(self, model: str, to_group: str) -> float:
+        """Moves an active model. Raises NotFound, Unmet, Refused."""
+        self._actuator.spec(model)
+        target = self._cluster.group(to_group)
+        if target is None:
+            raise NotFound(f"no group {to_group!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}")
+        source = next((g for g, r in self._cluster.residents(model) if r.residency == common_pb2.ACTIVE), None)
+        if source is None:
+            raise Unmet(f"{model} is not active")
+        if source is target:
+            raise Unmet(f"{model} is on {target.name} already")
+        record = self._history.add(model, "migrate", target.name, f"from {source.name}: an operator asked for it")
+        return await self._actuator.migrate(model, source, target, record)
+
+    # --- by itself
+
+    async def run(self) -> None:
+        """Observes all the time, moves models when the policy says so. Runs for ever."""
+        while True:
+            try:
+                async with asyncio.timeout(self._config.period_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            self._judge.observe()
+            if self._config.rebalance and self._informed.is_set():
+                self._rebalance()
+            await asyncio.sleep(0.1)  # states come from several groups at once; look at them together
+
+    def _rebalance(self) -> None:
+        if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
+            return
+        for verdict in self._judge.moves()[: self._config.migrations_at_once]:
+            assert verdict.group is not None and verdict.source is not None
+            record = self._history.add(
+                verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates
+            )
+            tasks.spawn(self._quietly(self._move(verdict, record)), f"move {verdict.model}")
+
+    async def _move(self, verdict: Verdict, record) -> None:  # type: ignore[no-untyped-def]
+        assert verdict.group is not None and verdict.source is not None
+        await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record)
+        self._judge.moved(verdict.model)
+
+    @staticmethod
+    async def _quietly(work: Awaitable[object]) -> None:
+        try:
+            await work
+        except PrismError as error:
+            _log.warning("a move failed; the source serves on", why=str(error))
+
+    def demands(self) -> dict[str, float]:
+        return self._judge.demands()
+
+
+def _action(target: common_pb2.Residency) -> str:
+    return "hibernate" if target == common_pb2.HIBERNATING else "go cold"

@@ -1,0 +1,44 @@
+"""The cluster as operators see it: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+
+from placement.cluster import PRESENT, Cluster, Group
+from protos import placement_pb2
+
+
+def cluster_view(cluster: Cluster, demands: Mapping[str, float]) -> placement_pb2.Cluster:
+    """Every group with its models; `demands`: model -> w."""
+    return placement_pb2.Cluster(groups=[_group(group, demands) for group in cluster.groups.values()])
+
+
+def _group(group: Group, demands: Mapping[str, float]) -> placement_pb2.Group:
+    view = placement_pb2.Group(
+        group=group.name,
+        address=group.address,
+        reachable=group.reachable,
+        capacity_bytes=group.capacity_bytes,
+        free_bytes=group.free_bytes,
+    )
+    demand = left = 0.0
+    left = float(group.capacity_bytes - sum(device.booked_bytes for device in group.state.memory))
+    for resident in group.state.residents:
+        w = demands.get(resident.model, 0.0)
+        if resident.residency in PRESENT:
+            demand += w
+            left -= resident.weights_bytes
+        view.models.add(
+            model=resident.model,
+            residency=resident.residency,
+            demand=w,
+            waiting=resident.waiting,
+            running=resident.running,
+            idle_s=resident.idle_s,
+            kv_held_bytes=resident.kv_held_bytes,
+            kv_limit_bytes=resident.kv_limit_bytes,
+            weights_bytes=resident.weights_bytes,
+        )
+    view.pressure = demand / left if left > 0 else (inf if demand else 0.0)
+    return view

@@ -1,0 +1,137 @@
+"""The whole system with echo engines: everything but the forward pass is real."""
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+
+from protos import common_pb2
+from tests.end_to_end.world import MODELS, world
+
+PROMPT = list(range(20, 60))
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy():
+    return asyncio.DefaultEventLoopPolicy()
+
+
+@pytest.fixture
+async def slow():
+    """Streams of 20 ms steps, so that there is a middle to be killed in."""
+    async with world("echo", options={"step_ms": "20"}, idle_s=0.2) as it:
+        yield it
+
+
+async def ten_streams(it, model, tokens=60):
+    """Ten open streams, all past their first token; [(task)]."""
+    started = [asyncio.Event() for _ in range(10)]
+    streams = [
+        asyncio.get_running_loop().create_task(it.stream(model, [7 + i, *PROMPT], tokens, event))
+        for i, event in enumerate(started)
+    ]
+    async with asyncio.timeout(60):
+        for event in started:
+            await event.wait()
+    return streams
+
+
+async def undisturbed(it, model, tokens=60):
+    return [await it.stream(model, [7 + i, *PROMPT], tokens) for i in range(10)]
+
+
+async def test_requests_are_answered_streamed_and_whole_for_all_models(slow):
+    for model in MODELS:
+        whole = await slow.complete(model, PROMPT, 8)
+        text, usage, finish = await slow.stream(model, PROMPT, 8)
+        assert text == whole["choices"][0]["text"]
+        assert usage["prompt_tokens"] == len(PROMPT) and usage["completion_tokens"] == 8
+        assert finish == whole["choices"][0]["finish_reason"] == "length"
+    status, models = await slow.get("/v1/models")
+    assert status == 200 and {model["id"] for model in models["data"]} == set(MODELS)
+
+
+async def test_an_engine_killed_under_ten_streams_pauses_them_and_changes_no_token(slow):
+    expected = await undisturbed(slow, MODELS[0])
+    streams = await ten_streams(slow, MODELS[0])
+    resident = await slow.resident(MODELS[0])
+    assert resident is not None
+    # The warm engines are killed too: the next one has to start from nothing.
+    for pid in slow.engine_pids():
+        os.kill(pid, signal.SIGKILL)
+    assert await asyncio.gather(*streams) == expected
+
+
+async def test_balloond_killed_under_ten_streams_is_not_noticed(slow):
+    expected = await undisturbed(slow, MODELS[0])
+    streams = await ten_streams(slow, MODELS[0])
+    slow.kill("balloond")
+    assert await asyncio.gather(*streams) == expected
+    # And its successor knows what its predecessor knew: memory can still move.
+    await slow.complete(MODELS[1], PROMPT, 8)
+    await slow.complete(MODELS[2], PROMPT, 8)
+
+
+async def test_a_killed_gpu_scheduler_and_a_killed_placement_lose_no_stream(slow):
+    expected = await undisturbed(slow, MODELS[0])
+    streams = await ten_streams(slow, MODELS[0])
+    group, _ = await slow.resident(MODELS[0])
+    slow.kill("placement")
+    slow.kill(group)
+    assert await asyncio.gather(*streams) == expected
+
+
+async def test_a_model_moves_to_the_other_device_while_it_streams(slow):
+    expected = await undisturbed(slow, MODELS[0])
+    streams = await ten_streams(slow, MODELS[0])
+    source, _ = await slow.resident(MODELS[0])
+    target = next(slow.local.group(device) for device in slow.local.devices if slow.local.group(device) != source)
+    await slow.placement.migrate(MODELS[0], target)
+    assert await asyncio.gather(*streams) == expected
+    assert (await slow.resident(MODELS[0]))[0] == target
+
+
+async def test_an_evicted_model_hibernates_and_wakes_at_its_next_request(slow):
+    before = await slow.complete(MODELS[0], PROMPT, 8)
+    await slow.until(lambda: has_image(slow, MODELS[0]), "no image was made")
+    await slow.placement.evict(MODELS[0], common_pb2.HIBERNATING)
+    await slow.wait_residency(MODELS[0], common_pb2.HIBERNATING)
+    after = await slow.complete(MODELS[0], PROMPT, 8)
+    assert after["choices"] == before["choices"]
+    await slow.wait_residency(MODELS[0], common_pb2.ACTIVE)
+
+
+async def has_image(it, model):
+    status, answer = await it.get(f"/v1/models/{model}")
+    return status == 200
+
+
+async def test_explain_tells_why_a_model_is_where_it_is(slow):
+    await slow.complete(MODELS[0], PROMPT, 2)
+    decisions = await slow.placement.explain(MODELS[0])
+    assert decisions[0].action == "activate" and decisions[0].candidates
+    assert decisions[0].outcome.startswith("done in")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "names"),
+    [
+        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
+        ({"model": MODELS[0], "prompt": "x", "n": 0}, 400, "n"),
+        ({"model": MODELS[0], "prompt": "x", "max_tokens": 10**6}, 400, "max_tokens"),
+        ({"model": MODELS[0], "prompt": [5] * 5000}, 400, "prompt"),
+        ({"model": MODELS[0], "prompt": "x", "temperature": "hot"}, 400, "temperature"),
+    ],
+)
+async def test_bad_requests_are_refused_by_field(slow_shared, body, status, names):
+    got, answer = await slow_shared.post("/v1/completions", body)
+    assert got == status, answer
+    assert names in json.dumps(answer["error"])
+
+
+@pytest.fixture(scope="module")
+async def slow_shared():
+    async with world("echo", options={"step_ms": "1"}) as it:
+        yield it

@@ -1,0 +1,178 @@
+"""A whole local system for tests: real processes, real sockets, in a folder of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from deploy.local.processes import System
+from deploy.local.topology import Local
+from placement.client import PlacementClient
+from protos import common_pb2, placement_pb2
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("llama-prose", "qwen2-docs", "qwen3-manual")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def catalogue(folder: Path, engine: str, models: dict[str, dict[str, Any]] | None = None) -> Path:
+    """A catalogue file of the example models, or of others; the entry of each may add keys."""
+    lines = []
+    for name, keys in (models or {name: {} for name in MODELS}).items():
+        entry = {"name": name, "path": str(ROOT / "examples" / "models" / name), "engine": engine, **keys}
+        lines.append("[[model]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entry.items()))
+    path = folder / "catalogue.toml"
+    path.write_text("\n".join(lines))
+    return path
+
+
+class World:
+    """A running system and ways to talk to it."""
+
+    def __init__(self, local: Local, system: System, http: aiohttp.ClientSession, placement: PlacementClient) -> None:
+        self.local = local
+        self.system = system
+        self.http = http
+        self.placement = placement
+        self.base = f"http://{local.http}"
+
+    async def post(self, path: str, body: Any, **keys: Any) -> tuple[int, Any]:
+        async with self.http.post(self.base + path, json=body, **keys) as answer:
+            return answer.status, await answer.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        async with self.http.get(self.base + path) as answer:
+            return answer.status, await answer.json()
+
+    async def complete(self, model: str, prompt: Any, tokens: int, **keys: Any) -> dict[str, Any]:
+        """A greedy completion that must succeed."""
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, **keys}
+        status, answer = await self.post("/v1/completions", body)
+        assert status == 200, answer
+        return dict(answer)
+
+    async def stream(
+        self, model: str, prompt: Any, tokens: int, started: asyncio.Event | None = None, **keys: Any
+    ) -> tuple[str, dict[str, Any], str]:
+        """A greedy streamed completion that must succeed: (text, usage, finish_reason). `started` is set with its
+        first text."""
+        body = {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **keys,
+        }
+        text, usage, finish, done = "", {}, "", False
+        async with self.http.post(self.base + "/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                if not line.startswith(b"data: "):
+                    continue
+                data = line[6:].strip()
+                if data == b"[DONE]":
+                    done = True
+                    break
+                event = json.loads(data)
+                assert "error" not in event, event
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    text += choice["text"]
+                    finish = choice["finish_reason"] or finish
+                    if started is not None and choice["text"]:
+                        started.set()
+        assert done, "a stream must end with [DONE]"
+        return text, usage, finish
+
+    async def resident(self, model: str) -> tuple[str, placement_pb2.GroupModel] | None:
+        """(group, facts) of the model where it is, active places first."""
+        found = [(g.group, m) for g in (await self.placement.cluster()).groups for m in g.models if m.model == model]
+        found.sort(key=lambda pair: pair[1].residency != common_pb2.ACTIVE)
+        return found[0] if found else None
+
+    async def until(self, condition: Any, what: str, timeout_s: float = 60.0) -> Any:
+        """Waits until `condition()` (async) is true; the cluster's state changes are not pushed to tests."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                value = await condition()
+                if value:
+                    return value
+                await asyncio.sleep(0.05)
+        raise AssertionError(what)
+
+    async def wait_residency(self, model: str, residency: common_pb2.Residency, timeout_s: float = 60.0) -> None:
+        async def there() -> bool:
+            return any(
+                route.model.name == model and route.residency == residency
+                for route in (await self.placement.routes()).routes
+            )
+
+        await self.until(there, f"{model} never was {common_pb2.Residency.Name(residency)}", timeout_s)
+
+    def engine_pids(self) -> list[int]:
+        """Engine processes of all groups."""
+        pids = []
+        for name, running in self.system.running.items():
+            if name.startswith("gpu_scheduler"):
+                children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+                pids += [int(pid) for pid in children]
+        return pids
+
+    def kill(self, name: str) -> None:
+        """SIGKILL, no goodbye; the supervisor starts it again."""
+        os.kill(self.system.running[name].pid, signal.SIGKILL)
+
+
+@contextlib.asynccontextmanager
+async def world(
+    engine: str,
+    models: dict[str, dict[str, Any]] | None = None,
+    *,
+    options: dict[str, str] | None = None,
+    **local: Any,
+) -> AsyncIterator[World]:
+    """A system that serves; ends it whatever happens, and shows the logs' last lines when the test failed."""
+    # Unix socket paths are short; pytest's folders are not.
+    state = Path(tempfile.mkdtemp(prefix="prism-"))
+    plan = Local(
+        state=state,
+        catalogue=catalogue(state, engine, models),
+        http=f"127.0.0.1:{free_port()}",
+        engine=engine,
+        engine_options=options or {},
+        **local,
+    )
+    system = System(plan.processes(), state / "logs", print)
+    try:
+        await system.start()
+        placement = PlacementClient(plan.unix("placement"))
+        async with aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=120), connector=aiohttp.TCPConnector(limit=0)
+        ) as http:
+            yield World(plan, system, http, placement)
+        await placement.close()
+    except BaseException:
+        for log in sorted((state / "logs").glob("*.log")):
+            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]))
+        raise
+    finally:
+        await system.end()
+        shutil.rmtree(state, ignore_errors=True)
