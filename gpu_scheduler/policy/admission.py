@@ -5,11 +5,11 @@ room that S leaves, then S by deadline. Three things keep a request from startin
 
 - *Its model is not active.* It stays in the plan and is looked at again when the model is.
 - *The turn.* One engine at a time prefills. While its requests are under way, more of the same model may join until
-  one chunk is full, and only while they are next in order: the first that belongs to another engine ends the joining, so
-  that the turn passes when the prefills in flight end.
+  one chunk is full, and only while they are next in order: the first that belongs to another engine ends the joining,
+  so that the turn passes when the prefills in flight end.
 - *Memory.* A request starts only if the pages of its prompt and of the forecast of its decode can be granted. If not, a
-  `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no later
-  request of its model starts before it, and what its devices have free is not given to requests after it. An aged
+  `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no
+  later request of its model starts before it, and what its devices have free is not given to requests after it. An aged
   request claims its model's memory alone, so that it cannot hold up what other models have in S.
 
 Bytes are bytes on each device of the model: a tensor-parallel model holds the same on all of them.
@@ -46,16 +46,16 @@ class ModelMemory:
     devices: tuple[str, ...] = ()
 
     def bytes_for(self, request: Waiting) -> int:
-        """What the prompt and the forecast of the decode take, in whole envelopes. A cached prefix counts in full: while
-        nobody uses it, it counts in `reclaimable` too."""
+        """What the prompt and the forecast of the decode take, in whole envelopes. A cached prefix counts in full:
+        while nobody uses it, it counts in `reclaimable` too."""
         tokens = request.prompt_tokens + request.decode_tokens
         return -(-tokens // self.page_tokens) * self.page_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What there is: each active model's, and the bytes that nobody leases on each device (a device not named here is bound
-    by limits alone)."""
+    """What there is: each active model's, and the bytes that nobody leases on each device (a device not named here is
+    bound by limits alone)."""
 
     models: Mapping[str, ModelMemory]
     free: Mapping[str, int] = field(default_factory=dict)
@@ -74,7 +74,8 @@ class Turn:
 def admit(agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> list[Start | NeedMemory]:
     """Starts, in order, and the memory that requests before them lack (at most one for each model).
 
-    Reads `backlog` and changes nothing; the agenda must be of its present state. KeyError if `memory` lacks an active model.
+    Reads `backlog` and changes nothing; the agenda must be of its present state. KeyError if `memory` lacks an active
+    model.
     """
     admission = _Admission(agenda, backlog, memory, turn)
     if admission.aged():
@@ -152,7 +153,8 @@ class _Admission:
         return True
 
     def within_room(self) -> None:
-        """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from S."""
+        """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from
+        S."""
         room = self._agenda.room * self._turn.room_share
         lacks: set[str] = set()
         tries = ROOM_CANDIDATES

@@ -1,13 +1,13 @@
 """The ageing rule: what the second queue may take from S, in seconds of prefill.
 
-While the second queue is not empty it earns one second for each second in which no prefill is under way, and `share` for
-each in which one is. Only its oldest request that can start may spend the credit, and pays its cost.
+While the second queue is not empty it earns one second for each second in which no prefill is under way, and `share`
+for each in which one is. Only its oldest request that can start may spend the credit, and pays its cost.
 
 That bounds starvation: a request of the second queue, whose model is active and whose memory is granted, starts at the
 latest after (its cost + the costs of those before it) / share seconds and, for each of these, the prefill that happens
-to be under way; whatever arrives in S. S loses at most `share` of the prefill time. Time in which nothing runs counts in
-full: what S cannot use, because its requests wait for memory or a wake-up, goes to the second queue after the turn lay
-idle for as long as the work takes, so that a wrong guess never costs more than the waiting did.
+to be under way; whatever arrives in S. S loses at most `share` of the prefill time. Time in which nothing runs counts
+in full: what S cannot use, because its requests wait for memory or a wake-up, goes to the second queue after the turn
+lay idle for as long as the work takes, so that a wrong guess never costs more than the waiting did.
 """
 
 from __future__ import annotations

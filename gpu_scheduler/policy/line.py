@@ -1,7 +1,7 @@
 """A line of waiting requests by deadline, kept as parallel lists.
 
-A plan over 10,000 requests then touches no object: costs are one `map` over two lists, sums run in C. An insertion moves
-at most n pointers in each list (a few microseconds at 10,000), a search is a bisection.
+A plan over 10,000 requests then touches no object: costs are one `map` over two lists, sums run in C. An insertion
+moves at most n pointers in each list (a few microseconds at 10,000), a search is a bisection.
 """
 
 from __future__ import annotations

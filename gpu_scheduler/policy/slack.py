@@ -59,8 +59,8 @@ class PrefillSpeed:
     """
 
     def __init__(self, tokens_per_s: float, *, chunk_tokens: int = 8192, weight: float = 0.25) -> None:
-        """`tokens_per_s` is the calibrated speed; a prompt is cut into chunks of at most `chunk_tokens`; `weight` is how
-        much a new observation counts in the moving average (0.25: the last 8 chunks make 90 % of it)."""
+        """`tokens_per_s` is the calibrated speed; a prompt is cut into chunks of at most `chunk_tokens`; `weight` is
+        how much a new observation counts in the moving average (0.25: the last 8 chunks make 90 % of it)."""
         if not tokens_per_s > 0 or not chunk_tokens > 0 or not 0 < weight <= 1:
             raise ValueError(f"bad prefill speed: {tokens_per_s=} {chunk_tokens=} {weight=}")
         self.chunk_tokens = chunk_tokens
