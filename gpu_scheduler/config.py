@@ -35,8 +35,6 @@ class Engines(Section):
 class Arbitration(Section):
     """Numbers of the shared queue; see gpu_scheduler/policy."""
 
-    prefills_in_flight: int = Field(default=4, ge=1)
-    """Requests sent to engines whose first token is not out: more keeps engines busy, fewer keeps the order ours."""
     chunk_tokens: int = Field(default=2048, gt=0)
     """Prompt tokens that may be on their way to be prefilled at a time."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)

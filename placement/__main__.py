@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement import routes as routes_module
@@ -9,6 +11,7 @@ from placement.actuate import Actuator
 from placement.cluster import Cluster
 from placement.config import PlacementConfig
 from placement.history import History
+from placement.judge import Judge
 from placement.reconcile import Reconciler
 from placement.server import NAME, PlacementServicer
 from protos import placement_pb2, placement_pb2_grpc
@@ -33,7 +36,8 @@ async def build(service: Service) -> None:
     cluster = Cluster(clients, changed)
     history = History()
     actuator = Actuator(cluster, config.drain_ms, changed)
-    reconciler = Reconciler(config, cluster, actuator, history)
+    judge = Judge(config, cluster, time.monotonic)
+    reconciler = Reconciler(config, cluster, actuator, judge, history)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
         PlacementServicer(cluster, reconciler, history, routes, loader),

@@ -117,6 +117,7 @@ class Engine:
         self.listener: Listener | None = None
         self.dead = asyncio.Event()
         self._channel = channel
+        self._stopping = False
         self._commands: dict[int, Command] = {}
         self._hello: asyncio.Future[engine_pb2.Hello] = asyncio.get_running_loop().create_future()
         self._hello.add_done_callback(lambda f: f.cancelled() or f.exception())
@@ -186,6 +187,7 @@ class Engine:
 
     async def stop(self, grace_s: float = 3.0) -> None:
         """Asks the process to end and kills it when it does not."""
+        self._stopping = True
         self._channel.send(engine_pb2.ToEngine(shutdown=engine_pb2.Shutdown()))
         try:
             async with asyncio.timeout(grace_s):
@@ -244,8 +246,9 @@ class Engine:
         if self.dead.is_set():
             return
         self.dead.set()
-        # A process that closed its socket is of no use any more, whether or not it still runs.
-        self.kill()
+        if not self._stopping:
+            # A process that closed its socket is of no use any more, whether or not it still runs.
+            self.kill()
         self._channel.close()
         error = EngineDied(f"engine {self.pid} died")
         if not self._hello.done():

@@ -1,0 +1,247 @@
+"""The queue carried out, with engines that only record what they are told."""
+
+import asyncio
+
+import pytest
+
+from gpu_scheduler.config import Arbitration
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines import turn as turn_module
+from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.residents import Residents
+from gpu_scheduler.streams import GatewayStream
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2
+from services import tasks
+
+SPEC = {
+    name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b")
+}
+
+
+class FakeEngine:
+    """As much of an engine as a dispatcher touches."""
+
+    def __init__(self, index):
+        self.index = index
+        self.started = []
+        self.aborted = []
+
+    def generate(self, message):
+        self.started.append(message)
+
+    def abort(self, request_id):
+        self.aborted.append(request_id)
+
+
+class Desk:
+    """A dispatcher whose clock stands still, with a stream that collects."""
+
+    def __init__(self):
+        self.time = 100.0
+        self.needs, self.deaths = [], []
+        self.memory = DeviceMemory("cpu:0")
+        self.turn = Turn(turn_module.create())
+        self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
+        self.dispatcher = Dispatcher(
+            Arbitration(), self.residents, self.memory, self.turn, self.needs.append, self.deaths.append, lambda: self.time
+        )
+        self.stream = GatewayStream(1)
+        self.chunks = []
+        self.engines = {}
+
+    def model(self, name, residency=common_pb2.ACTIVE):
+        resident = self.residents.enter(SPEC[name])
+        engine = self.engines[name] = FakeEngine(len(self.engines) + 1)
+        resident.engine = engine
+        self.residents.set(resident, residency)
+        return engine
+
+    def submit(self, request_id, model="a", tokens=10, new=5, ttft_ms=None, **keys):
+        submit = gpu_scheduler_pb2.Submit(
+            request_id=request_id,
+            model=model,
+            token_ids=range(tokens),
+            sampling=common_pb2.Sampling(max_new_tokens=new),
+            **keys,
+        )
+        if ttft_ms is not None:
+            submit.slo.ttft_ms = submit.ttft_left_ms = ttft_ms
+            submit.has_target = True
+        self.dispatcher.submit(submit, self.stream)
+
+    def answer(self, engine, index=-1, tokens=(1,), finish=common_pb2.FINISH_UNSPECIFIED):
+        chunk = common_pb2.TokenChunk(request_id=engine.started[index].request_id, token_ids=tokens, finish=finish)
+        self.dispatcher.on_tokens(engine, [chunk])
+
+    async def settle(self):
+        """Until the dispatcher has seen everything that happened so far."""
+        for _ in range(5):
+            await asyncio.sleep(0)
+        while self.stream._chunks:
+            self.chunks += self.stream._chunks
+            self.stream._chunks = []
+
+    def last(self, request_id):
+        return [chunk for chunk in self.chunks if chunk.request_id == request_id][-1]
+
+
+@pytest.fixture
+async def desk():
+    desk = Desk()
+    running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
+    yield desk
+    await tasks.cancel(running)
+
+
+async def test_a_request_goes_to_its_engine_and_its_tokens_come_back_under_the_gateways_id(desk):
+    engine = desk.model("a")
+    desk.submit("r1")
+    await desk.settle()
+    assert list(engine.started[0].token_ids) == list(range(10))
+    desk.answer(engine, tokens=[7, 8])
+    desk.answer(engine, tokens=[9], finish=common_pb2.LENGTH)
+    await desk.settle()
+    assert [(c.request_id, list(c.token_ids)) for c in desk.chunks] == [("r1", [7, 8]), ("r1", [9])]
+    assert desk.dispatcher.count("a") == (0, 0, 0)
+
+
+async def test_a_model_that_is_not_here_is_answered_at_once(desk):
+    desk.submit("r1")
+    await desk.settle()
+    assert (desk.last("r1").finish, desk.last("r1").error) == (common_pb2.FAILED, "not here")
+
+
+async def test_a_prompt_beyond_the_context_is_rejected_with_both_numbers(desk):
+    desk.model("a")
+    desk.submit("r1", tokens=1000)
+    await desk.settle()
+    assert desk.last("r1").finish == common_pb2.REJECTED
+    assert "1000 prompt tokens do not fit a context of 1000" in desk.last("r1").error
+
+
+async def test_requests_of_a_waking_model_wait_here_and_start_when_it_is_active(desk):
+    engine = desk.model("a", common_pb2.WAKING)
+    desk.submit("r1", ttft_ms=60_000)
+    await desk.settle()
+    assert engine.started == [] and desk.dispatcher.count("a")[0] == 1
+    desk.residents.set(desk.residents.get("a"), common_pb2.ACTIVE)
+    await desk.settle()
+    assert len(engine.started) == 1
+
+
+async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_for_the_turn(desk):
+    a, b = desk.model("a", common_pb2.WAKING), desk.model("b", common_pb2.WAKING)
+    desk.submit("patient", "a", ttft_ms=9_000)
+    desk.submit("urgent", "b", ttft_ms=8_000)
+    for name in "ab":
+        desk.residents.set(desk.residents.get(name), common_pb2.ACTIVE)
+    await desk.settle()
+    assert (len(a.started), len(b.started)) == (0, 1)
+    assert desk.turn.holder == b.index
+    desk.answer(b)
+    await desk.settle()
+    assert len(a.started) == 1 and desk.turn.holder == a.index
+    desk.answer(a)
+    await desk.settle()
+    assert desk.turn.holder == turn_module.ANYBODY
+
+
+async def test_a_late_request_is_kept_and_served(desk):
+    engine = desk.model("a")
+    desk.submit("late", tokens=900, ttft_ms=1)
+    await desk.settle()
+    assert len(engine.started) == 1
+
+
+async def test_a_late_request_is_dropped_only_if_its_client_asked(desk):
+    desk.model("a")
+    desk.submit("late", tokens=900, ttft_ms=1, slo=common_pb2.Slo(drop_late=True))
+    await desk.settle()
+    assert desk.last("late").finish == common_pb2.LATE
+    assert desk.dispatcher.count("a") == (0, 0, 0)
+
+
+async def test_cancelling_frees_the_engine_and_sends_nothing_more(desk):
+    engine = desk.model("a")
+    desk.submit("r1")
+    await desk.settle()
+    desk.dispatcher.cancel(desk.stream, "r1")
+    desk.answer(engine)
+    await desk.settle()
+    assert engine.aborted == [engine.started[0].request_id] and desk.chunks == []
+
+
+async def test_the_end_of_a_gateways_stream_cancels_all_of_its_requests(desk):
+    engine = desk.model("a")
+    desk.submit("r1")
+    desk.submit("r2")
+    await desk.settle()
+    desk.dispatcher.cancel_stream(desk.stream)
+    await desk.settle()
+    assert len(engine.aborted) == 2 and desk.dispatcher.count("a") == (0, 0, 0)
+
+
+async def test_a_dead_engine_fails_its_requests_retryably_and_keeps_those_that_wait(desk):
+    engine = desk.model("a")
+    desk.submit("runs")
+    await desk.settle()
+    desk.residents.set(desk.residents.get("a"), common_pb2.WAKING)
+    desk.submit("waits")
+    desk.dispatcher.on_death(engine)
+    await desk.settle()
+    assert desk.last("runs").finish == common_pb2.FAILED
+    assert [chunk.request_id for chunk in desk.chunks] == ["runs"]
+    assert desk.deaths == [engine] and desk.dispatcher.count("a")[0] == 1
+
+
+async def test_a_parked_request_starts_again_with_what_it_had_generated(desk):
+    engine = desk.model("a")
+    desk.submit("r1", new=5)
+    await desk.settle()
+    desk.answer(engine, tokens=[50, 51])
+    desk.dispatcher.on_parked(engine, engine.started[0].request_id)
+    await desk.settle()
+    again = engine.started[1]
+    assert list(again.token_ids) == [*range(10), 50, 51]
+    assert again.sampling.max_new_tokens == 3
+
+
+async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):
+    engine = desk.model("a")
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
+    state.bookings.add(model="a", limit_bytes=1000)
+    desk.memory.update(state)
+    desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
+    await desk.settle()
+    assert engine.started == []
+    assert [(need.model, need.bytes) for need in desk.needs] == [("a", 25 * 10 - 20)]
+    state.free_bytes = 500
+    desk.memory.update(state)
+    desk.dispatcher.changed()
+    await desk.settle()
+    assert len(engine.started) == 1
+
+
+async def test_what_neighbours_hold_idle_counts_as_room(desk):
+    engine = desk.model("a")
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=0)
+    state.bookings.add(model="a", limit_bytes=1000)
+    state.bookings.add(model="b", limit_bytes=1000, floor_bytes=100)
+    state.leases.add(model="b", kv_bytes=900, kv_used_bytes=100, kv_cached_bytes=700, kv_reserve_bytes=100)
+    desk.memory.update(state)
+    desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
+    await desk.settle()
+    assert len(engine.started) == 1
+
+
+async def test_a_hit_target_and_a_missed_one_are_counted(desk):
+    engine = desk.model("a")
+    for request_id, waited in (("hit", 0.5), ("missed", 2.0)):
+        desk.submit(request_id, ttft_ms=1_000)
+        await desk.settle()
+        desk.time += waited
+        desk.answer(engine, finish=common_pb2.STOP)
+        await desk.settle()
+    counters = desk.dispatcher.counters["a"]
+    assert (counters.ttft_met, counters.ttft_missed) == (1, 1)
