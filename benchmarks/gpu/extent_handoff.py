@@ -156,12 +156,21 @@ def latencies(bench: Bench, size_mib: int, iterations: int) -> list[dict[str, An
     entries: list[dict[str, Any]] = []
 
     def entry(name: str, results: dict[str, Any]) -> None:
+        maker = bench.ask("maker", "calls").get(0, {})
         for who, result in results.items():
             entries.append({"case": name, "who": who, "size_mib": size_mib, **result})
+            if who == "a":
+                entries[-1]["maker_us"] = {call: [round(us, 1) for us, _ in each] for call, each in maker.items()}
 
     command = ("latency", iterations, nbytes)
     bench.ask("a", "latency", 20, nbytes)
+    bench.ask("maker", "calls")
     entry("made on demand", {"a": bench.ask("a", *command)})
+    bench.ask("maker", "hold", 1, nbytes)
+    entry("made on demand, one held beside", {"a": bench.ask("a", *command)})
+    bench.ask("maker", "hold", 63, nbytes)
+    entry("made on demand, 64 held beside", {"a": bench.ask("a", *command)})
+    bench.ask("maker", "drop")
     bench.ask("maker", "prepare", iterations, nbytes)
     entry("from spares", {"a": bench.ask("a", *command)})
     entry("made on demand, two at once", bench.together(a=command, b=command))
@@ -176,7 +185,6 @@ def latencies(bench: Bench, size_mib: int, iterations: int) -> list[dict[str, An
     bench.ask("maker", "prepare", iterations, nbytes)
     entry("from spares, own kernels queued", {"a": bench.ask("a", *command)})
     bench.ask("a", "drain")
-    bench.ask("maker", "calls")
     return entries
 
 
@@ -213,6 +221,8 @@ def _print(result: dict[str, Any]) -> None:
     report.table("growth and return", ("MiB", "phase", "who", "GB/s", "us per extent, by call"), rows)
     rows = []
     for phase in result["phases"]:
+        if phase["phase"] not in ("grow, alone", "return, alone", "grow, two at once", "return, two at once"):
+            continue
         for peer, calls in phase["maker_calls"].items():
             for name, sums in calls.items():
                 total, n = sum(us for us, _ in sums), sum(c for _, c in sums)
@@ -228,6 +238,12 @@ def _print(result: dict[str, Any]) -> None:
         for e in result["latencies"]
     ]
     report.table("one extent", ("MiB", "case", "who", "mapped p50 us", "p99", "returned p50 us", "p99"), rows)
+    rows = []
+    for e in result["latencies"]:
+        for name, samples in e.get("maker_us", {}).items():
+            each = report.spread(samples)
+            rows.append((e["size_mib"], e["case"], name, each["p50"], each["p99"]))
+    report.table("one extent: the maker's calls", ("MiB", "case", "call", "p50 us", "p99"), rows)
     rows = [("alone", *report.spread(result["neighbour_alone_ms"]).values())]
     for phase in result["phases"]:
         if "neighbour_step_ms" in phase:

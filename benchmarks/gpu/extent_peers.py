@@ -102,6 +102,12 @@ class Maker:
         with self._lock:
             self._spares[nbytes].extend(made)
 
+    def hold(self, count: int, nbytes: int) -> None:
+        """Hold extents that nobody asks for, so that the driver's own pools do not run empty."""
+        self.prepare(count, nbytes)
+        with self._lock:
+            self._spares[-1] += self._spares.pop(nbytes)
+
     def drop_spares(self) -> None:
         with self._lock:
             spares = [extent for extents in self._spares.values() for extent in extents]
@@ -153,6 +159,9 @@ def run_maker(device: int, control: Connection, connections: list[socket.socket]
         name, *arguments = command
         if name == "prepare":
             maker.prepare(*arguments)
+            control.send("done")
+        elif name == "hold":
+            maker.hold(*arguments)
             control.send("done")
         elif name == "drop":
             maker.drop_spares()

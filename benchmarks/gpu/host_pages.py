@@ -111,7 +111,13 @@ class FreePages:
 
 
 class HostPages:
-    """The allocator: SGLang's interface (lengths on the host are known there), no device value read."""
+    """The allocator: SGLang's interface (lengths on the host are known there), no device value read.
+
+    Ids of the next pages are chosen and uploaded many at a time. A step then takes a slice of what is there already, as
+    SGLang does; which ids those are the host knows, since it put them in that order.
+    """
+
+    AHEAD = 1024  # ids in one upload
 
     def __init__(
         self, pages: int, page_size: int, pages_per_extent: int, device: str, kernels: tuple[Any, Any]
@@ -122,37 +128,50 @@ class HostPages:
         self.pages = FreePages(pages, pages_per_extent)
         self._ring = PinnedRing(1 << 15)
         self._arriving: deque[tuple[torch.Tensor, int, torch.cuda.Event, torch.cuda.Event]] = deque()
-        # By extent, oldest first. One that is filled and emptied again waits anew: the older event says nothing about
-        # it.
+        # By extent, oldest first. One that is filled and emptied again waits anew: the older event says nothing of it.
         self._quarantine: dict[int, torch.cuda.Event] = {}
         self._last_launch = torch.cuda.Event()
+        self._group: list[torch.Tensor] | None = None
+        self._ahead_ids: list[int] = []
+        self._ahead_there = torch.empty(0, dtype=torch.int64, device=device)
+        self._at = 0
 
     def launched(self, done: torch.cuda.Event) -> None:
         """The forward stream was given a batch; `done` is recorded behind it."""
         self._last_launch = done
 
-    def _upload(self, ids: Any) -> torch.Tensor:
-        buffer = self._ring.take()
-        count = len(ids)
-        buffer.numpy()[:count] = ids
-        there = torch.empty(count, dtype=torch.int64, device=self._device)
-        there.copy_(buffer[:count], non_blocking=True)
-        self._ring.give_after_copy(buffer)
-        return there
+    def available(self) -> int:
+        """Pages that can be had now."""
+        return self.pages.count + len(self._ahead_ids) - self._at
+
+    def _next(self, count: int) -> torch.Tensor | None:
+        """The next `count` ids, on the device; None when there are too few."""
+        left = len(self._ahead_ids) - self._at
+        if left < count:
+            more = self.pages.take(min(self.pages.count, max(count - left, self.AHEAD)))
+            if more is None or left + len(more) < count:
+                self.pages.give(more or [])
+                return None
+            self._ahead_ids = self._ahead_ids[self._at :] + more
+            self._at = 0
+            buffer = self._ring.take()
+            total = len(self._ahead_ids)
+            buffer.numpy()[:total] = self._ahead_ids
+            self._ahead_there = torch.empty(total, dtype=torch.int64, device=self._device)
+            self._ahead_there.copy_(buffer[:total], non_blocking=True)
+            self._ring.give_after_copy(buffer)
+        self._at += count
+        return self._ahead_there[self._at - count :]
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
     ) -> torch.Tensor | None:
         """One slot for each request; `seq_lens` counts the new token. None when short of pages."""
         batch = len(seq_lens)
-        fresh = int(np.count_nonzero(seq_lens_cpu.numpy() % self._page_size == 1))
+        pages = self._next(int(np.count_nonzero(seq_lens_cpu.numpy() % self._page_size == 1)))
+        if pages is None:
+            return None
         out = torch.empty(batch, dtype=torch.int64, device=self._device)
-        pages = out  # never read when no request begins a page
-        if fresh:
-            ids = self.pages.take(fresh)
-            if ids is None:
-                return None
-            pages = self._upload(ids)
         self._decode_kernel[(batch,)](seq_lens, last_loc, pages, out, _power_of_two(batch), self._page_size)
         return out
 
@@ -168,19 +187,27 @@ class HostPages:
         """Slots for the new tokens of prefills. None when short of pages."""
         size = self._page_size
         before, after = prefix_lens_cpu.numpy(), seq_lens_cpu.numpy()
-        fresh = int(((after + size - 1) // size - (before + size - 1) // size).sum())
-        ids = self.pages.take(fresh)
-        if ids is None:
+        pages = self._next(int(((after + size - 1) // size - (before + size - 1) // size).sum()))
+        if pages is None:
             return None
         out = torch.empty(extend_num_tokens, dtype=torch.int64, device=self._device)
         batch = len(seq_lens)
-        self._extend_kernel[(batch,)](
-            prefix_lens, seq_lens, last_loc, self._upload(ids), out, _power_of_two(batch), size
-        )
+        self._extend_kernel[(batch,)](prefix_lens, seq_lens, last_loc, pages, out, _power_of_two(batch), size)
         return out
+
+    def free_group_begin(self) -> None:
+        self._group = []
+
+    def free_group_end(self) -> None:
+        group, self._group = self._group, None
+        if group:
+            self.free(torch.cat(group))
 
     def free(self, slots: torch.Tensor) -> None:
         """Slots of any number of requests; their ids set out for the host behind what the current stream holds."""
+        if self._group is not None:
+            self._group.append(slots)
+            return
         for part in slots.split(1 << 15):
             buffer = self._ring.take()
             count = len(part)
@@ -193,7 +220,9 @@ class HostPages:
         """Book the ids that arrived; returns the extents that may be unmapped now: empty, and past their quarantine."""
         while self._arriving and self._arriving[0][2].query():
             buffer, count, arrived, quarantine = self._arriving.popleft()
-            pages = np.unique(buffer.numpy()[:count] // self._page_size).tolist()
+            slots = buffer.numpy()[:count]
+            # Whatever SGLang frees begins at a page, so a page is known by its first slot and needs no sorting.
+            pages = (slots[slots % self._page_size == 0] // self._page_size).tolist()
             self._ring.give(buffer)
             self._ring.done_with(arrived)
             for extent in self.pages.give(pages):
