@@ -1,7 +1,8 @@
-"""Memory before it is needed: what grows, and what gives way, when SGLang is about to allocate. Works on SGLang's objects, imports
-nothing of SGLang.
+"""Memory before it is needed: what grows, and what gives way, when SGLang is about to allocate. Works on SGLang's
+objects, imports nothing of SGLang.
 
-Order in which memory is found: mapped and free; the driver's reserve; balloond, for a short time; cached prefixes; running requests.
+Order in which memory is found: mapped and free; the driver's reserve; balloond, for a short time; cached prefixes;
+running requests.
 """
 
 from __future__ import annotations
@@ -48,9 +49,11 @@ class Admission:
         return ok
 
     def make_room(self, adder: Any, request: Any, estimate_cap: int) -> bool:
-        """SGLang's prefill adder refused a waiting request for want of tokens: grows by what it lacks. True if asking again makes sense.
+        """SGLang's prefill adder refused a waiting request for want of tokens: grows by what it lacks. True if asking
+        again makes sense.
 
-        The numbers are the adder's own: prompt without its cached part, a forecast of the output, and what it keeps for those that run.
+        The numbers are the adder's own: prompt without its cached part, a forecast of the output, and what it
+        keeps for those that run.
         """
         forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
         prompt = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)

@@ -15,7 +15,8 @@ class Open:
 
     request_id: str
     rid: str
-    """SGLang's name of it. SGLang aborts by prefix, so no rid may be the beginning of another: a number and a colon come first."""
+    """SGLang's name of it. SGLang aborts by prefix, so no rid may be the beginning of another: a number and a
+    colon come first."""
     prompt_tokens: int
     told: bool = False
     """The first chunk was sent."""

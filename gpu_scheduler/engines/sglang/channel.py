@@ -31,7 +31,8 @@ class Channel:
         return self._socket.recv_ready()
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> None:
-        """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for ever)."""
+        """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for
+        ever)."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._socket.pending else 0))
         for fd in also:

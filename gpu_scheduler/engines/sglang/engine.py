@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,9 @@ class Engine:
 
     def run(self) -> None:
         """Until the gpu_scheduler is gone or says Shutdown."""
+        # The collector need not look at what the imports made: a full collection would take longer than a step.
+        gc.collect()
+        gc.freeze()
         hello = engine_pb2.Hello(pid=os.getpid(), engine="sglang", version=sglang.__version__)
         self._channel.send(hello=hello)
         while not self._ended and not self._channel.closed:
@@ -84,26 +88,31 @@ class Engine:
             self._fail(load.command_id, error)
             return
         current.set_instance(instance)
+        failure: CommandError | None = None
         done: int | None = None
         try:
             self._build(instance)
             done = self._serve(instance)
         except CommandError as error:
-            instance.close()
-            self._fail(load.command_id, error)
-            return
+            # Without its trace, which would keep SGLang's half-built objects alive.
+            failure = type(error)(str(error))
         instance.close()
-        if done is not None:
+        if failure is not None:
+            self._fail(load.command_id, failure)
+        elif done is not None:
             self._channel.send(done=engine_pb2.Done(command_id=done))
 
     def _build(self, instance: Instance) -> None:
         path = instance.load.model.path
         try:
             instance.build()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, NotImplementedError) as error:
-            # SGLang refuses a model that it cannot run with whatever is at hand.
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+            # After the weights, which the loaders answer for: SGLang refuses a configuration with whatever is at hand.
             _log.warning("SGLang could not build the model", path=path, exc_info=True)
             raise BrokenModel(f"{path}: {one_line(error)}") from error
+        except RuntimeError as error:
+            _log.warning("SGLang could not start", path=path, exc_info=True)
+            raise CommandError(f"{path}: {one_line(error)}") from error
 
     def _serve(self, instance: Instance) -> int | None:
         """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""

@@ -21,8 +21,8 @@ _ALWAYS = {
     "SGLANG_RETURN_ORIGINAL_LOGPROB": "1",
     # A context of exactly the model's length would cut the last tokens of a request that fills it (`options`).
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
-    # How many future tokens of a request count when it is admitted. SGLang's 4096 would map memory that most requests never use;
-    # who needs more gets it step by step, and retraction covers the rest.
+    # How many future tokens of a request count when it is admitted. SGLang's 4096 would map memory that most requests
+    # never use; who needs more gets it step by step, and retraction covers the rest.
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "256",
 }
 _WITHOUT_GPU = {

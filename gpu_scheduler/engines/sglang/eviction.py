@@ -1,8 +1,8 @@
 """Emptying extents by evicting cached prefixes. Works on SGLang's radix tree, imports nothing of SGLang.
 
-SGLang frees slots, oldest leaf first, which leaves many extents partly used. When memory has to leave, what counts is whole extents: those
-that hold nothing but cached prefixes are emptied, the one whose youngest prefix is oldest first. A prefix is cut where the first such extent
-is met, and what is before the cut stays cached.
+SGLang frees slots, oldest leaf first, which leaves many extents partly used. When memory has to leave, what counts
+is whole extents: those that hold nothing but cached prefixes are emptied, the one whose youngest prefix is oldest
+first. A prefix is cut where the first such extent is met, and what is before the cut stays cached.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def slots_of(node: Any) -> Slots:
 
 
 def empty_extents(tree: Any, envelopes: Envelopes, wanted: int) -> int:
-    """Evicts so that up to `wanted` more extents become empty; returns how many tokens were evicted. Extents that a running request
-    touches cannot be emptied."""
+    """Evicts so that up to `wanted` more extents become empty; returns how many tokens were evicted. Extents that
+    a running request touches cannot be emptied."""
     now = time.monotonic()
     nodes = list(unlocked_nodes(tree))
     slots = [slots_of(node) for node in nodes]
@@ -94,7 +94,8 @@ def cut(tree: Any, node: Any, keep: int, gone: set[int]) -> int:
 
 
 def cached_by_age(tree: Any, envelope_bytes: int, now: float) -> list[tuple[float, int]]:
-    """(seconds since last use, at least; bytes) of what no running request is on, in at most a dozen steps of doubling age."""
+    """(seconds since last use, at least; bytes) of what no running request is on, in at most a dozen steps of
+    doubling age."""
     steps: dict[int, int] = {}
     for node in unlocked_nodes(tree):
         age = max(0.0, now - node.last_access_time)

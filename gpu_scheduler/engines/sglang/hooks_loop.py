@@ -74,7 +74,8 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
 
 
 def sampling_seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Every request draws by its own seed and the position of the token: the same after a retraction, and beside whatever runs."""
+    """Every request draws by its own seed and the position of the token: the same after a retraction, and beside
+    whatever runs."""
     import torch
 
     seeds = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]

@@ -52,8 +52,8 @@ def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_argume
 
 
 def make_room(tree_cache: Any, num_tokens: int) -> None:
-    """SGLang makes sure of `num_tokens` free slots. Its own function would evict that many; only what is missing has to go, and only what
-    cannot be grown."""
+    """SGLang makes sure of `num_tokens` free slots. Its own function would evict that many; only what is missing
+    has to go, and only what cannot be grown."""
     if tree_cache is not None and not tree_cache.is_chunk_cache():
         current.instance().admission.before_allocation(tree_cache, num_tokens)
 

@@ -30,8 +30,8 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
 
 
 def watchdog(*_args: Any, **_kwargs: Any) -> None:
-    """SGLang's never ends: it would keep every model that left alive, and signal our parent when it finds it stuck. The gpu_scheduler
-    watches its engines itself."""
+    """SGLang's never ends: it would keep every model that left alive, and signal our parent when it finds it
+    stuck. The gpu_scheduler watches its engines itself."""
 
 
 def ipc_channels(scheduler: Any, _port_args: Any) -> None:

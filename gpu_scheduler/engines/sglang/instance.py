@@ -1,4 +1,5 @@
-"""One model in this engine, from Load to Unload: what it is made of, and how it is built, proven, put to sleep and taken apart.
+"""One model in this engine, from Load to Unload: what it is made of, and how it is built, proven, put to sleep and
+taken apart.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -105,7 +106,8 @@ class Instance:
             self._begin_probe()
 
     def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
-        """Called by the loaders, once: the parameters move into the weights range, and the gpu_scheduler hears what lies where."""
+        """Called by the loaders, once: the parameters move into the weights range, and the gpu_scheduler hears
+        what lies where."""
         layout = weights.lay_out(model)
         memory = self.memory.open_weights(layout.nbytes)
         weights.bind(model, layout, memory, copy=copy)
@@ -131,8 +133,8 @@ class Instance:
     # --- proving
 
     def verify(self) -> None:
-        """The weights range is filled: checks it, maps the dummy slot, lets the probe run. Raises CommandError with everything unmapped
-        again."""
+        """The weights range is filled: checks it, maps the dummy slot, lets the probe run. Raises CommandError
+        with everything unmapped again."""
         assert self._weights is not None
         try:
             found = weights.checksum(self._weights)
@@ -154,8 +156,8 @@ class Instance:
             self.probe.heard(token_ids, logprobs, ended)
 
     def proven(self) -> engine_pb2.Measured:
-        """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything unmapped again, when it did not
-        say what it should."""
+        """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything
+        unmapped again, when it did not say what it should."""
         assert self.probe is not None
         trace, self.probe = self.probe.trace, None
         self.scheduler.flush_cache()

@@ -1,7 +1,8 @@
-"""The elastic KV memory of one model, on the engine's own thread: an address range and the accounting of its envelopes.
+"""The elastic KV memory of one model, on the engine's own thread: an address range and the accounting of its
+envelopes.
 
-Everything here happens between two steps of the event loop. What `available` counts is mapped: SGLang's scheduler dies when
-an allocation that it was promised fails, so memory is never promised before balloond gave it.
+Everything here happens between two steps of the event loop. What `available` counts is mapped: SGLang's scheduler
+dies when an allocation that it was promised fails, so memory is never promised before balloond gave it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class ElasticKv:
 
     @property
     def balloon(self) -> int:
-        """What SGLang believes to own and has no memory: its own count of a pool of fixed size holds if this is added."""
+        """What SGLang believes to own and has no memory: its own count of a pool of fixed size holds if this is
+        added."""
         return self.envelopes.total - 1 - self.used - self.available
 
     def bytes_of(self, envelopes: int) -> int:
@@ -61,8 +63,8 @@ class ElasticKv:
     # --- growing
 
     def grow(self, envelopes: int, wait_s: float) -> bool:
-        """Makes at least `envelopes` more available. Waits for balloond at most `wait_s`, and not at all shortly after it had nothing.
-        Whatever came is kept; False when it was less."""
+        """Makes at least `envelopes` more available. Waits for balloond at most `wait_s`, and not at all shortly
+        after it had nothing. Whatever came is kept; False when it was less."""
         target = self.envelopes.available + envelopes
         deadline = self._clock() + wait_s
         while self.envelopes.available < target:

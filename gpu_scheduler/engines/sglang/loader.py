@@ -1,4 +1,5 @@
-"""SGLang's model loaders for this engine, given to it as `load_format`. Imports SGLang: only the engine process may import this.
+"""SGLang's model loaders for this engine, given to it as `load_format`. Imports SGLang: only the engine process may
+import this.
 
 Both end with the parameters bound into the weights range, before SGLang makes its pools or captures a graph.
 """
@@ -7,19 +8,44 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
 from gpu_scheduler.engines.sglang import current
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
+from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
 from gpu_scheduler.engines.sglang.options import one_line
 
 _NAMES_SHOWN = 3
+REFUSALS = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    RuntimeError,
+    ImportError,
+    SafetensorError,
+)
+"""What SGLang and its libraries raise for a file that is cut short, a wrong shape, an unknown architecture."""
+
+
+@contextmanager
+def blame(path: str) -> Iterator[None]:
+    """Errors inside are the model's fault, unless memory was missing."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoMemory(f"{path}: {one_line(error)}") from error
+    except REFUSALS as error:
+        raise BrokenModel(f"{path}: {one_line(error)}") from error
 
 
 class CheckpointLoader(DefaultModelLoader):
@@ -34,14 +60,8 @@ class CheckpointLoader(DefaultModelLoader):
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        try:
+        with blame(model_config.model_path):
             model = super().load_model(model_config=model_config, device_config=device_config)
-        except CommandError:
-            raise
-        # Whatever SGLang's loading code raises for a file that is cut short, a wrong shape or an unknown architecture. Nothing of ours runs
-        # inside but the reporting of progress.
-        except Exception as error:
-            raise BrokenModel(f"{model_config.model_path}: {one_line(error)}") from error
         current.instance().bind_weights(model, copy=True)
         return model
 
@@ -71,10 +91,8 @@ class ImageLoader(DefaultModelLoader):
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        try:
+        with blame(model_config.model_path):
             model = super().load_model(model_config=model_config, device_config=device_config)
-        except Exception as error:  # as above: any error of SGLang's while it builds the model
-            raise BrokenModel(f"{model_config.model_path}: {one_line(error)}") from error
         current.instance().bind_weights(model, copy=False)
         return model
 
@@ -91,7 +109,8 @@ class ImageLoader(DefaultModelLoader):
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """The parameters that a checkpoint has to set, filled with NaN. Scales have meaningful defaults and may be absent."""
+    """The parameters that a checkpoint has to set, filled with NaN. Scales have meaningful defaults and may be
+    absent."""
     for name, parameter in model.named_parameters():
         if (
             parameter.is_floating_point()

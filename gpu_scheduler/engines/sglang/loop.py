@@ -1,6 +1,5 @@
-"""What this engine does between two steps of SGLang's event loop. The hooks call it at four places: where SGLang reads its sockets, where it
-sleeps when idle, before it forms a prefill batch and before it decodes.
-"""
+"""What this engine does between two steps of SGLang's event loop. The hooks call it at four places: where SGLang
+reads its sockets, where it sleeps when idle, before it forms a prefill batch and before it decodes."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ if TYPE_CHECKING:
 
 _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
-"""How often a prefill that waits for its turn looks at the word: it has no event, and a message would wait for a step."""
+"""How often a prefill that waits for its turn looks at the word: it has no event, and a message would wait for a
+step."""
 _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
 
@@ -74,7 +74,8 @@ class Loop:
         return [] if kv is None else [kv.wake_fd]
 
     def _my_turn(self) -> bool:
-        return self._turn is None or self._turn.mine(self._turn_index)
+        """The probe takes no turns: it is short, and nobody gives turns to an engine that is not active."""
+        return self._turn is None or self._instance.state is State.PROVING or self._turn.mine(self._turn_index)
 
     # --- requests that cannot start
 
@@ -124,10 +125,12 @@ class Loop:
             self._evict_extents(wanted - given)
             self._report()
             memory.reclaimed()
+            self.changed()
         if memory.overage_bytes() > 0:
             kv.give_up_empties()
             self._evict_extents(memory.overage_bytes())
             self._report()
+            self.changed()
         elif not self._idle():
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 
@@ -156,7 +159,8 @@ class Loop:
     # --- before SGLang forms a prefill batch
 
     def may_prefill(self) -> bool:
-        """False when it is another engine's turn, when memory has to leave first, or when the next chunk of a prompt has none."""
+        """False when it is another engine's turn, when memory has to leave first, or when the next chunk of a
+        prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
         if not self._my_turn():
             return False

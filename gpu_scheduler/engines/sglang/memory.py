@@ -1,4 +1,5 @@
-"""What one model holds of its device: the lease, the KV range, the weights range. The only file here that knows balloond's driver."""
+"""What one model holds of its device: the lease, the KV range, the weights range. The only file here that knows
+balloond's driver."""
 
 from __future__ import annotations
 

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
 
 if TYPE_CHECKING:
-    from protos import common_pb2
     from sglang.srt.server_args import PortArgs, ServerArgs
 
+    from protos import common_pb2
+
 CONTEXT_SLACK_TOKENS = 8
-"""SGLang keeps a few tokens of its context back; with so many more, a request may fill the model's own context to the last token."""
+"""SGLang keeps a few tokens of its context back; with so many more, a request may fill the model's own context to
+the last token."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,8 @@ class Options:
     """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
     max_running_requests: int = 32
     kv_span_bytes: int = 8 << 30
-    """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per token."""
+    """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
+    token."""
     reserve_low: int = 1
     reserve_high: int = 4
     """Marks of the driver's reserve of mapped, unused extents."""
@@ -55,7 +58,8 @@ class Options:
 
 
 def server_args(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> ServerArgs:
-    """SGLang's arguments for a model on a CPU device. Raises BrokenModel when SGLang cannot read the model's configuration."""
+    """SGLang's arguments for a model on a CPU device. Raises BrokenModel when SGLang cannot read the model's
+    configuration."""
     from sglang.srt.server_args import ServerArgs
 
     if device.partition(":")[0] != "cpu":

@@ -1,4 +1,5 @@
-"""SGLang's outputs -> token chunks. Stands where SGLang has its socket to the detokenizer. Imports SGLang: only the engine process may."""
+"""SGLang's outputs -> token chunks. Stands where SGLang has its socket to the detokenizer. Imports SGLang: only
+the engine process may."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """SGLang's plugin entry point (`sglang.srt.plugins`): the hooks that make its scheduler an engine of ours.
 
-SGLang calls `register` in every process that it starts or that asks it to load plugins; anywhere but in an engine process of
-ours it does nothing. A hook that does not apply is only logged by SGLang, so `verify` checks each one before the engine says that
-it is warm.
+SGLang calls `register` in every process that it starts or that asks it to load plugins; anywhere but in an engine
+process of ours it does nothing. A hook that does not apply is only logged by SGLang, so `verify` checks each one
+before the engine says that it is warm.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def register() -> None:
 
 
 def load() -> None:
-    """Loads SGLang's plugins in this process, ours among them. Raises SystemExit with one line when ours did not take."""
+    """Loads SGLang's plugins in this process, ours among them. Raises SystemExit with one line when ours did not
+    take."""
     import sglang
     from sglang.srt.plugins import load_plugins
 
@@ -64,8 +65,8 @@ def verify(hooks: list[Hook]) -> None:
             raise SystemExit(f"SGLang has no {hook.target}, which the plugin hooks") from None
         if not _wraps(found, hook.function):
             raise SystemExit(
-                f"the plugin's hook on {hook.target} did not take: is the prism-serve distribution installed, and SGLANG_PLUGINS "
-                "not excluding it?"
+                f"the plugin's hook on {hook.target} did not take: is the prism-serve distribution installed, and not "
+                "excluded by SGLANG_PLUGINS?"
             )
 
 

@@ -1,7 +1,8 @@
 """SGLang's KV pool as views over the elastic range. Imports SGLang: only the engine process may import this.
 
-Token-major: all layers' K and V of one slot lie back to back, so that few extents hold many whole tokens. Each layer's buffer is a strided view
-(slots, heads, dim) of the one range; attention on the CPU gathers rows of it and does not care.
+Token-major: all layers' K and V of one slot lie back to back, so that few extents hold many whole tokens. Each
+layer's buffer is a strided view (slots, heads, dim) of the one range; attention on the CPU gathers rows of it and
+does not care.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A request of the engine's own: measures the model after a load, and proves after a wake-up that it still says the same.
+"""A request of the engine's own: measures the model after a load, and proves after a wake-up that it still says the
+same.
 
-It goes through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not measured, then the one that
-counts.
+It goes through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
+measured, then the one that counts.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from protos import common_pb2, engine_pb2
 def sampling_params(
     sampling: common_pb2.Sampling, prompt_tokens: int, context_tokens: int, vocab_size: int
 ) -> SamplingParams:
-    """Raises RejectedRequest. A request that names no seed gets one, so that what it draws does not depend on what runs beside it, nor on
-    being retracted and computed again."""
+    """Raises RejectedRequest. A request that names no seed gets one, so that what it draws does not depend on what
+    runs beside it, nor on being retracted and computed again."""
     room = context_tokens - prompt_tokens
     if room <= 0:
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
@@ -44,8 +44,8 @@ def sampling_params(
 
 
 class _NeedsNoTokenizer:
-    """`normalize` wants a tokenizer for stop strings (the gateway matches those) and for `min_new_tokens`, where the ids of the
-    end-of-sequence tokens suffice (`EosIds`)."""
+    """`normalize` wants a tokenizer for stop strings (the gateway matches those) and for `min_new_tokens`, where
+    the ids of the end-of-sequence tokens suffice (`EosIds`)."""
 
 
 class EosIds:

@@ -1,4 +1,5 @@
-"""Taking running requests out of the batch and back into SGLang's waiting queue, in the ways SGLang itself does it when its pool is full.
+"""Taking running requests out of the batch and back into SGLang's waiting queue, in the ways SGLang itself does it
+when its pool is full.
 
 Works on SGLang's Scheduler between two steps. Imports SGLang: only the engine process may import this.
 """
@@ -11,8 +12,8 @@ from sglang.srt.managers.schedule_batch import release_req
 
 
 def retract_one(scheduler: Any, batch: Any) -> bool:
-    """Retracts the running request that SGLang would retract first (fewest tokens generated); what it had is computed again later.
-    `batch` is the one about to decode. False when nothing runs."""
+    """Retracts the running request that SGLang would retract first (fewest tokens generated); what it had is
+    computed again later. `batch` is the one about to decode. False when nothing runs."""
     batch.filter_batch()
     if batch.is_empty():
         return False
@@ -28,8 +29,8 @@ def retract_one(scheduler: Any, batch: Any) -> bool:
 
 
 def retract_chunked(scheduler: Any) -> bool:
-    """Retracts the request whose prompt is half computed. False when there is none, or when its last chunk is still in the last
-    batch."""
+    """Retracts the request whose prompt is half computed. False when there is none, or when its last chunk is
+    still in the last batch."""
     request = scheduler.chunked_req
     if request is None or request.inflight_middle_chunks > 0:
         return False

@@ -1,7 +1,8 @@
 """Where a model's parameters lie in its weights range: layout, manifest, binding, checksum.
 
-The unit of layout is the storage, not the parameter: tied weights share one and are laid out once, views and transposed parameters keep
-their strides. Buffers that are not part of a checkpoint (rotary tables, ...) stay private, where SGLang made them.
+The unit of layout is the storage, not the parameter: tied weights share one and are laid out once, views and
+transposed parameters keep their strides. Buffers that are not part of a checkpoint (rotary tables, ...) stay
+private, where SGLang made them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def checkpoint_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
 
 
 def lay_out(model: torch.nn.Module) -> Layout:
-    """Places every storage once, in order of first appearance: the same for every process that builds the same model."""
+    """Places every storage once, in order of first appearance: the same for every process that builds the same
+    model."""
     places: list[Place] = []
     storages: dict[int, int] = {}
     end = 0
@@ -66,8 +68,9 @@ def lay_out(model: torch.nn.Module) -> Layout:
 
 
 def bind(model: torch.nn.Module, layout: Layout, memory: torch.Tensor, *, copy: bool) -> None:
-    """Moves the model's tensors into `memory` (bytes): from now on its parameters are views of it. With `copy` their values move
-    along, without it they are whatever `memory` holds. One storage after the other, so that the second copy stays small."""
+    """Moves the model's tensors into `memory` (bytes): from now on its parameters are views of it. With `copy`
+    their values move along, without it they are whatever `memory` holds. One storage after the other, so that the
+    second copy stays small."""
     by_name = {place.name: place for place in layout.places}
     sharing: dict[int, list[tuple[torch.Tensor, Place]]] = {}
     for name, tensor in checkpoint_tensors(model):

@@ -1,10 +1,12 @@
 """Which envelopes of an elastic range are live, free, or without memory under them.
 
-The range is cut twice: into extents (mapped and unmapped whole) and into envelopes packed back to back, so that an envelope may straddle two
-extents, or span many. An envelope can be handed out while every extent that it touches is held, and an extent can be given up
-while no envelope that touches it is live. Taking fills the fullest extent first, so that others empty.
+The range is cut twice: into extents (mapped and unmapped whole) and into envelopes packed back to back, so that an
+envelope may straddle two extents, or span many. An envelope can be handed out while every extent that it touches is
+held, and an extent can be given up while no envelope that touches it is live. Taking fills the fullest extent first,
+so that others empty.
 
-Conservation, checked by `audit`: live + available + stranded (free, but on memory that is not held) = all envelopes.
+Conservation, checked by `audit`: live + available + stranded (free, but on memory that is not held) = all
+envelopes.
 """
 
 from __future__ import annotations
@@ -109,7 +111,8 @@ class Envelopes:
         return int(self._live_here[extent])
 
     def needed_for(self, envelopes: int) -> int:
-        """How many extents to ask for so that `envelopes` more become available, if they are neighbours of what is held."""
+        """How many extents to ask for so that `envelopes` more become available, if they are neighbours of what is
+        held."""
         return -(-envelopes * self.envelope_bytes // self.extent_bytes) if envelopes > 0 else 0
 
     def hold(self, extents: Iterable[int]) -> None:
@@ -279,9 +282,10 @@ def coldest_first(
 ) -> list[int]:
     """The extents to empty by eviction, oldest use first, at most `wanted`.
 
-    Each of the k cached pieces has an age (seconds since its last use) and `evictable[k]`, the extents that its envelopes touch, one
-    entry for each envelope and extent. `live[e]` counts all live envelopes on extent e. An extent can be emptied only if every live envelope on
-    it belongs to a cached piece; it is as old as its youngest piece. Among equals the one with fewest envelopes goes first.
+    Each of the k cached pieces has an age (seconds since its last use) and `evictable[k]`, the extents that its
+    envelopes touch, one entry for each envelope and extent. `live[e]` counts all live envelopes on extent e. An
+    extent can be emptied only if every live envelope on it belongs to a cached piece; it is as old as its youngest
+    piece. Among equals the one with fewest envelopes goes first.
     """
     cached = np.zeros_like(live)
     youngest = np.full(len(live), np.inf)

@@ -1,7 +1,9 @@
-"""A stand-in for balloond and its driver in one process: real mmap pages, a limit that the test moves through a socket.
+"""A stand-in for balloond and its driver in one process: real mmap pages, a limit that the test moves through a
+socket.
 
-`python -m tests.gpu_scheduler.engines.sglang.fake_memory --channel-fd N` is an engine on it. `Load.balloond_socket` names a Unix datagram socket that
-the engine binds; the test sends "limit BYTES" or "reclaim BYTES".
+`python -m tests.gpu_scheduler.engines.sglang.fake_memory --channel-fd N` is an engine on it.
+`Load.balloond_socket` names a Unix datagram socket that the engine binds; the test sends "limit BYTES" or "reclaim
+BYTES".
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Stand-in for torchvision, which SGLang imports for image models when its modules load.
 
-The wheel that belongs to a CUDA build of torch does not load beside a CPU build, and no model that this engine serves decodes images.
+The wheel that belongs to a CUDA build of torch does not load beside a CPU build, and no model that this engine
+serves decodes images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Stand-in for triton on machines without a GPU: kernels can be defined, a launch raises.
 
-SGLang defines Triton kernels in most of its modules. The real package is 700 MB installed and has no driver for CPUs. torch looks for
-triton too, and would subclass what it finds here, so it is told once, before anything else, that there is none.
+SGLang defines Triton kernels in most of its modules. The real package is 700 MB installed and has no driver for
+CPUs. torch looks for triton too, and would subclass what it finds here, so it is told once, before anything else,
+that there is none.
 """
 
 from __future__ import annotations
