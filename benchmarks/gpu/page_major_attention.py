@@ -290,8 +290,8 @@ def remap_under_graph(shape: Shape, page_size: int, rounds: int, device: int, un
     """Decode in one CUDA graph over a range whose extents come and go between replays.
 
     Each round other requests of other lengths live in other extents; the rest of the range is unmapped. The table's
-    entries past a request's end point at unmapped addresses (`unmapped_tail`) or at the dummy page. Compared with an
-    eager call on ordinary tensors, bit for bit.
+    entries past a request's end point at unmapped addresses (`unmapped_tail`) or at the dummy page. Then an eager
+    extend. Compared with an eager call on ordinary tensors, bit for bit.
     """
     from benchmarks.gpu import vmm
 
@@ -378,6 +378,14 @@ def remap_under_graph(shape: Shape, page_size: int, rounds: int, device: int, un
         equal &= bool(torch.equal(out, call(*plain)))
         finite &= bool(torch.isfinite(out).all())
         worst = max(worst, relative_error(out, torch.cat(exact)))
+        # The same requests as an eager extend: the later half of each is queried.
+        known = _lengths(Batch(count, [(n + 1) // 2 for n in count], table, slots_of, pages), cuda)
+        more = torch.randn(
+            sum(-(-n // 2) for n in count), shape.query_heads, shape.head_dim, dtype=torch.bfloat16, device=cuda
+        )
+        extended = _call(attention, more, *views, known, 0)
+        equal &= bool(torch.equal(extended, _call(attention, more, *plain, known, 0)))
+        finite &= bool(torch.isfinite(extended).all())
     return {
         "shape": shape.name,
         "page_size": page_size,

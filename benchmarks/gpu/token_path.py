@@ -113,7 +113,7 @@ class Loop:
         return (ended - begun) / 1e3
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Host microseconds: `alloc` and `poll` of each step, `free` of all that end in it, `admit` of each; wall ms."""
+        """Host microseconds: `alloc` and `poll` of each step, `free` of all that end in it, `admit` of each."""
         torch, allocator = self._torch, self._allocator
         samples: dict[str, list[float]] = {"alloc": [], "free": [], "admit": [], "poll": [], "step_ms": []}
         previous = None
