@@ -1,0 +1,18 @@
+import tomllib
+
+from deploy.local.topology import Local, to_toml
+
+
+def test_configurations_survive_the_way_through_toml():
+    config = {"name": "x", "n": 3, "f": 0.5, "on": True, "list": ["a", "b"], "devices": [{"name": "cpu:0", "size": 1}]}
+    config |= {"engines": {"kind": "echo", "options": {"step_ms": "5"}}, "quoted": 'a "b" \\ c'}
+    assert tomllib.loads(to_toml(config)) == config
+
+
+def test_every_process_comes_after_those_it_needs(tmp_path):
+    plan = Local(state=tmp_path, catalogue=tmp_path / "c.toml").processes()
+    seen = set()
+    for process in plan:
+        assert set(process.after) <= seen, process.name
+        seen.add(process.name)
+    assert len([name for name in seen if name.startswith("gpu_scheduler")]) == 2

@@ -1,0 +1,165 @@
+"""Changes of residency with real echo engines that hold no memory (no balloond, no loader)."""
+
+import asyncio
+
+import pytest
+
+from gpu_scheduler.activation import Activation
+from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines import turn as turn_module
+from gpu_scheduler.engines.base import Spawn
+from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.residency import Residency
+from gpu_scheduler.residents import Residents
+from gpu_scheduler.streams import GatewayStream
+from protos import common_pb2, gpu_scheduler_pb2
+from services import tasks
+from services.errors import Conflict, Unmet
+
+SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
+
+
+class Group:
+    """A gpu_scheduler without its server."""
+
+    def __init__(self, **options):
+        config = GpuSchedulerConfig(
+            name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="",
+            engines={"kind": "echo", "options": options},
+        )  # fmt: skip
+        self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
+        turn = Turn(turn_module.create())
+        self.dispatcher = Dispatcher(
+            Arbitration(), self.residents, DeviceMemory("cpu:0"), turn, lambda need: None,
+            lambda engine: self.residency.engine_died(engine),
+        )  # fmt: skip
+        self.pools = {"echo": WarmPool(Spawn("echo"), warm=1, limit=3)}
+        activation = Activation(config, self.residents, self.pools, None, None, {})
+        self.residency = Residency(config, self.residents, self.dispatcher, activation, self.pools)
+
+    async def bring(self, target, **keys):
+        change = self.residency.begin(SPEC, target, "test", **keys)
+        return [message.residency async for message in self.residency.follow(change)]
+
+    def submit(self, request_id, new=3):
+        stream = GatewayStream(1)
+        self.dispatcher.submit(
+            gpu_scheduler_pb2.Submit(
+                request_id=request_id, model="m", token_ids=[1, 2], sampling=common_pb2.Sampling(max_new_tokens=new)
+            ),
+            stream,
+        )
+        return stream
+
+
+async def answer(stream):
+    """(tokens, finish, error) of a stream with one request."""
+    tokens = []
+    async for message in stream.messages():
+        for chunk in message.chunks:
+            tokens += chunk.token_ids
+            if chunk.finish:
+                return tokens, chunk.finish, chunk.error
+
+
+async def open_group(**options):
+    group = Group(**options)
+    group.task = tasks.spawn(group.dispatcher.run(), "dispatcher")
+    return group
+
+
+async def close_group(group):
+    await group.residency.close()
+    await group.pools["echo"].close()
+    await tasks.cancel(group.task)
+
+
+@pytest.fixture
+async def group():
+    group = await open_group()
+    yield group
+    await close_group(group)
+
+
+@pytest.fixture
+async def slow_group():
+    group = await open_group(step_ms="100000")
+    yield group
+    await close_group(group)
+
+
+async def test_a_model_comes_up_and_serves(group):
+    steps = await group.bring(common_pb2.ACTIVE)
+    assert steps[0] == common_pb2.WAKING and steps[-1] == common_pb2.ACTIVE
+    assert await answer(group.submit("r")) == ([1, 1, 1], common_pb2.LENGTH, "")
+
+
+async def test_requests_sent_while_it_wakes_are_served(group):
+    coming = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    stream = group.submit("r")
+    assert (await answer(stream))[1] == common_pb2.LENGTH
+    assert coming.ended or coming.task is not None
+
+
+async def test_the_same_change_asked_twice_is_one_change_and_another_one_is_a_conflict(group):
+    first = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    assert group.residency.begin(SPEC, common_pb2.ACTIVE, "again") is first
+    with pytest.raises(Conflict, match="on its way to ACTIVE"):
+        group.residency.begin(SPEC, common_pb2.COLD, "test")
+    await asyncio.wait([first.task])
+
+
+async def test_an_impossible_target_is_refused(group):
+    with pytest.raises(Unmet, match="WAKING is not a residency to bring a model to"):
+        group.residency.begin(SPEC, common_pb2.WAKING, "test")
+
+
+async def test_a_model_that_leaves_hands_its_requests_back_and_its_engine_stays_warm(slow_group):
+    group = slow_group
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    stream = group.submit("r")
+    assert (await anext(aiter(stream.messages()))).chunks[0].token_ids
+    await group.bring(common_pb2.COLD)
+    assert (await answer(stream))[1:] == (common_pb2.FAILED, "handed back")
+    assert group.residents.get("m") is None
+    assert engine.alive
+    await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m").engine is engine
+
+
+async def test_a_dead_engine_is_replaced_and_the_next_request_served(group):
+    await group.bring(common_pb2.ACTIVE)
+    first = group.residents.get("m").engine
+    first.kill()
+    await first.dead.wait()
+    assert (await answer(group.submit("r")))[1] == common_pb2.LENGTH
+    assert group.residents.get("m").engine is not first
+
+
+async def test_an_engine_that_dies_while_it_loads_is_replaced_by_another(group):
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    while not group.pools["echo"].engines:
+        await asyncio.sleep(0)
+    group.pools["echo"].engines[0].kill()
+    await asyncio.wait([change.task])
+    assert group.residents.get("m").residency == common_pb2.ACTIVE
+
+
+async def test_without_an_image_a_model_that_should_hibernate_gives_its_engine_back(group):
+    await group.bring(common_pb2.ACTIVE)
+    await group.bring(common_pb2.HIBERNATING)
+    assert group.residents.get("m") is None
+
+
+async def test_models_that_make_way_are_brought_down_first(group):
+    await group.bring(common_pb2.ACTIVE)
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+    yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD)]
+    change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+    await asyncio.wait([change.task])
+    assert group.residents.get("m") is None
+    assert group.residents.get("n").residency == common_pb2.ACTIVE
