@@ -1,0 +1,140 @@
+"""Eviction under demand: an idle model leaves only when its memory is wanted.
+
+Two conditions: a model has been idle for `idle_s` (the paper's sensitivity study finds 45 s best), and memory is
+wanted. Hibernation first: weights and floor go, the engine keeps its addresses, graphs and quota. Where that is not
+enough, or host memory is wanted, models go cold and give back quota and engine too. Pinned models never leave. The
+least wake-up time per byte freed goes first, and nothing goes that the others make needless.
+
+Bytes are bytes on one device, seconds are durations; there is no clock here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from placement.policy.decisions import GoCold, Hibernate, LifecycleRules, Resident
+from placement.policy.kvpr import share
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What leaves, and what is still missing afterwards."""
+
+    decisions: tuple[Hibernate | GoCold, ...] = ()
+    short: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by device that are wanted and not freed."""
+    host_short: int = 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether all that was wanted is freed."""
+        return not self.short and self.host_short <= 0
+
+
+def evict(
+    residents: Iterable[Resident],
+    wanted: Mapping[str, int],
+    rules: LifecycleRules | None = None,
+    *,
+    host_wanted: int = 0,
+    for_whom: str = "",
+) -> Eviction:
+    """Free `wanted` bytes (device -> bytes) and `host_wanted` bytes of host memory. Nothing wanted: nobody leaves.
+
+    What falls short is in the answer; whether to carry out a part is the caller's choice.
+    """
+    rules = rules or LifecycleRules()
+    plan = _Eviction([r for r in residents if not r.model.pinned], wanted, host_wanted, rules)
+    plan.hibernate()
+    plan.go_cold()
+    plan.spare_the_needless()
+    return plan.result(for_whom)
+
+
+class _Eviction:
+    """Which residents go how far down; `_steps` in the order in which they were chosen."""
+
+    def __init__(
+        self, residents: Sequence[Resident], wanted: Mapping[str, int], host: int, rules: LifecycleRules
+    ) -> None:
+        self._wanted = {device: amount for device, amount in wanted.items() if amount > 0}
+        self._host = max(0, host)
+        self._sleepy = [r for r in residents if not r.hibernating and r.idle_s >= rules.idle_s]
+        self._asleep = [r for r in residents if r.hibernating]
+        self._steps: list[tuple[Resident, bool]] = []  # (who, goes cold): hibernating and cold are two steps
+
+    def hibernate(self) -> None:
+        self._take(self._sleepy, cold=False)
+
+    def go_cold(self) -> None:
+        self._take([*self._asleep, *(r for r, _ in self._steps)], cold=True)
+        if self._host_short() > 0:  # the engines of models that are still awake hold host memory as well
+            awake = [r for r in self._sleepy if (r, False) not in self._steps]
+            self._take(awake, cold=True)
+
+    def spare_the_needless(self) -> None:
+        """From the dearest on, whoever the others make needless stays (or at least stays in hibernation)."""
+        for cold in (True, False):
+            for step in sorted((s for s in self._steps if s[1] == cold), key=self._price, reverse=True):
+                without = [other for other in self._steps if other != step]
+                needed_to_go_cold = (step[0], True) in without
+                same = self._short(without) == self._short(self._steps)
+                if same and not needed_to_go_cold and self._host_still_met(without):
+                    self._steps = without
+
+    def _host_still_met(self, steps: Sequence[tuple[Resident, bool]]) -> bool:
+        return self._host_short(steps) <= max(0, self._host_short())
+
+    def result(self, for_whom: str) -> Eviction:
+        decisions: list[Hibernate | GoCold] = []
+        cold = {r.model.name for r, goes_cold in self._steps if goes_cold}
+        for resident in {r.model.name: r for r, _ in self._steps}.values():
+            name, group = resident.model.name, resident.place.group
+            to_cold = name in cold
+            amount = sum(self._frees(resident, False).values()) * (not resident.hibernating)
+            amount += sum(self._frees(resident, True).values()) * to_cold
+            wake = resident.cold_s if to_cold else resident.wake_s
+            state = "hibernating" if resident.hibernating else f"idle for {resident.idle_s:.0f} s"
+            wish = f"for {for_whom}" if for_whom else "for others"
+            reason = f"{state}; frees {amount:,} bytes {wish}; back in about {wake:.2g} s"
+            decisions.append(GoCold(name, group, reason) if to_cold else Hibernate(name, group, reason))
+        return Eviction(tuple(decisions), self._short(self._steps), max(0, self._host_short()))
+
+    def _take(self, candidates: Sequence[Resident], *, cold: bool) -> None:
+        for step in sorted(((r, cold) for r in candidates), key=self._price):
+            short = self._short(self._steps)
+            helps_host = cold and self._host_short() > 0 and step[0].host_bytes > 0
+            if helps_host or any(device in short for device, freed in self._frees(*step).items() if freed > 0):
+                if cold and not step[0].hibernating and (step[0], False) not in self._steps:
+                    self._steps.append((step[0], False))
+                self._steps.append(step)
+
+    def _price(self, step: tuple[Resident, bool]) -> tuple[float, float, str]:
+        """Seconds of later waiting for each byte that helps; of equals the longest idle."""
+        resident, cold = step
+        seconds = max(0.0, resident.cold_s - resident.wake_s) if cold else resident.wake_s
+        useful = sum(freed for device, freed in self._frees(*step).items() if device in self._wanted)
+        if cold and self._host:
+            useful += resident.host_bytes
+        return (seconds / useful if useful else inf, -resident.idle_s, resident.model.name)
+
+    @staticmethod
+    def _frees(resident: Resident, cold: bool) -> dict[str, int]:
+        """Bytes on each device: of falling asleep, or of the engine's going."""
+        model = resident.model
+        amount = share(model.quota, model.parts) if cold else model.needed - model.asleep().needed
+        return dict.fromkeys(resident.place.devices, amount)
+
+    def _short(self, steps: Sequence[tuple[Resident, bool]]) -> dict[str, int]:
+        left = dict(self._wanted)
+        for step in steps:
+            for device, freed in self._frees(*step).items():
+                if device in left:
+                    left[device] -= freed
+        return {device: amount for device, amount in left.items() if amount > 0}
+
+    def _host_short(self, steps: Sequence[tuple[Resident, bool]] | None = None) -> int:
+        steps = self._steps if steps is None else steps
+        return self._host - sum(resident.host_bytes for resident, cold in steps if cold)

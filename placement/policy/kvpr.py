@@ -1,0 +1,177 @@
+"""Facts about models and devices, demand, and KV pressure (KVPR): SLO-weighted KV demand over the KV memory left.
+
+    demand    w = token rate * KV bytes per token / TPOT target              (tokens/s * bytes / s = bytes/s^2)
+    pressure  sum of w / (S - weights and engine quotas)                     (1/s^2; only comparisons matter)
+
+From the Prism paper, section "Load-Aware Model Placement". `S` is what balloond's ledger has for models on the device.
+What is not elastic is taken off it: weights, and the private quota of each engine, hibernating ones included. A floor
+is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota and floor are
+free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.
+
+Bytes of a model are of the whole model. A tensor-parallel model is n equal parts on n distinct devices of one group,
+each with 1/n of the bytes and of the demand (paper, appendix on tensor parallelism).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+
+LEAST_DEMAND = 1.0
+"""w of a model that nobody asked for lately. One token a second counts for a million of it; being above zero it makes
+the model prefer, of devices without load, the one with the most memory left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device; `capacity` is S in bytes: what there is for models."""
+
+    name: str
+    capacity: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The devices of one gpu_scheduler."""
+
+    name: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model is: a group and as many of its devices as the model has parts."""
+
+    group: str
+    devices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as placement sees it; bytes of all parts together."""
+
+    name: str
+    demand: float = 0.0
+    weights: int = 0
+    floor: int = 0
+    quota: int = 0
+    parts: int = 1
+    pinned: bool = False
+    """It never leaves the place it has."""
+    allowed: frozenset[str] | None = None
+    """Names of the groups that may serve it; None: all."""
+
+    @property
+    def fixed(self) -> int:
+        """Bytes of one part that are not elastic."""
+        return share(self.weights, self.parts) + share(self.quota, self.parts)
+
+    @property
+    def needed(self) -> int:
+        """Bytes that one part needs to be active at all."""
+        return self.fixed + share(self.floor, self.parts)
+
+    @property
+    def part_demand(self) -> float:
+        """Demand on each device of the model."""
+        return self.demand / self.parts
+
+    def may_use(self, group: str) -> bool:
+        """Whether the group is one of those it is allowed on."""
+        return self.allowed is None or group in self.allowed
+
+    def asleep(self) -> Model:
+        """The same model hibernating: its quota stays booked, everything else is gone."""
+        return replace(self, demand=0.0, weights=0, floor=0)
+
+
+def share(amount: int, parts: int) -> int:
+    """One part of `amount` bytes, rounded up."""
+    return -(-amount // parts)
+
+
+def demand(
+    tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | None, default_target_s: float
+) -> float:
+    """w of a model; `default_target_s` counts for one without a TPOT target (best effort). Never under LEAST_DEMAND."""
+    return max(LEAST_DEMAND, tokens_per_s * kv_bytes_per_token / (tpot_target_s or default_target_s))
+
+
+def pressure(total_demand: float, capacity: int, fixed: int) -> float:
+    """KVPR of a device; +inf if nothing is left for KV."""
+    left = capacity - fixed
+    return total_demand / left if left > 0 else inf
+
+
+class Books:
+    """What is booked on every device: demand, weights with quotas, floors. Mutable; `copy` before trying something."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        self._capacity: dict[str, int] = {}
+        self._demand: dict[str, float] = {}
+        self._fixed: dict[str, int] = {}
+        self._needed: dict[str, int] = {}
+        for group in groups:
+            for device in group.devices:
+                if device.name in self._capacity:
+                    raise ValueError(f"device {device.name} is in two groups")
+                self._capacity[device.name] = device.capacity
+                self._demand[device.name] = 0.0
+                self._fixed[device.name] = self._needed[device.name] = 0
+
+    def copy(self) -> Books:
+        """An independent set of books."""
+        other = Books(())
+        other._capacity = self._capacity
+        other._demand, other._fixed, other._needed = dict(self._demand), dict(self._fixed), dict(self._needed)
+        return other
+
+    def book(self, model: Model, devices: Sequence[str]) -> None:
+        """Put the parts of a model onto devices, whether they fit or not."""
+        self._add(model, devices, 1)
+
+    def release(self, model: Model, devices: Sequence[str]) -> None:
+        """Undo `book` with the same facts."""
+        self._add(model, devices, -1)
+
+    def _add(self, model: Model, devices: Sequence[str], sign: int) -> None:
+        for device in devices:
+            self._demand[device] += sign * model.part_demand
+            self._fixed[device] += sign * model.fixed
+            self._needed[device] += sign * model.needed
+
+    def capacity(self, device: str) -> int:
+        """S."""
+        return self._capacity[device]
+
+    def free(self, device: str) -> int:
+        """Bytes that no weights, quota or floor needs; negative if they are overcommitted."""
+        return self._capacity[device] - self._needed[device]
+
+    def fits(self, model: Model, device: str) -> bool:
+        """Whether one part of the model finds its place on the device."""
+        return self.free(device) >= model.needed
+
+    def pressure(self, device: str) -> float:
+        """KVPR of the device as booked."""
+        return pressure(self._demand[device], self._capacity[device], self._fixed[device])
+
+    def resulting(self, model: Model, device: str) -> float:
+        """KVPR of the device with one more part of the model; +inf where it does not fit."""
+        if not self.fits(model, device):
+            return inf
+        fixed = self._fixed[device] + model.fixed
+        return pressure(self._demand[device] + model.part_demand, self._capacity[device], fixed)
+
+    def best(self, model: Model, group: Group) -> tuple[float, tuple[str, ...]]:
+        """The group's devices that the model would take (the n least pressured ones, the earlier of equals) and the
+        highest resulting pressure among them; (+inf, ()) where it does not fit."""
+        if len(group.devices) < model.parts:
+            return inf, ()
+        ranked = sorted((self.resulting(model, device.name), i) for i, device in enumerate(group.devices))
+        worst = ranked[model.parts - 1][0]
+        if worst == inf:
+            return inf, ()
+        return worst, tuple(group.devices[i].name for i in sorted(i for _, i in ranked[: model.parts]))

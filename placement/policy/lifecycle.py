@@ -1,0 +1,148 @@
+"""Activation: where a model that is not active comes up, and who has to leave for it.
+
+The group with the least resulting pressure where the model fits, if need be after evicting what may be evicted. Two
+preferences, each broken only by a gain of more than tau: the group where the model hibernates (it wakes in tenths of
+a second there and starts cold elsewhere), and groups where nobody has to leave. Where nothing fits the answer is
+`Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the nearest group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
+from placement.policy.eviction import evict
+from placement.policy.field import Option
+from placement.policy.kvpr import LEAST_DEMAND, Books, Group, Model, Place
+from placement.policy.refusal import arithmetic, could_hold, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The outcome for one model. `evictions` have to be done before an `Activate`."""
+
+    outcome: Activate | Refuse | Wait
+    evictions: tuple[Hibernate | GoCold, ...] = ()
+    options: tuple[Option, ...] = ()
+    """The groups that were compared, least pressure first."""
+
+
+def activate(
+    model: Model, groups: Sequence[Group], residents: Sequence[Resident], rules: LifecycleRules | None = None
+) -> Activation:
+    """Where to bring up a model that is not active anywhere, and who has to leave for it."""
+    rules = rules or LifecycleRules()
+    model = replace(model, demand=max(model.demand, LEAST_DEMAND))
+    refused = refusal(model, groups)
+    if refused is not None:
+        return Activation(refused)
+    by_group: dict[str, list[Resident]] = {}
+    for resident in residents:
+        by_group.setdefault(resident.place.group, []).append(resident)
+
+    found: list[_Found] = []
+    lacking: list[tuple[int, str]] = []
+    for group in groups:
+        if model.may_use(group.name) and could_hold(model, group):
+            here = by_group.get(group.name, [])
+            option = _try(model, group, here, rules)
+            if option is not None:
+                found.append(option)
+            else:
+                lacking.append(_lack(model, group, here, rules))
+    if not found:
+        short, text = min(lacking)
+        return Activation(Wait(model.name, f"no group has room now; the nearest is {text}"))
+    found.sort(key=lambda f: f.option.pressure)
+    chosen = _prefer(found, rules)
+    outcome = Activate(model.name, chosen.option.place, chosen.option.pressure, _why(chosen, found, rules))
+    return Activation(outcome, chosen.evictions, tuple(f.option for f in found[: rules.explain]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    option: Option
+    evictions: tuple[Hibernate | GoCold, ...]
+    home: bool
+
+
+def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> _Found | None:
+    """The model's place on one group, with the evictions that it takes; None if there is none."""
+    others = [r for r in here if r.model.name != model.name]
+    mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
+    if mine is not None:  # its engine is bound to its devices
+        group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
+    books = _booked(group, others)
+    pressure, devices = books.best(model, group)
+    if devices:
+        return _Found(Option(Place(group.name, devices), pressure), (), mine is not None)
+    gone = _booked(group, [r for r in others if not _may_leave(r, rules)])
+    _, devices = gone.best(model, group)
+    if not devices:
+        return None
+    wanted = {device: max(0, model.needed - books.free(device)) for device in devices}
+    eviction = evict(others, wanted, rules, for_whom=model.name)
+    left = {d.model: isinstance(d, GoCold) for d in eviction.decisions}
+    stay = [r for r in others if not left.get(r.model.name, False)]
+    after = Books([group])
+    for resident in stay:
+        booked = resident.model.asleep() if resident.model.name in left else resident.booked
+        after.book(booked, [d for d in resident.place.devices if d in _names(group)])
+    pressure = max(after.resulting(model, device) for device in devices)
+    if not eviction.enough or pressure == inf:
+        return None
+    return _Found(Option(Place(group.name, devices), pressure), eviction.decisions, mine is not None)
+
+
+def _prefer(found: Sequence[_Found], rules: LifecycleRules) -> _Found:
+    """`found` by pressure."""
+    chosen = found[0]
+    for favoured in (next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)):
+        if favoured is not None and not chosen.option.pressure < favoured.option.pressure * (1 - rules.tau):
+            chosen = favoured
+    return chosen
+
+
+def _why(chosen: _Found, found: Sequence[_Found], rules: LifecycleRules) -> str:
+    text = f"pressure {chosen.option.pressure:.4g} on {chosen.option.place.group}"
+    least = found[0]
+    if least is not chosen and least.option.pressure < chosen.option.pressure:
+        text += f", {least.option.pressure:.4g} on {least.option.place.group}: not less by more than {rules.tau:.0%}"
+    elif len(found) > 1:
+        text += f", the least of {len(found)} groups"
+    if chosen.home:
+        text += "; it hibernates there"
+    if chosen.evictions:
+        text += "; " + " and ".join(d.model for d in chosen.evictions) + " leave first"
+    return text
+
+
+def _may_leave(resident: Resident, rules: LifecycleRules) -> bool:
+    return not resident.model.pinned and (resident.hibernating or resident.idle_s >= rules.idle_s)
+
+
+def _booked(group: Group, residents: Iterable[Resident]) -> Books:
+    books = Books([group])
+    names = _names(group)
+    for resident in residents:
+        books.book(resident.booked, [device for device in resident.place.devices if device in names])
+    return books
+
+
+def _names(group: Group) -> set[str]:
+    return {device.name for device in group.devices}
+
+
+def _lack(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> tuple[int, str]:
+    """How far the group is from holding the model, and the sentence about it."""
+    others = [r for r in here if r.model.name != model.name]
+    free = _nth_most(group, model.parts, _booked(group, others))
+    after = _nth_most(group, model.parts, _booked(group, [r for r in others if not _may_leave(r, rules)]))
+    text = f"{group.name}: {arithmetic(model)}, {free:,} free, {after:,} with all idle models gone"
+    return model.needed - after, text
+
+
+def _nth_most(group: Group, parts: int, books: Books) -> int:
+    return sorted((books.free(device.name) for device in group.devices), reverse=True)[parts - 1]

@@ -1,0 +1,69 @@
+"""Token rates: a window of 60 s, and a short one beside it so that a burst counts at once.
+
+The rate is the higher of the two: it rises within seconds of a burst and falls over a minute (the paper's sensitivity
+study finds 60 s stable; a model that just woke has no minute to show). Tokens are counted in buckets, so that an
+observation costs the same whatever the rate, and each window is its number of complete buckets plus the part of the
+present one.
+"""
+
+from __future__ import annotations
+
+
+class RateWindow:
+    """Tokens per second of one model; prompt tokens and generated ones alike."""
+
+    __slots__ = ("_at", "_bucket_s", "_counts", "_long", "_short", "_short_n")
+
+    def __init__(self, *, window_s: float = 60.0, short_s: float = 5.0, bucket_s: float = 1.0) -> None:
+        """Both windows are whole numbers of buckets."""
+        n, short_n = round(window_s / bucket_s), round(short_s / bucket_s)
+        if not 0 < short_n <= n:
+            raise ValueError(f"bad window: {window_s=} {short_s=} {bucket_s=}")
+        self._bucket_s = bucket_s
+        self._counts = [0] * (n + 1)  # the present bucket and n complete ones, in a ring
+        self._short_n = short_n
+        self._long = self._short = 0  # sums of the complete buckets and the present one
+        self._at: int | None = None  # number of the present bucket
+
+    def observe(self, tokens: int, now: float) -> None:
+        """`tokens` were processed by `now` (seconds). An earlier `now` than the last counts as the last bucket."""
+        at = self._advance(now)
+        self._counts[at % len(self._counts)] += tokens
+        self._long += tokens
+        self._short += tokens
+
+    def rate(self, now: float) -> float:
+        """Tokens per second: the higher of the two windows."""
+        return max(self.long_rate(now), self.short_rate(now))
+
+    def long_rate(self, now: float) -> float:
+        """Tokens per second over the long window."""
+        at = self._advance(now)
+        return self._long / self._span(len(self._counts) - 1, at, now)
+
+    def short_rate(self, now: float) -> float:
+        """Tokens per second over the short window."""
+        at = self._advance(now)
+        return self._short / self._span(self._short_n, at, now)
+
+    def _span(self, complete: int, at: int, now: float) -> float:
+        return self._bucket_s * complete + min(max(0.0, now - at * self._bucket_s), self._bucket_s)
+
+    def _advance(self, now: float) -> int:
+        """Make the bucket of `now` the present one. At most one step for each bucket of the ring."""
+        at = int(now // self._bucket_s)
+        if self._at is None:
+            self._at = at
+        size = len(self._counts)
+        if at - self._at >= size:
+            self._counts = [0] * size
+            self._long = self._short = 0
+            self._at = at
+        while self._at < at:
+            self._at += 1
+            leaves_short = (self._at - self._short_n - 1) % size
+            self._short -= self._counts[leaves_short]
+            slot = self._at % size
+            self._long -= self._counts[slot]
+            self._counts[slot] = 0
+        return self._at
