@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
-from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
+
+from gpu_scheduler.client import GpuSchedulerClient
 from placement import routes as routes_module
 from placement.actuate import Actuator
 from placement.cluster import Cluster

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from placement.cluster import PRESENT, Cluster, Group
 from placement.config import PlacementConfig
-from placement.policy import kvpr
+from placement.policy import kvpr, lifecycle
+from placement.policy.assign import AssignRules, Candidate, assign
+from placement.policy.decisions import Activate, Hibernate, LifecycleRules, Resident
+from placement.policy.moves import MoveRules, plan_moves
+from placement.policy.refusal import refusal
 from placement.policy.window import RateWindow
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 
@@ -40,6 +45,7 @@ class Judge:
         self._config = config
         self._cluster = cluster
         self._now = now
+        self._lifecycle = LifecycleRules(idle_s=config.idle_s, tau=config.tau)
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._tpot_ms: dict[str, float] = {}
@@ -63,9 +69,7 @@ class Judge:
 
     def _window(self, model: str) -> RateWindow:
         if model not in self._windows:
-            self._windows[model] = RateWindow(
-                window_s=self._config.window_s, short_s=self._config.short_window_s
-            )
+            self._windows[model] = RateWindow(window_s=self._config.window_s, short_s=self._config.short_window_s)
         return self._windows[model]
 
     def _demand(self, spec: common_pb2.ModelSpec) -> float:
@@ -90,7 +94,7 @@ class Judge:
 
     def _model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
         weights = max(spec.weights_bytes, resident.weights_bytes if resident is not None else 0)
-        model = kvpr.Model(
+        return kvpr.Model(
             name=spec.name,
             demand=self._demand(spec),
             weights=weights,
@@ -99,30 +103,105 @@ class Judge:
             parts=max(1, spec.devices),
             pinned=spec.pinned,
         )
-        asleep = resident is not None and resident.residency == common_pb2.HIBERNATING
-        return model.asleep() if asleep else model
-
-    def _books(self, groups: list[Group]) -> kvpr.Books:
-        books = kvpr.Books(self._group(group) for group in groups)
-        for group in groups:
-            devices = [device.device for device in group.state.memory]
-            for resident in group.state.residents:
-                entry = self._cluster.entry(resident.model)
-                if entry is not None and resident.residency in PRESENT:
-                    books.book(self._model(entry.model, resident), devices)
-        return books
 
     # --- verdicts
 
     def refused(self, spec: common_pb2.ModelSpec) -> str:
         """Why no group could hold the model even alone; empty if one could."""
         groups = self._cluster.reachable()
-        model = self._model(spec)
-        empty = kvpr.Books(self._group(group) for group in groups)
-        if not groups or any(empty.best(model, self._group(group))[1] for group in groups):
-            return ""
-        capacities = ", ".join(f"{group.name} has {group.capacity_bytes}" for group in groups)
-        return (
-            f"fits no device: weights {model.weights} + floor {model.floor} + engine quota {model.quota} = "
-            f"{model.weights + model.floor + model.quota} bytes, {capacities}"
+        answer = refusal(self._model(spec), [self._group(group) for group in groups]) if groups else None
+        return answer.reason if answer is not None else ""
+
+    def _residents(self, groups: list[Group]) -> list[Resident]:
+        """What holds memory on the groups, in the policy's terms."""
+        found = []
+        for group in groups:
+            place = self._place(group)
+            for resident in group.state.residents:
+                entry = self._cluster.entry(resident.model)
+                if entry is None or resident.residency not in PRESENT:
+                    continue
+                steady = resident.residency in (common_pb2.ACTIVE, common_pb2.HIBERNATING)
+                asleep = resident.residency == common_pb2.HIBERNATING
+                found.append(
+                    Resident(
+                        self._model(entry.model, resident),
+                        place,
+                        hibernating=asleep,
+                        idle_s=resident.idle_s if steady else 0.0,
+                        wake_s=resident.wake_s or 1.0,
+                        host_bytes=resident.private_bytes,
+                    )
+                )
+        return found
+
+    @staticmethod
+    def _place(group: Group) -> kvpr.Place:
+        return kvpr.Place(group.name, tuple(device.device for device in group.state.memory))
+
+    def activation(self, spec: common_pb2.ModelSpec) -> Verdict:
+        """Where a model that is nowhere comes up, and who makes way."""
+        groups = self._cluster.reachable()
+        answer = lifecycle.activate(
+            self._model(spec), [self._group(group) for group in groups], self._residents(groups), self._lifecycle
         )
+        candidates = [
+            placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
+        ]
+        if not isinstance(answer.outcome, Activate):
+            return Verdict(spec.name, None, answer.outcome.reason, candidates)
+        yields = [
+            Yielding(
+                eviction.model,
+                common_pb2.HIBERNATING if isinstance(eviction, Hibernate) else common_pb2.COLD,
+                eviction.reason,
+            )
+            for eviction in answer.evictions
+        ]
+        group = self._cluster.group(answer.outcome.place.group)
+        return Verdict(spec.name, group, answer.outcome.reason, candidates, yields)
+
+    def moves(self) -> list[Verdict]:
+        """Migrations that Algorithm 1 wants and that can begin now."""
+        groups = self._cluster.reachable()
+        active: dict[str, Resident] = {}
+        for resident in self._residents(groups):
+            if not resident.hibernating:
+                active.setdefault(resident.model.name, resident)
+        if len(groups) < 2 or not active:
+            return []
+        now = self._now()
+        policy_groups = [self._group(group) for group in groups]
+        present = self._residents(groups)
+        assignment = assign(
+            policy_groups,
+            [Candidate(r.model, r.place, self._moved_at.get(name, -inf)) for name, r in active.items()],
+            now,
+            AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
+            [(r.booked, r.place) for r in present if r.hibernating],
+        )
+        plan = plan_moves(
+            policy_groups,
+            [(resident.booked, resident.place) for resident in present],
+            assignment.places,
+            now,
+            MoveRules(at_once=self._config.migrations_at_once, cool_down_s=self._config.cool_down_s),
+            moved_at=self._moved_at,
+        )
+        verdicts = []
+        for move in plan.waves[0] if plan.waves else ():
+            reason = assignment.reasons[move.model]
+            verdicts.append(
+                Verdict(
+                    move.model,
+                    self._cluster.group(move.target.group),
+                    reason.text,
+                    [placement_pb2.Candidate(group=o.place.group, pressure=o.pressure) for o in reason.options],
+                    source=self._cluster.group(move.source.group),
+                )
+            )
+        return verdicts
+
+    def moved(self, model: str) -> None:
+        """A migration is through: the cool-down begins."""
+        self._moved_at[model] = self._now()

@@ -31,7 +31,9 @@ _BELOW = {
 class Reconciler:
     """One for the cluster."""
 
-    def __init__(self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, judge: Judge, history: History) -> None:
+    def __init__(
+        self, config: PlacementConfig, cluster: Cluster, actuator: Actuator, judge: Judge, history: History
+    ) -> None:
         self._config = config
         self._cluster = cluster
         self._actuator = actuator
@@ -143,7 +145,9 @@ class Reconciler:
         self._actuator.spec(model)
         target = self._cluster.group(to_group)
         if target is None:
-            raise NotFound(f"no group {to_group!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}")
+            raise NotFound(
+                f"no group {to_group!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}"
+            )
         source = next((g for g, r in self._cluster.residents(model) if r.residency == common_pb2.ACTIVE), None)
         if source is None:
             raise Unmet(f"{model} is not active")
@@ -173,9 +177,7 @@ class Reconciler:
             return
         for verdict in self._judge.moves()[: self._config.migrations_at_once]:
             assert verdict.group is not None and verdict.source is not None
-            record = self._history.add(
-                verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates
-            )
+            record = self._history.add(verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates)
             tasks.spawn(self._quietly(self._move(verdict, record)), f"move {verdict.model}")
 
     async def _move(self, verdict: Verdict, record) -> None:  # type: ignore[no-untyped-def]

@@ -32,9 +32,7 @@ def _route(cluster: Cluster, entry: loader_pb2.Entry, refused: str, avoided: str
         if resident.residency == common_pb2.ERROR:
             error = error or resident.reason
         elif resident.residency in _SERVABLE:
-            places.append(
-                placement_pb2.Place(group=group.name, address=group.address, residency=resident.residency)
-            )
+            places.append(placement_pb2.Place(group=group.name, address=group.address, residency=resident.residency))
         if resident.residency != common_pb2.ERROR and not places:
             route.residency = resident.residency
     if places:

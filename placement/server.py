@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loader.client import LoaderClient
+
 from placement.cluster import Cluster
 from placement.history import History
 from placement.reconcile import Reconciler
@@ -36,20 +37,14 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         async for routes in self._routes.follow():
             yield routes
 
-    async def Activate(
-        self, request: placement_pb2.ActivateRequest, context: Any
-    ) -> placement_pb2.ActivateResponse:
+    async def Activate(self, request: placement_pb2.ActivateRequest, context: Any) -> placement_pb2.ActivateResponse:
         group = await self._reconciler.activate(request.model)
-        return placement_pb2.ActivateResponse(
-            place=placement_pb2.Place(group=group.name, address=group.address)
-        )
+        return placement_pb2.ActivateResponse(place=placement_pb2.Place(group=group.name, address=group.address))
 
     async def Explain(self, request: placement_pb2.ExplainRequest, context: Any) -> placement_pb2.ExplainResponse:
         return placement_pb2.ExplainResponse(decisions=self._history.last(request.model, request.limit))
 
-    async def AddModel(
-        self, request: placement_pb2.AddModelRequest, context: Any
-    ) -> placement_pb2.AddModelResponse:
+    async def AddModel(self, request: placement_pb2.AddModelRequest, context: Any) -> placement_pb2.AddModelResponse:
         spec = await self._loader.inspect(request.name, request.path)
         self._reconciler.check_fits(spec)
         return placement_pb2.AddModelResponse(
@@ -70,9 +65,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.EvictResponse()
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
-        return placement_pb2.MigrateResponse(
-            seconds=await self._reconciler.migrate(request.model, request.to_group)
-        )
+        return placement_pb2.MigrateResponse(seconds=await self._reconciler.migrate(request.model, request.to_group))
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
         return cluster_view(self._cluster, self._reconciler.demands())

@@ -1,0 +1,81 @@
+"""A cluster of groups that do what they are told, for placement's tests."""
+
+from __future__ import annotations
+
+from placement.actuate import Actuator
+from placement.cluster import Cluster
+from placement.config import PlacementConfig
+from placement.history import History
+from placement.judge import Judge
+from placement.reconcile import Reconciler
+from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
+from services.errors import PrismError
+
+MIB = 1 << 20
+
+
+class FakeGroup:
+    """A gpu_scheduler's client whose group changes residencies at once."""
+
+    def __init__(self, name, capacity=100 * MIB):
+        self.address = f"unix:/{name}"
+        self.calls = []
+        self.fail: PrismError | None = None
+        self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
+        self.state.memory.add(device=f"{name}-device", capacity_bytes=capacity, free_bytes=capacity)
+        self.tell = lambda: None
+
+    def put(self, model, residency=common_pb2.ACTIVE, **facts):
+        self.remove(model)
+        self.state.residents.add(model=model, residency=residency, **facts)
+
+    def remove(self, model):
+        kept = [resident for resident in self.state.residents if resident.model != model]
+        del self.state.residents[:]
+        self.state.residents.extend(kept)
+
+    async def set_residency(self, spec, target, reason, drain_ms=0, on_progress=None, yields=()):
+        self.calls.append((spec.name, common_pb2.Residency.Name(target), [y.model for y in yields]))
+        if self.fail is not None:
+            raise self.fail
+        for y in yields:
+            self.put(y.model, y.target)
+        if on_progress is not None:
+            on_progress(gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.WAKING))
+        if target in (common_pb2.COLD, common_pb2.ON_DISK):
+            self.remove(spec.name)
+        else:
+            self.put(spec.name, target, weights_bytes=spec.weights_bytes)
+        self.tell()
+        return gpu_scheduler_pb2.ResidencyProgress(residency=target)
+
+
+class FakeCluster:
+    """Groups, a catalogue, and a reconciler over them."""
+
+    def __init__(self, groups=2, capacity=100 * MIB, **config):
+        self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
+        self.time = 1000.0
+        settings = PlacementConfig(name="p", listen="x", groups=[], loaders=["l"], **config)
+        self.cluster = Cluster(self.groups, lambda: None)
+        for group in self.groups:
+            group.tell = self.tell
+        self.history = History(lambda: self.time)
+        self.actuator = Actuator(self.cluster, 0, lambda: None)
+        self.judge = Judge(settings, self.cluster, lambda: self.time)
+        self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
+        self.cluster.catalogue_known = True
+        self.tell()
+
+    def tell(self):
+        for client in self.groups:
+            group = self.cluster.groups[client.address]
+            group.state.CopyFrom(client.state)
+            group.reachable = True
+
+    def model(self, name, weights=30 * MIB, floor=10 * MIB, quota=1 * MIB, error="", **facts):
+        spec = common_pb2.ModelSpec(
+            name=name, weights_bytes=weights, floor_bytes=floor, quota_bytes=quota, kv_bytes_per_token=1000, **facts
+        )
+        self.cluster.catalogue[name] = loader_pb2.Entry(model=spec, error=error)
+        return spec

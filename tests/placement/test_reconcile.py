@@ -1,0 +1,175 @@
+import asyncio
+
+import pytest
+
+from placement import routes
+from protos import common_pb2
+from services.errors import NotFound, Refused, Unmet
+from tests.placement.fakes import MIB, FakeCluster
+
+
+async def test_a_first_request_activates_at_once_on_the_group_with_the_least_pressure():
+    world = FakeCluster()
+    world.model("busy")
+    world.model("new")
+    world.groups[0].put("busy", weights_bytes=30 * MIB)
+    world.tell()
+    world.judge.observe()
+    world.groups[0].put("busy", weights_bytes=30 * MIB, decode_tokens=10_000)
+    world.tell()
+    world.judge.observe()
+    assert (await world.reconciler.activate("new")).name == "g1"
+    assert world.groups[1].calls == [("new", "ACTIVE", [])]
+    decision = world.history.last("new", 1)[0]
+    assert decision.action == "activate" and "pressure" in decision.reason and decision.candidates
+
+
+async def test_many_askers_start_one_activation():
+    world = FakeCluster()
+    world.model("new")
+    groups = await asyncio.gather(*(world.reconciler.activate("new") for _ in range(20)))
+    assert len({group.name for group in groups}) == 1
+    assert sum(len(group.calls) for group in world.groups) == 1
+
+
+async def test_a_model_that_is_there_already_is_found_without_a_change():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[1].put("m")
+    world.tell()
+    assert (await world.reconciler.activate("m")).name == "g1"
+    assert world.groups[1].calls == []
+
+
+async def test_an_idle_model_makes_way_only_when_its_memory_is_wanted():
+    world = FakeCluster(groups=1, idle_s=45)
+    for name in ("idle", "busy", "new"):
+        world.model(name)
+    world.groups[0].put("idle", weights_bytes=30 * MIB, idle_s=60)
+    world.groups[0].put("busy", weights_bytes=30 * MIB, idle_s=1)
+    world.tell()
+    await world.reconciler.activate("new")
+    assert world.groups[0].calls == [("new", "ACTIVE", ["idle"])]
+    assert world.history.last("idle", 1)[0].action == "hibernate"
+
+
+async def test_nobody_idle_means_refused_for_now_with_the_arithmetic():
+    world = FakeCluster(groups=1)
+    for name in ("a", "b", "new"):
+        world.model(name)
+    for name in "ab":
+        world.groups[0].put(name, weights_bytes=30 * MIB, idle_s=1)
+    world.tell()
+    with pytest.raises(Refused, match=r"weights 31,457,280 \+ floor"):
+        await world.reconciler.activate("new")
+
+
+async def test_a_model_that_fits_nowhere_is_in_error_with_the_arithmetic_and_others_are_not():
+    world = FakeCluster()
+    spec = world.model("huge", weights=500 * MIB)
+    world.model("small")
+    with pytest.raises(Unmet, match="the largest group, g1, has 104,857,600"):
+        world.reconciler.check_fits(spec)
+    world.reconciler.changed()
+    table = {r.model.name: r for r in routes.build(world.cluster, world.reconciler.refused, {}).routes}
+    assert table["huge"].residency == common_pb2.ERROR and "524,288,000" in table["huge"].error
+    assert table["small"].residency == common_pb2.ON_DISK and not table["small"].error
+
+
+async def test_unknown_and_broken_models_are_told_apart():
+    world = FakeCluster()
+    world.model("broken", error="model.safetensors is truncated")
+    with pytest.raises(NotFound, match="nobody"):
+        await world.reconciler.activate("nobody")
+    with pytest.raises(Unmet, match="truncated"):
+        await world.reconciler.activate("broken")
+
+
+async def test_what_a_group_refuses_is_told_to_the_asker_and_recorded():
+    world = FakeCluster()
+    world.model("m")
+    for group in world.groups:
+        group.fail = Refused("no room")
+    with pytest.raises(Refused, match="no room"):
+        await world.reconciler.activate("m")
+    assert world.history.last("m", 1)[0].outcome == "failed: no room"
+    assert not world.actuator.activating
+
+
+async def test_a_migration_prepares_the_target_before_the_source_lets_go():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m", weights_bytes=30 * MIB)
+    world.tell()
+    await world.reconciler.migrate("m", "g1")
+    assert world.groups[1].calls == [("m", "ACTIVE", [])]
+    assert world.groups[0].calls == [("m", "COLD", [])]
+
+
+async def test_a_failed_migration_leaves_the_source_serving():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m", weights_bytes=30 * MIB)
+    world.tell()
+    world.groups[1].fail = Refused("no room")
+    with pytest.raises(Refused):
+        await world.reconciler.migrate("m", "g1")
+    assert world.groups[0].calls == []
+    assert not world.actuator.moving and not world.actuator.leaving
+
+
+async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down():
+    world = FakeCluster(cool_down_s=30)
+    for name in "ab":
+        world.model(name)
+        world.groups[0].put(name, weights_bytes=30 * MIB)
+    world.tell()
+    world.judge.observe()
+    for name in "ab":
+        world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=10_000)
+    world.tell()
+    world.time += 1
+    world.judge.observe()
+    moves = world.judge.moves()
+    assert len(moves) == 1 and moves[0].group.name == "g1" and "instead of" in moves[0].reason
+    world.judge.moved("a")
+    world.judge.moved("b")
+    assert world.judge.moves() == []
+
+
+@pytest.mark.parametrize(
+    ("setup", "target", "error", "words"),
+    [
+        (None, "g1", Unmet, "is not active"),
+        ("g0", "g0", Unmet, "is on g0 already"),
+        ("g0", "g9", NotFound, "no group 'g9'; there are g0, g1"),
+    ],
+)
+async def test_impossible_migrations_are_one_clear_line(setup, target, error, words):
+    world = FakeCluster()
+    world.model("m")
+    if setup:
+        world.groups[0].put("m")
+        world.tell()
+    with pytest.raises(error, match=words):
+        await world.reconciler.migrate("m", target)
+
+
+def test_a_route_prefers_the_place_that_the_model_is_not_leaving():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m")
+    world.groups[1].put("m")
+    world.tell()
+    (route,) = routes.build(world.cluster, {}, {"m": "g0"}).routes
+    assert [place.group for place in route.places] == ["g1", "g0"]
+
+
+def test_a_lost_group_has_no_routes():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m")
+    world.tell()
+    world.cluster.groups[world.groups[0].address].reachable = False
+    (route,) = routes.build(world.cluster, {}, {}).routes
+    assert not route.places
