@@ -25,8 +25,8 @@ $(GENERATED) &: $(PROTOS) | env
 	@echo "generating protobuf code"
 	@$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-serve: env protos ## the whole system with three small models, until Ctrl-C
-	@$(BIN)/python -m deploy.local
+serve: env protos ## the whole system with three small models, until Ctrl-C (CATALOGUE=file, ARGS=--help)
+	@$(BIN)/python -m deploy.local $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(ARGS)
 
 test: env protos ## all tests that need no GPU
 	@$(BIN)/python -m pytest -q
