@@ -50,7 +50,8 @@ def schedule(jobs: Iterable[Job], start: float) -> Plan:
 
 
 def late_indices(deadlines: Sequence[float], costs: Sequence[float], start: float) -> list[int]:
-    """Indices that are not in S, ascending. `deadlines` ascend; a cost may be +inf, such a request is always late."""
+    """Indices that are not in S, ascending. `deadlines` ascend and are finite where a cost is
+    +inf: such a request is always late."""
     starts = list(accumulate(costs, initial=start))
     first = next(compress(count(), map(gt, islice(starts, 1, None), deadlines)), None)
     if first is None:

@@ -1,10 +1,10 @@
 """What placement decides, without I/O or a clock: times are arguments, decisions are values.
 
-    kvpr        facts about models, devices and groups; demand; pressure
-    window      token rates over 60 s, with a fast-rising short window beside it
-    assign      Algorithm 1: which model lives where; `field` is the cluster as arrays
-    lifecycle   activation: where a model comes up, and who leaves for it
-    eviction    who leaves when memory is wanted
-    refusal     why no group could ever hold a model
-    moves       from where models are to where they should be, feasible at every step
+kvpr        facts about models, devices and groups; demand; pressure
+window      token rates over 60 s, with a fast-rising short window beside it
+assign      Algorithm 1: which model lives where; `field` is the cluster as arrays
+lifecycle   activation: where a model comes up, and who leaves for it
+eviction    who leaves when memory is wanted
+refusal     why no group could ever hold a model
+moves       from where models are to where they should be, feasible at every step
 """

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-
 LEAST_DEMAND = 1.0
 """w of a model that nobody asked for lately. One token a second counts for a million of it; being above zero it makes
 the model prefer, of devices without load, the one with the most memory left."""
@@ -92,9 +91,7 @@ def share(amount: int, parts: int) -> int:
     return -(-amount // parts)
 
 
-def demand(
-    tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | None, default_target_s: float
-) -> float:
+def demand(tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | None, default_target_s: float) -> float:
     """w of a model; `default_target_s` counts for one without a TPOT target (best effort). Never under LEAST_DEMAND."""
     return max(LEAST_DEMAND, tokens_per_s * kv_bytes_per_token / (tpot_target_s or default_target_s))
 
