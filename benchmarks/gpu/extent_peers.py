@@ -108,6 +108,13 @@ class Maker:
         with self._lock:
             self._spares[-1] += self._spares.pop(nbytes)
 
+    def close_own(self) -> None:
+        """Close every descriptor here, so that only those that others were sent hold the memory."""
+        with self._lock:
+            for extent_id, descriptor in self._held.items():
+                os.close(descriptor)
+                self._held[extent_id] = -1
+
     def drop_spares(self) -> None:
         with self._lock:
             spares = [extent for extents in self._spares.values() for extent in extents]
@@ -140,6 +147,8 @@ class Maker:
                 for extent_id in ids_given:
                     with self._lock:
                         descriptor = self._held.pop(extent_id)
+                    if descriptor < 0:
+                        continue
                     t0 = _NOW()
                     os.close(descriptor)
                     calls.add("close_last", t0, _NOW())
@@ -159,6 +168,9 @@ def run_maker(device: int, control: Connection, connections: list[socket.socket]
         name, *arguments = command
         if name == "prepare":
             maker.prepare(*arguments)
+            control.send("done")
+        elif name == "close_own":
+            maker.close_own()
             control.send("done")
         elif name == "hold":
             maker.hold(*arguments)
@@ -185,6 +197,7 @@ class Engine:
         self._mapped: list[tuple[int, int, int, Any]] = []  # id, address, bytes, handle
         self._top = self._base
         self._device = device
+        self._kept = (0, -1)
 
     def _ask(self, count: int, nbytes: int) -> None:
         self._socket.send(_HEADER.pack(GROW, count, nbytes))
@@ -281,6 +294,20 @@ class Engine:
             mapped.append(round((t1 - t0) / 1e3, 1))
             returned.append(round((t2 - t1) / 1e3, 1))
         return {"mapped_us": mapped, "returned_us": returned}
+
+    def hold_descriptor(self, nbytes: int) -> int:
+        """Take one extent and keep its descriptor without importing it, as a keeper does."""
+        self._ask(1, nbytes)
+        message, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, MAX_DESCRIPTORS)
+        self._kept = (struct.unpack("<I", message)[0], descriptors[0])
+        return 1
+
+    def drop_descriptor(self) -> int:
+        extent_id, descriptor = self._kept
+        os.close(descriptor)
+        self._socket.send(_HEADER.pack(GIVE, 1, 0) + struct.pack("<I", extent_id))
+        self._socket.recv(1)
+        return 1
 
     def dirty(self) -> int:
         """Fill everything mapped with a pattern; returns the bytes."""

@@ -146,22 +146,25 @@ class HostPages:
 
     def _next(self, count: int) -> torch.Tensor | None:
         """The next `count` ids, on the device; None when there are too few."""
-        left = len(self._ahead_ids) - self._at
-        if left < count:
-            more = self.pages.take(min(self.pages.count, max(count - left, self.AHEAD)))
-            if more is None or left + len(more) < count:
-                self.pages.give(more or [])
+        if len(self._ahead_ids) - self._at < count:
+            self._top_up(count)
+            if len(self._ahead_ids) < count:
                 return None
-            self._ahead_ids = self._ahead_ids[self._at :] + more
-            self._at = 0
-            buffer = self._ring.take()
-            total = len(self._ahead_ids)
-            buffer.numpy()[:total] = self._ahead_ids
-            self._ahead_there = torch.empty(total, dtype=torch.int64, device=self._device)
-            self._ahead_there.copy_(buffer[:total], non_blocking=True)
-            self._ring.give_after_copy(buffer)
         self._at += count
         return self._ahead_there[self._at - count :]
+
+    def _top_up(self, count: int) -> None:
+        """Choose and upload ids until `count` are ahead, or as many as there are."""
+        left = len(self._ahead_ids) - self._at
+        more = self.pages.take(min(self.pages.count, max(count, self.AHEAD) - left)) or []
+        self._ahead_ids = self._ahead_ids[self._at :] + more
+        self._at = 0
+        buffer = self._ring.take()
+        total = len(self._ahead_ids)
+        buffer.numpy()[:total] = self._ahead_ids
+        self._ahead_there = torch.empty(total, dtype=torch.int64, device=self._device)
+        self._ahead_there.copy_(buffer[:total], non_blocking=True)
+        self._ring.give_after_copy(buffer)
 
     def alloc_decode(
         self, seq_lens: torch.Tensor, seq_lens_cpu: torch.Tensor, last_loc: torch.Tensor
@@ -217,7 +220,10 @@ class HostPages:
             self._arriving.append((buffer, count, arrived, self._last_launch))
 
     def poll(self) -> list[int]:
-        """Book the ids that arrived; returns the extents that may be unmapped now: empty, and past their quarantine."""
+        """Book the ids that arrived; returns the extents that may be unmapped now: empty, and past their quarantine.
+
+        Also tops up the ids ahead, so that no allocation has to.
+        """
         while self._arriving and self._arriving[0][2].query():
             buffer, count, arrived, quarantine = self._arriving.popleft()
             slots = buffer.numpy()[:count]
@@ -228,6 +234,8 @@ class HostPages:
             for extent in self.pages.give(pages):
                 self._quarantine.pop(extent, None)
                 self._quarantine[extent] = quarantine
+        if len(self._ahead_ids) - self._at < self.AHEAD // 2 and self.pages.count:
+            self._top_up(self.AHEAD)
         ready = []
         for extent, event in list(self._quarantine.items()):
             if not event.query():

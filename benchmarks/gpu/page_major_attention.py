@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import subprocess
 import sys
@@ -111,7 +112,7 @@ def compare(
         "wrong_page_is_nan": True,
     }
     result["wrong_page_differs"] = True
-    error = 0.0
+    errors: list[float] = []
     for layer in sorted({0, shape.layers // 2, shape.layers - 1}):
         views = page_major_views(raw, shape, page_size, layer)
         plain = [view.clone(memory_format=torch.contiguous_format) for view in views]
@@ -137,13 +138,14 @@ def compare(
         result["bitwise_equal"] &= bool(torch.equal(out.view(torch.int16), other.view(torch.int16)))
         result["finite"] &= bool(torch.isfinite(out).all())
         result["finite_per_layer"] &= bool(torch.isfinite(other).all())
-        error = max(error, relative_error(out, exact))
+        errors.append(relative_error(out, exact))
         # The check must be able to fail: one live entry of the table is turned to a page that nobody owns.
         bad = _call(attention, q, views[0], views[1], broken, splits)
         result["wrong_page_is_nan"] &= not bool(torch.isfinite(bad).all())
         result["wrong_page_differs"] &= not relative_error(bad, exact) < 2 * relative_error(out, exact)
     case = {"shape": shape.name, "phase": phase, "page_size": page_size, "splits": splits, "seed": seed}
-    return {**case, "unused": unused, **result, "relative_error": error if error == error else None}
+    worst = None if any(math.isnan(e) for e in errors) else max(errors)
+    return {**case, "unused": unused, **result, "relative_error": worst}
 
 
 def store_case(shape: Shape, page_size: int, tokens: int, device: str) -> dict[str, Any]:
@@ -177,13 +179,12 @@ def store_case(shape: Shape, page_size: int, tokens: int, device: str) -> dict[s
     index()
     equal = bool(torch.equal(raws[0], raws[1]))
     entry: dict[str, Any] = {"shape": shape.name, "page_size": page_size, "tokens": tokens, "bytes_equal": equal}
-    entry["kernel_us"] = _device_us(kernel)
-    entry["torch_index_us"] = _device_us(index)
+    entry["kernel_us"], entry["torch_index_us"] = _device_us(kernel, index)
     if can_use_store_cache(row * 2):
         ordinary()
         here = [view[slots // page_size, slots % page_size].view(-1, row) for view in by_kernel]
         entry["equals_ordinary"] = all(torch.equal(mine, its[slots]) for mine, its in zip(here, plain, strict=True))
-        entry["ordinary_us"] = _device_us(ordinary)
+        (entry["ordinary_us"],) = _device_us(ordinary)
     return entry
 
 
@@ -214,25 +215,32 @@ def fused_store(shape: Shape, page_size: int, device: str) -> dict[str, Any]:
     return {**entry, "outcome": "right" if torch.equal(stored, v) else "wrong slots written"}
 
 
-def _device_us(work: Callable[[], Any], repeats: int = 30, inner: int = 10) -> list[float]:
-    """Device time of one run, from replays of a graph of `inner` of them, so that launching is not what is timed."""
+def _device_us(*works: Callable[[], Any], repeats: int = 30, inner: int = 10) -> list[list[float]]:
+    """Device time of one run of each, in turn; replays graphs of `inner` runs, so that launching is not timed."""
     side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=side):
-        for _ in range(inner):
-            work()
-    graph.replay()
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for begun, ended in pairs:
-        begun.record()
+    graphs = []
+    for work in works:
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                work()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            for _ in range(inner):
+                work()
         graph.replay()
-        ended.record()
+        graphs.append(graph)
+    begun, ended = ([[torch.cuda.Event(enable_timing=True) for _ in works] for _ in range(repeats)] for _ in range(2))
+    for i in range(repeats):
+        for j, graph in enumerate(graphs):
+            begun[i][j].record()
+            graph.replay()
+            ended[i][j].record()
     torch.cuda.synchronize()
-    return [round(begun.elapsed_time(ended) * 1e3 / inner, 2) for begun, ended in pairs]
+    return [
+        [round(begun[i][j].elapsed_time(ended[i][j]) * 1e3 / inner, 2) for i in range(repeats)]
+        for j in range(len(works))
+    ]
 
 
 def speed(
@@ -246,8 +254,10 @@ def speed(
     q = torch.randn(sum(new), shape.query_heads, shape.head_dim, dtype=torch.bfloat16, device=device)
     entry: dict[str, Any] = {"shape": shape.name, "page_size": page_size, "lengths": lengths, "new": new}
     known = _lengths(batch, device)
-    entry["page_major_us"] = _device_us(lambda: _call(attention, q, views[0], views[1], known, 0))
-    entry["per_layer_us"] = _device_us(lambda: _call(attention, q, plain[0], plain[1], known, 0))
+    entry["page_major_us"], entry["per_layer_us"] = _device_us(
+        lambda: _call(attention, q, views[0], views[1], known, 0),
+        lambda: _call(attention, q, plain[0], plain[1], known, 0),
+    )
     return entry
 
 
@@ -281,8 +291,7 @@ def move_envelopes(shape: Shape, page_size: int, count: int, device: str) -> dic
         "bytes": count * nbytes,
         "right": right,
     }
-    entry["whole_us"] = _device_us(whole, 10, 2)
-    entry["by_token_us"] = _device_us(by_token, 10, 2)
+    entry["whole_us"], entry["by_token_us"] = _device_us(whole, by_token, repeats=10, inner=2)
     return entry
 
 

@@ -102,9 +102,6 @@ def run_engine(name: str, model: str, new_tokens: int) -> dict[str, Any]:
         "together": ask(questions),
         "together, again": ask(questions),
     }
-    begun = time.perf_counter()
-    engine.generate(input_ids=[questions[0]], sampling_params={**sampling, "max_new_tokens": 256})
-    result["decode_ms"] = round((time.perf_counter() - begun) / 256 * 1e3, 3)
     engine.shutdown()
     return result
 
@@ -232,7 +229,7 @@ def main() -> None:
         cached = [a["cached"] for a in run.get("one by one, cached", [])]
         print(
             run["name"],
-            run.get("failed") or f"started in {run['start_s']} s, {run['decode_ms']} ms a token",
+            run.get("failed") or f"started in {run['start_s']} s",
             cached,
             run["hooks"][-1:],
         )

@@ -393,7 +393,7 @@ def fault_control(device: int) -> dict[str, Any]:
         timeout=120,
         check=False,
     )
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower() or "wrong" in line]
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "CUDA error" in line or "wrong_words" in line]
     return {"exit_status": done.returncode, "said": said[-1][:300] if said else ""}
 
 
