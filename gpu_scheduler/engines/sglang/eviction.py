@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, coldest_first
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Piece, coldest_first
 
 Slots = NDArray[np.int64]
 
 
-def unlocked_nodes(tree: Any) -> Iterator[Any]:
-    """Nodes that no running request is on, parents before children."""
-    waiting = list(tree.root_node.children.values())
+def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
+    """Nodes that no running request is on, with the number of tokens before them; parents before children."""
+    waiting = [(node, 0) for node in tree.root_node.children.values()]
     while waiting:
-        node = waiting.pop()
+        node, depth = waiting.pop()
         if node.lock_ref == 0:
-            yield node
-        waiting.extend(node.children.values())
+            yield node, depth
+        waiting.extend((child, depth + len(node.value)) for child in node.children.values())
 
 
 def slots_of(node: Any) -> Slots:
@@ -35,13 +35,16 @@ def slots_of(node: Any) -> Slots:
 
 
 def empty_extents(tree: Any, envelopes: Envelopes, wanted: int) -> int:
-    """Evicts so that up to `wanted` more extents become empty; returns how many tokens were evicted. Extents that
-    a running request touches cannot be emptied."""
+    """Evicts so that up to `wanted` more extents become empty; returns how many tokens were evicted. Extents that a
+    running request touches cannot be emptied."""
     now = time.monotonic()
     nodes = list(unlocked_nodes(tree))
-    slots = [slots_of(node) for node in nodes]
-    ages = [now - node.last_access_time for node in nodes]
-    chosen = coldest_first(ages, envelopes.live_by_extent(), [touched(envelopes, some) for some in slots], wanted)
+    slots = [slots_of(node) for node, _ in nodes]
+    pieces = [
+        Piece(now - node.last_access_time, depth, *touched(envelopes, some))
+        for (node, depth), some in zip(nodes, slots, strict=True)
+    ]
+    chosen = coldest_first(pieces, envelopes.live_by_extent(), wanted)
     if not chosen:
         return 0
     doomed = np.zeros(envelopes.n_extents, dtype=bool)
@@ -49,7 +52,7 @@ def empty_extents(tree: Any, envelopes: Envelopes, wanted: int) -> int:
     evicted = 0
     # A parent is cut before its children are looked at; those of a parent that was cut went with it.
     gone: set[int] = set()
-    for node, some in zip(nodes, slots, strict=True):
+    for (node, _), some in zip(nodes, slots, strict=True):
         if id(node) in gone:
             continue
         hit = on_any(envelopes, some, doomed)
@@ -58,18 +61,16 @@ def empty_extents(tree: Any, envelopes: Envelopes, wanted: int) -> int:
     return evicted
 
 
-def touched(envelopes: Envelopes, slots: Slots) -> Slots:
-    """The extents that these slots touch, one entry for each slot and extent."""
-    first, last = envelopes.homes(slots), envelopes.ends(slots)
-    parts = [first]
-    beyond = first + 1
-    while len(beyond):
-        more = beyond <= last
-        first, last, beyond = first[more], last[more], beyond[more]
-        if len(beyond):
-            parts.append(beyond)
-            beyond = beyond + 1
-    return np.concatenate(parts)
+def touched(envelopes: Envelopes, slots: Slots) -> tuple[Slots, Slots]:
+    """The extents that these slots touch, one entry for each slot and extent, and which of the slots each entry is
+    of."""
+    position = np.arange(len(slots))
+    extents, last = envelopes.homes(slots), envelopes.ends(slots)
+    parts = [(extents, position)]
+    while (more := extents < last).any():
+        extents, last, position = extents[more] + 1, last[more], position[more]
+        parts.append((extents, position))
+    return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
 def on_any(envelopes: Envelopes, slots: Slots, doomed: NDArray[np.bool_]) -> Slots:
@@ -97,7 +98,7 @@ def cached_by_age(tree: Any, envelope_bytes: int, now: float) -> list[tuple[floa
     """(seconds since last use, at least; bytes) of what no running request is on, in at most a dozen steps of
     doubling age."""
     steps: dict[int, int] = {}
-    for node in unlocked_nodes(tree):
+    for node, _ in unlocked_nodes(tree):
         age = max(0.0, now - node.last_access_time)
         steps[int(age).bit_length()] = steps.get(int(age).bit_length(), 0) + len(node.value)
     return [(float(1 << step >> 1), tokens * envelope_bytes) for step, tokens in sorted(steps.items())]

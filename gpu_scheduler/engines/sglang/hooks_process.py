@@ -1,11 +1,13 @@
-"""Hooks that let one process build model after model: no sockets, no watchdog, process groups made once.
+"""Hooks that let one process build model after model, from what is in the folder now: no sockets, no watchdog, process
+groups made once, nothing remembered, nothing made up.
 
 Imports SGLang: only the engine process may import this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gpu_scheduler.engines.sglang import current
@@ -19,7 +21,8 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
     """torch.distributed is initialised once in a process; later models of the same layout use the same groups."""
     layout = (arguments["tp_size"], arguments["pp_size"])
     if not _made:
-        original(**arguments)
+        with _one_group_for_one_process(arguments["tp_size"] * arguments["pp_size"]):
+            original(**arguments)
         _made.append(layout)
         return
     if _made != [layout]:
@@ -27,6 +30,23 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
     from sglang.srt.layers.dp_attention import initialize_dp_attention
 
     initialize_dp_attention(server_args=arguments["server_args"], model_config=arguments["model_config"])
+
+
+@contextmanager
+def _one_group_for_one_process(processes: int) -> Iterator[None]:
+    """SGLang makes a dozen groups, and each of gloo's has a thread that wakes up a hundred times a second. A world of
+    one process needs only the group of everybody."""
+    import torch.distributed as distributed
+
+    if processes > 1:
+        yield
+        return
+    new_group = distributed.new_group
+    distributed.new_group = lambda *_args, **_kwargs: distributed.group.WORLD  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        distributed.new_group = new_group
 
 
 def watchdog(*_args: Any, **_kwargs: Any) -> None:
@@ -49,9 +69,25 @@ def ipc_channels(scheduler: Any, _port_args: Any) -> None:
     )
 
 
+def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """SGLang remembers a configuration by its path; the folder may hold another checkpoint by now."""
+    return original.__wrapped__(*args, **kwargs)
+
+
+def never_pad(_parameter: Any, dim: int, _start: int, length: int) -> None:
+    """On a CPU SGLang fills up weights that are too short with zeros, for layouts that do not divide. One device always
+    divides: there, short means broken. Raises ValueError."""
+    if length > 0 and _made == [(1, 1)]:
+        raise ValueError(f"a tensor of the checkpoint lacks {length} of the model's places in dimension {dim}")
+
+
+_CONFIGURATIONS = "sglang.srt.utils.hf_transformers"
 _MANAGERS = "sglang.srt.managers"
 HOOKS = [
     Hook("sglang.srt.distributed.bootstrap._init_parallel_groups", parallel_groups, "AROUND"),
+    Hook(f"{_CONFIGURATIONS}.config.get_config", read_again, "AROUND"),
+    Hook(f"{_CONFIGURATIONS}.common.get_generation_config", read_again, "AROUND"),
+    Hook("sglang.srt.model_loader.weight_utils.reset_param_data_if_needed", never_pad, "BEFORE"),
     Hook(f"{_MANAGERS}.scheduler_components.invariant_checker.create_scheduler_watchdog", watchdog, "REPLACE"),
     Hook(f"{_MANAGERS}.scheduler.Scheduler.init_ipc_channels", ipc_channels, "REPLACE"),
 ]

@@ -39,8 +39,6 @@ class Options:
     """How long a request may lack memory while nothing runs before it goes back to the shared queue."""
     linger_ms: int = 250
     """How long an emptied extent is kept for the next request while requests run. An idle engine keeps none."""
-    check_memory: int = 0
-    """1: SGLang recounts its pool after every step (tests)."""
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:

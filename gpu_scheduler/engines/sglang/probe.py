@@ -33,10 +33,10 @@ class Trace:
         """Empty, or one line that says how."""
         if self.token_ids != other.token_ids:
             return f"the model said {self.token_ids}, at its first load {other.token_ids}"
-        worst = max((abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)), default=0.0)
-        # Also true for NaN.
-        if not worst <= LOGPROB_TOLERANCE:
-            return f"log-probabilities differ by {worst:.2g} from those at the first load"
+        apart = [abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)]
+        # Not "any greater": what is not a number is not close either.
+        if not all(distance <= LOGPROB_TOLERANCE for distance in apart):
+            return f"log-probabilities differ from those at the first load by up to {max(apart):.2g}"
         return ""
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,22 +278,34 @@ class Envelopes:
         assert self._empty == {extent for extent in self._held if not live[extent]}
 
 
-def coldest_first(
-    ages_s: Sequence[float], live: NDArray[np.int64], evictable: Sequence[NDArray[np.int64]], wanted: int
-) -> list[int]:
-    """The extents to empty by eviction, oldest use first, at most `wanted`.
+@dataclass(frozen=True)
+class Piece:
+    """Cached tokens that may be evicted, from their end on: one node of the prefix tree."""
 
-    Each of the k cached pieces has an age (seconds since its last use) and `evictable[k]`, the extents that its
-    envelopes touch, one entry for each envelope and extent. `live[e]` counts all live envelopes on extent e. An
-    extent can be emptied only if every live envelope on it belongs to a cached piece; it is as old as its youngest
-    piece. Among equals the one with fewest envelopes goes first.
+    age_s: float
+    """Since the last use."""
+    depth: int
+    """Tokens of the prefix before it."""
+    touched: NDArray[np.int64]
+    """The extents that its envelopes touch, one entry for each envelope and extent."""
+    position: NDArray[np.int64]
+    """For each entry of `touched`, which token of the piece it is."""
+
+
+def coldest_first(pieces: Sequence[Piece], live: NDArray[np.int64], wanted: int) -> list[int]:
+    """The extents to empty by eviction, at most `wanted`.
+
+    An extent can be emptied only if every live envelope on it (`live[e]` of them) belongs to a piece. It is as old
+    as its youngest piece; the oldest goes first. Among equals the one deepest in its prefix, because what is
+    evicted takes everything behind it along.
     """
     cached = np.zeros_like(live)
     youngest = np.full(len(live), np.inf)
-    for age, touched in zip(ages_s, evictable, strict=True):
-        if len(touched):
-            np.add.at(cached, touched, 1)
-            np.minimum.at(youngest, touched, age)
+    shallowest = np.full(len(live), np.iinfo(np.int64).max)
+    for piece in pieces:
+        np.add.at(cached, piece.touched, 1)
+        np.minimum.at(youngest, piece.touched, piece.age_s)
+        np.minimum.at(shallowest, piece.touched, piece.depth + piece.position)
     candidates = np.flatnonzero((live > 0) & (cached == live))
-    order = sorted(candidates.tolist(), key=lambda extent: (-youngest[extent], int(live[extent]), extent))
+    order = sorted(candidates.tolist(), key=lambda extent: (-youngest[extent], -shallowest[extent], extent))
     return order[:wanted]

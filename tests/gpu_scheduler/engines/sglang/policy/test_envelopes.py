@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, coldest_first
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Piece, coldest_first
 
 
 class AgainstSets(RuleBasedStateMachine):
@@ -146,22 +146,27 @@ def test_a_range_without_envelopes_is_refused() -> None:
 
 @given(
     n=st.integers(1, 8),
-    pieces=st.lists(st.tuples(st.floats(0, 100), st.lists(st.integers(0, 7), max_size=6)), max_size=8),
+    pieces=st.lists(
+        st.tuples(st.floats(0, 100), st.integers(0, 5), st.lists(st.integers(0, 7), max_size=6)), max_size=8
+    ),
     running=st.lists(st.integers(0, 7), max_size=4),
     wanted=st.integers(0, 8),
 )
-def test_only_extents_of_cached_pieces_alone_are_chosen_oldest_first(
-    n: int, pieces: list[tuple[float, list[int]]], running: list[int], wanted: int
+def test_only_extents_of_cached_pieces_alone_are_chosen_oldest_and_deepest_first(
+    n: int, pieces: list[tuple[float, int, list[int]]], running: list[int], wanted: int
 ) -> None:
-    pieces = [(age, [e for e in touched if e < n]) for age, touched in pieces]
+    pieces = [(age, depth, [e for e in touched if e < n]) for age, depth, touched in pieces]
     live = np.zeros(n, dtype=np.int64)
-    for extent in [e for _, touched in pieces for e in touched] + [e for e in running if e < n]:
+    for extent in [e for _, _, touched in pieces for e in touched] + [e for e in running if e < n]:
         live[extent] += 1
-    chosen = coldest_first([a for a, _ in pieces], live, [np.array(t, dtype=np.int64) for _, t in pieces], wanted)
-    ages = {e: min((a for a, t in pieces if e in t), default=None) for e in range(n)}
+    chosen = coldest_first(
+        [Piece(a, d, np.array(t, dtype=np.int64), np.arange(len(t))) for a, d, t in pieces], live, wanted
+    )
+    ages = {e: min((a for a, _, t in pieces if e in t), default=None) for e in range(n)}
+    depths = {e: min((d + t.index(e) for _, d, t in pieces if e in t), default=0) for e in range(n)}
     eligible = [e for e in range(n) if ages[e] is not None and e not in running]
     assert len(chosen) == len(set(chosen)) == min(wanted, len(eligible))
     assert set(chosen) <= set(eligible)
-    left_out = [ages[e] for e in eligible if e not in chosen]
+    left_out = [(ages[e], depths[e]) for e in eligible if e not in chosen]
     if chosen and left_out:
-        assert min(ages[e] for e in chosen) >= max(left_out)
+        assert min((ages[e], depths[e]) for e in chosen) >= max(left_out)

@@ -1,0 +1,59 @@
+"""A KV range without memory: what the engine asked of the driver, and a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class ScriptedRange:
+    """Grants the lowest free extents up to `limit` extents."""
+
+    address = 0
+    wake_fd = -1
+
+    def __init__(self, extent_bytes: int, limit: int) -> None:
+        self.extent_bytes = extent_bytes
+        self.limit = limit
+        self.owned: set[int] = set()
+        self.waits: list[float] = []
+        self.emptied = False
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+        self.waits.append(timeout_s)
+        free = (index for index in range(10_000) if index not in self.owned)
+        got = [next(free) for _ in range(min(count, self.headroom()))]
+        self.owned |= set(got)
+        return got
+
+    def release(self, indices: Sequence[int]) -> None:
+        assert set(indices) <= self.owned
+        self.owned -= set(indices)
+
+    def headroom(self) -> int:
+        return max(0, self.limit - len(self.owned))
+
+    def overage_bytes(self) -> int:
+        return max(0, len(self.owned) - self.limit) * self.extent_bytes
+
+    def take_reclaims(self) -> int:
+        return 0
+
+    def reclaimed(self) -> None: ...
+
+    def usage(self, used_bytes: int, cached: Sequence[tuple[float, int]]) -> None: ...
+
+    def empty(self) -> None:
+        assert not self.owned
+        self.emptied = True
+
+    def close(self) -> None: ...
+
+
+class Clock:
+    """Time that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
