@@ -1,0 +1,60 @@
+"""`python -m balloond --config FILE`: the wiring of one node's balloond."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+
+from balloond import backends, metrics, recovery, records
+from balloond.config import BalloondConfig
+from balloond.daemon import Daemon
+from balloond.handoff import HandoffServer
+from balloond.keeper import allow_descriptors
+from balloond.keeper_client import KeeperClient
+from balloond.policy.device import Device
+from balloond.server import NAME, BalloondServicer
+from protos import balloond_pb2_grpc
+from services.service import Service, read_arguments, run
+
+
+async def build(service: Service) -> None:
+    config = service.config
+    assert isinstance(config, BalloondConfig)
+    allow_descriptors()
+    makers = {device.name: backends.maker(device.name) for device in config.devices}
+    # Microseconds since 1970 are ahead of every id that a predecessor gave out, also when the keeper lost them.
+    extent_ids = itertools.count(time.time_ns() // 1000)
+    serials = itertools.count(1)
+    devices = {
+        device.name: Device(
+            device.name,
+            device.capacity_bytes,
+            makers[device.name].page_bytes,
+            extent_ids,
+            serials,
+            config.patience,
+        )
+        for device in config.devices
+    }
+    keeper = KeeperClient(config.keeper, records.OWNER)
+    daemon = Daemon(devices, makers, keeper, time.monotonic, lambda: secrets.token_hex(16))
+    handoff = HandoffServer(config.handoff, daemon)
+    handoff.start()
+    service.on_stop(handoff.stop)
+    held = await keeper.start(config.keeper_timeout_s)
+    service.on_stop(keeper.close)
+    keeper.follow(daemon.everything)
+    daemon.restore(recovery.sort(held))
+    service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon), NAME)
+    handoff.serve()
+    service.spawn(metrics.publish(daemon), "metrics")
+    await service.ready()
+
+
+def main() -> None:
+    run(read_arguments(BalloondConfig, "Owns the memory of a node's devices."), build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Memory of one kind of device, in two halves: who makes extents (balloond) and who maps them (engines and loader).
+
+A backend is chosen by the device's name: "cpu:0" has the CPU's.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ExtentMaker(Protocol):
+    """balloond's half. The ledger has booked the bytes before `create` is called."""
+
+    page_bytes: int
+
+    def create(self, nbytes: int) -> int:
+        """A new extent of zeros; returns its descriptor. Whoever holds the descriptor, or a mapping, holds the memory. Raises OSError."""
+        ...
+
+
+class Fence(Protocol):
+    """A point in the device's work. What was released before it is no longer touched once it is done."""
+
+    def done(self) -> bool: ...
+
+
+class Mapper(Protocol):
+    """The half of the processes that use the memory. Addresses are whole pages. Raises OSError."""
+
+    page_bytes: int
+
+    def reserve(self, span: int) -> int:
+        """`span` bytes of addresses with nothing behind them: touching them is a fault. Returns the first."""
+        ...
+
+    def release(self, address: int, span: int) -> None:
+        """Gives reserved addresses up, with whatever is mapped there."""
+        ...
+
+    def map(self, address: int, fd: int, nbytes: int) -> None:
+        """Puts the whole extent of `fd` at `address`. The descriptor may be closed afterwards."""
+        ...
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        """Takes away whatever is mapped there; the addresses stay reserved."""
+        ...
+
+    def poison(self, address: int, nbytes: int) -> None:
+        """Fills mapped memory with a pattern that is not a number in any float type."""
+        ...
+
+    def fence(self) -> Fence:
+        """After all work that the calling thread has given the device so far."""
+        ...

@@ -1,0 +1,83 @@
+"""balloond for the other services. Every call raises PrismError when it was refused, or balloond is away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+
+from protos import balloond_pb2, balloond_pb2_grpc
+from services import rpc
+from services.status import from_rpc
+from services.watch import follow_stream
+
+_TIMEOUT_S = 5.0
+"""For calls that never block; a restarting balloond answers within it."""
+
+
+class BalloondClient:
+    """A node's balloond at a gRPC address."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = rpc.channel(address)
+        self._stub = balloond_pb2_grpc.BalloondStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def set_booking(
+        self, device: str, model: str, *, quota_bytes: int, weights_bytes: int, floor_bytes: int
+    ) -> None:
+        """Raises Refused with the arithmetic."""
+        request = balloond_pb2.SetBookingRequest(
+            device=device,
+            model=model,
+            quota_bytes=quota_bytes,
+            weights_bytes=weights_bytes,
+            floor_bytes=floor_bytes,
+        )
+        await self._call(self._stub.SetBooking, request)
+
+    async def drop_booking(self, device: str, model: str) -> None:
+        """Raises NotFound, and Unmet while a lease lives."""
+        await self._call(self._stub.DropBooking, balloond_pb2.DropBookingRequest(device=device, model=model))
+
+    async def set_limit(
+        self, device: str, model: str, bytes: int, *, revision: int = 0, deadline_ms: int = 0
+    ) -> balloond_pb2.SetLimitResponse:
+        """-1 bytes: the whole device. Raises Invalid below the floor."""
+        request = balloond_pb2.SetLimitRequest(
+            device=device, model=model, bytes=bytes, revision=revision, deadline_ms=deadline_ms
+        )
+        return await self._call(self._stub.SetLimit, request)  # type: ignore[no-any-return]
+
+    async def make_room(
+        self, device: str, model: str, *, bytes: int, may_retract: bool, hold_ms: int, timeout_s: float
+    ) -> balloond_pb2.MakeRoomResponse:
+        """Waits until there is room, nothing more can be taken, or the time is over: then `short_bytes` says what lacks."""
+        request = balloond_pb2.MakeRoomRequest(
+            device=device, model=model, bytes=bytes, may_retract=may_retract, hold_ms=hold_ms
+        )
+        return await self._call(self._stub.MakeRoom, request, timeout_s)  # type: ignore[no-any-return]
+
+    async def set_demand(self, device: str, weights: Mapping[str, float]) -> None:
+        await self._call(self._stub.SetDemand, balloond_pb2.SetDemandRequest(device=device, weights=weights))
+
+    async def inspect(self) -> balloond_pb2.NodeState:
+        return await self._call(self._stub.Inspect, balloond_pb2.InspectRequest())  # type: ignore[no-any-return]
+
+    async def events(self, limit: int = 0) -> list[balloond_pb2.Event]:
+        """Oldest first; 0: all that are kept."""
+        answer = await self._call(self._stub.Events, balloond_pb2.EventsRequest(limit=limit))
+        return list(answer.events)
+
+    def watch(self) -> AsyncIterator[balloond_pb2.NodeState | None]:
+        """The state now and after every change, for ever; None when balloond was lost."""
+        return follow_stream(lambda: self._stub.Watch(balloond_pb2.WatchRequest()), "balloond")
+
+    async def _call(self, method: Any, request: Any, timeout_s: float = _TIMEOUT_S) -> Any:
+        try:
+            return await method(request, timeout=timeout_s, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None

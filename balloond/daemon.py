@@ -1,0 +1,489 @@
+"""The owner of the node's state: takes requests, lets the device's policy decide, carries the decisions out.
+
+Nothing is awaited between reading the state and changing it. What takes time (the keeper's answer) follows on the decision, and looks again
+whether it still holds when it is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from balloond import processes, records
+from balloond.backends.base import ExtentMaker
+from balloond.events import History
+from balloond.keeper_client import Kept, KeeperClient
+from balloond.policy.claims import (
+    AskBack,
+    Decision,
+    Freed,
+    Grant,
+    LimitChanged,
+    Note,
+    Refuse,
+    Report,
+    RoomAnswer,
+    Why,
+)
+from balloond.policy.device import Device
+from balloond.policy.ledger import Booking, Extent, Kind, Lease
+from balloond.policy.limits import Limit, Outcome
+from balloond.processes import Process
+from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from balloond.recovery import Found
+from services import log, tasks
+from services.errors import NotFound, Unavailable
+from services.watch import Watched
+
+_log = log.get(__name__)
+
+
+class Session(Protocol):
+    """A connected process, as far as the daemon sends to it. Nothing here waits."""
+
+    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int]) -> None: ...
+    def refused(self, request_id: int, why: Why, short: int, detail: str) -> None: ...
+    def limit(self, limit: Limit, floor: int) -> None: ...
+    def reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+class Daemon:
+    """All devices of a node. `now` and `secret` (a new token at each call) are given by whoever builds it."""
+
+    def __init__(
+        self,
+        devices: Mapping[str, Device],
+        makers: Mapping[str, ExtentMaker],
+        keeper: KeeperClient,
+        now: Callable[[], float],
+        secret: Callable[[], str],
+    ) -> None:
+        self.devices = dict(devices)
+        self.history = History()
+        self.changed: Watched[None] = Watched(None)
+        self.now = now
+        self._makers = dict(makers)
+        self._keeper = keeper
+        self._secret = secret
+        self._fds: dict[int, int] = {}
+        self._sessions: dict[str, Session] = {}
+        self._facts: dict[str, LeaseFacts] = {}
+        """By lease id, ended ones with extents left included."""
+        self._borrows: dict[tuple[str, str], BorrowFacts] = {}
+        """By (borrower, lease id)."""
+        self._pidfds: dict[str, int] = {}
+        """By lease id or borrower."""
+        self._rooms: dict[int, asyncio.Future[RoomAnswer]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- leases
+
+    async def attach(self, process: Process, device_name: str, model: str) -> LeaseFacts:
+        """A new lease, known to the keeper. Raises NotFound without the device, Unmet without a booking."""
+        device = self.device(device_name)
+        for lease in device.ledger.of_model(model):
+            # Its Attached was lost: this process does not know that it has it.
+            if lease.suspended and not lease.extents and self._facts[lease.id].process == process:
+                self._ended(lease.id)
+        token = self._secret()
+        facts = LeaseFacts(token[:8], device_name, model, token, process)
+        device.open(facts.id, model, token)
+        await self._opened(device, facts)
+        return facts
+
+    async def adopt(
+        self, process: Process, device_name: str, model: str, token: str, held: Sequence[tuple[int, int, Kind]]
+    ) -> LeaseFacts:
+        """A lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is stranded. It is entitled
+        to what it has until somebody books for it. Raises NotFound without the device."""
+        device = self.device(device_name)
+        facts = LeaseFacts(token[:8], device_name, model, token, process)
+        if model not in device.ledger.bookings:
+            weights = sum(nbytes for _, nbytes, kind in held if kind == "weights")
+            self._carry_out(device, device.book(self.now(), model, Booking(weights=weights)))
+            self._keep_booking(device, model)
+        device.open(facts.id, model, token)
+        device.ledger.suspend(facts.id)
+        await self._opened(device, facts)
+        return facts
+
+    async def _opened(self, device: Device, facts: LeaseFacts) -> None:
+        self._facts[facts.id] = facts
+        try:
+            self._watch(facts.id, facts.process, lambda: self._ended(facts.id))
+        except Unavailable:
+            self._ended(facts.id)
+            raise
+        self._note(device, facts.model, "lease", f"{facts.id} of process {facts.process.pid}")
+        await self._keeper.keep([(records.encode(facts), None)])
+
+    def known(self, token: str) -> LeaseFacts | None:
+        """The lease that `token` is the secret of, if its process may still live."""
+        for device in self.devices.values():
+            lease = device.ledger.by_token(token)
+            if lease is not None:
+                return self._facts[lease.id]
+        return None
+
+    def connect(self, facts: LeaseFacts, process: Process, session: Session, held: Iterable[tuple[int, int, Kind]]) -> None:
+        """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended meanwhile."""
+        device = self.device(facts.device)
+        device.ledger.lease(facts.id)
+        if process != facts.process:
+            # Whoever shows the token is the lease's process.
+            facts = LeaseFacts(facts.id, facts.device, facts.model, facts.token, process)
+            self._facts[facts.id] = facts
+            self._watch(facts.id, process, lambda: self._ended(facts.id))
+            self._keeper.keep_soon([(records.encode(facts), None)])
+        old = self._sessions.pop(facts.id, None)
+        if old is not None:
+            old.close()
+        self._sessions[facts.id] = session
+        self._carry_out(device, device.resume(self.now(), facts.id, held))
+
+    def limit_of(self, facts: LeaseFacts) -> tuple[Limit, int, int]:
+        """(limit, floor, page_bytes) of a lease."""
+        device = self.device(facts.device)
+        return device.limits.get(facts.model), device.ledger.floor(facts.model), device.ledger.page_bytes
+
+    def disconnected(self, lease_id: str, session: Session) -> None:
+        """The socket closed. Nothing is granted and nothing freed until the process is back or dead."""
+        if self._sessions.get(lease_id) is session:
+            del self._sessions[lease_id]
+            device = self._device_of(lease_id)
+            self._carry_out(device, device.suspend(self.now(), lease_id))
+
+    def detach(self, lease_id: str) -> None:
+        self._ended(lease_id)
+
+    def _ended(self, lease_id: str) -> None:
+        """The process is dead, or detached."""
+        self._unwatch(lease_id)
+        session = self._sessions.pop(lease_id, None)
+        device = self._device_of(lease_id)
+        lease = device.ledger.leases.get(lease_id)
+        if lease is not None and not lease.ended:
+            self._carry_out(device, device.end(self.now(), lease_id))
+            self._forget_lease_if_over(device, lease_id)
+        if session is not None:
+            session.close()
+
+    def _forget_lease_if_over(self, device: Device, lease_id: str) -> None:
+        if lease_id not in device.ledger.leases and self._facts.pop(lease_id, None) is not None:
+            self._keeper.forget_soon([records.lease_id(lease_id)])
+
+    # --- extents
+
+    def grow(
+        self, lease_id: str, request_id: int, kind: Kind, nbytes: int, count: int, min_count: int, for_reserve: bool
+    ) -> None:
+        device = self._device_of(lease_id)
+        self._carry_out(
+            device, device.grow(self.now(), lease_id, request_id, kind, nbytes, count, min_count, for_reserve)
+        )
+
+    def give_back(self, lease_id: str, ids: Sequence[int]) -> None:
+        device = self._device_of(lease_id)
+        self._carry_out(device, device.give_back(self.now(), lease_id, ids))
+
+    def report(self, lease_id: str, report: Report) -> None:
+        device = self._device_of(lease_id)
+        self._carry_out(device, device.report(self.now(), lease_id, report))
+
+    # --- borrowing
+
+    def watch_borrower(self, borrower: Process) -> None:
+        if str(borrower) not in self._pidfds:
+            self._watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
+
+    async def borrow(self, borrower: Process, lease_id: str) -> tuple[list[Extent], list[int]]:
+        """The weights extents of a lease and their descriptors, once the keeper knows. Raises NotFound."""
+        device = self._device_of(lease_id)
+        lent = device.ledger.borrow(lease_id, str(borrower))
+        facts = BorrowFacts(borrower, lease_id, tuple(extent.id for extent in lent))
+        self._borrows[str(borrower), lease_id] = facts
+        await self._keeper.keep([(records.encode(facts), None)])
+        there = [extent for extent in lent if extent.id in self._fds]
+        return there, [self._fds[extent.id] for extent in there]
+
+    def end_borrow(self, borrower: Process, lease_id: str, ids: Sequence[int]) -> None:
+        """The loader has unmapped these; none named: all of that lease."""
+        facts = self._borrows.get((str(borrower), lease_id))
+        if facts is None:
+            return
+        returned = set(ids or facts.extents)
+        left = tuple(id for id in facts.extents if id not in returned)
+        if left:
+            facts = self._borrows[str(borrower), lease_id] = BorrowFacts(borrower, lease_id, left)
+            self._keeper.keep_soon([(records.encode(facts), None)])
+        else:
+            del self._borrows[str(borrower), lease_id]
+            self._keeper.forget_soon([records.borrow_id(borrower, lease_id)])
+        device = self._device_of(lease_id)
+        self._carry_out(device, device.give_back(self.now(), lease_id, returned, str(borrower)))
+
+    def _borrower_ended(self, borrower: Process) -> None:
+        self._unwatch(str(borrower))
+        for _, lease_id in [key for key in self._borrows if key[0] == str(borrower)]:
+            self.end_borrow(borrower, lease_id, ())
+
+    # --- control
+
+    def device(self, name: str) -> Device:
+        """Raises NotFound."""
+        if name not in self.devices:
+            raise NotFound(f"no device {name!r} on this node; there are {', '.join(self.devices)}")
+        return self.devices[name]
+
+    def set_booking(self, device_name: str, model: str, booking: Booking) -> None:
+        device = self.device(device_name)
+        decisions = device.book(self.now(), model, booking)
+        self._keep_booking(device, model)
+        self._note(device, model, "booked", f"quota {booking.quota}, weights {booking.weights}, floor {booking.floor}")
+        # The floor travels with the limit.
+        self._carry_out(device, [LimitChanged(model), *decisions])
+
+    def drop_booking(self, device_name: str, model: str) -> None:
+        device = self.device(device_name)
+        decisions = device.unbook(self.now(), model)
+        self._keeper.forget_soon([records.booking_id(device.name, model)])
+        self._note(device, model, "booking dropped", "")
+        self._carry_out(device, decisions)
+
+    def set_limit(self, device_name: str, model: str, nbytes: int, revision: int, deadline_ms: int) -> Outcome:
+        device = self.device(device_name)
+        outcome, decisions = device.set_limit(self.now(), model, nbytes, revision, deadline_ms)
+        self._carry_out(device, decisions)
+        return outcome
+
+    def set_demand(self, device_name: str, weights: Mapping[str, float]) -> None:
+        self.device(device_name).set_demand(weights)
+        self.changed.set(None)
+
+    async def make_room(
+        self, device_name: str, model: str, nbytes: int, may_retract: bool, hold_s: float, within_s: float
+    ) -> RoomAnswer:
+        """Returns when there is room, nothing more can be taken, or the time is over."""
+        device = self.device(device_name)
+        answered: asyncio.Future[RoomAnswer] = asyncio.get_running_loop().create_future()
+        now = self.now()
+        claim_id, decisions = device.make_room(now, model, nbytes, may_retract, hold_s, now + within_s)
+        self._rooms[claim_id] = answered
+        self._carry_out(device, decisions)
+        try:
+            return await answered
+        finally:
+            if self._rooms.pop(claim_id, None) is not None:
+                self._carry_out(device, device.cancel(self.now(), claim_id))
+
+    # --- carrying out
+
+    def _carry_out(self, device: Device, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case Grant():
+                    self._create(device, decision)
+                case Refuse(lease_id, request_id, why, short, detail):
+                    self._note(device, self._facts[lease_id].model, "refused", f"{why}: {detail}")
+                    if (session := self._sessions.get(lease_id)) is not None:
+                        session.refused(request_id, why, short, detail)
+                case AskBack(lease_id, reclaim_id, nbytes, deep):
+                    if (session := self._sessions.get(lease_id)) is not None:
+                        session.reclaim(reclaim_id, nbytes, deep)
+                case LimitChanged(model):
+                    self._tell_limit(device, model)
+                case RoomAnswer(claim_id):
+                    room = self._rooms.pop(claim_id, None)
+                    if room is not None and not room.done():
+                        room.set_result(decision)
+                case Freed(extents):
+                    self._destroy(device, extents)
+                case Note(model, what, detail):
+                    self._note(device, model, what, detail)
+                case _:
+                    raise RuntimeError(f"unknown decision {decision!r}")
+        self._arm()
+        self.changed.set(None)
+
+    def _create(self, device: Device, grant: Grant) -> None:
+        maker = self._makers[device.name]
+        made: list[int] = []
+        try:
+            for extent in grant.extents:
+                made.append(maker.create(extent.bytes))
+        except OSError as error:
+            for fd in made:
+                os.close(fd)
+            # Booked, but the machine does not have it (descriptors, host memory): a refusal, never a failure of ours.
+            detail = f"the backend could not create it: {error.strerror}"
+            _log.warning("extent not created", device=device.name, why=error.strerror)
+            ids = [extent.id for extent in grant.extents]
+            refuse = Refuse(grant.lease_id, grant.request_id, "exhausted", sum(e.bytes for e in grant.extents), detail)
+            self._carry_out(device, [*device.give_back(self.now(), grant.lease_id, ids), refuse])
+            return
+        for extent, fd in zip(grant.extents, made, strict=True):
+            self._fds[extent.id] = fd
+        session = self._sessions.get(grant.lease_id)
+        if session is not None:
+            facts = self._facts[grant.lease_id]
+            kept = [self._kept(device.name, extent, facts.token) for extent in grant.extents]
+            tasks.spawn(self._deliver(device, grant, kept, session), f"deliver to {grant.lease_id}")
+
+    async def _deliver(self, device: Device, grant: Grant, kept: Sequence[Kept], session: Session) -> None:
+        await self._keeper.keep(kept)
+        # The process may be gone, or have come back and said that it does not have these: then they are destroyed already.
+        if self._sessions.get(grant.lease_id) is session:
+            session.granted(grant.request_id, grant.extents, [self._fds[extent.id] for extent in grant.extents])
+            first = grant.extents[0]
+            model = self._facts[grant.lease_id].model
+            self._note(device, model, "granted", f"{len(grant.extents)} x {first.bytes} bytes of {first.kind}")
+
+    def _destroy(self, device: Device, extents: Sequence[Extent]) -> None:
+        for extent in extents:
+            fd = self._fds.pop(extent.id, None)
+            if fd is not None:
+                os.close(fd)
+        self._keeper.forget_soon([records.extent_id(extent.id) for extent in extents])
+        for lease_id in {extent.lease_id for extent in extents}:
+            if (facts := self._facts.get(lease_id)) is not None:
+                nbytes = sum(extent.bytes for extent in extents if extent.lease_id == lease_id)
+                self._note(device, facts.model, "freed", f"{nbytes} bytes in {len(extents)} extents")
+            self._forget_lease_if_over(device, lease_id)
+
+    def _tell_limit(self, device: Device, model: str) -> None:
+        self._keep_booking(device, model)
+        limit, floor = device.limits.get(model), device.ledger.floor(model)
+        for lease in device.ledger.of_model(model):
+            if (session := self._sessions.get(lease.id)) is not None:
+                session.limit(limit, floor)
+
+    def _note(self, device: Device, model: str, what: str, detail: str) -> None:
+        self.history.add(self.now(), device.name, model, what, detail)
+        _log.debug(what, device=device.name, model=model, detail=detail)
+
+    # --- time
+
+    def _arm(self) -> None:
+        due = min((at for d in self.devices.values() if (at := d.next_deadline()) is not None), default=None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due is not None:
+            # A little late rather than early: an early one would find nothing due and come again.
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self.now()) + 0.002, self._tick)
+
+    def _tick(self) -> None:
+        for device in self.devices.values():
+            self._carry_out(device, device.tick(self.now()))
+
+    # --- processes
+
+    def _watch(self, key: str, process: Process, on_death: Callable[[], None]) -> None:
+        """Raises Unavailable when the process is gone already."""
+        self._unwatch(key)
+        try:
+            pidfd = processes.watch(process)
+        except ProcessLookupError as error:
+            raise Unavailable(str(error)) from None
+        self._pidfds[key] = pidfd
+        asyncio.get_running_loop().add_reader(pidfd, on_death)
+
+    def _unwatch(self, key: str) -> None:
+        pidfd = self._pidfds.pop(key, None)
+        if pidfd is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)
+
+    # --- the keeper
+
+    def _kept(self, device: str, extent: Extent, token: str) -> Kept:
+        return records.encode(ExtentFacts(extent.id, device, extent.bytes, extent.kind, token)), self._fds[extent.id]
+
+    def _booking_facts(self, device: Device, model: str) -> BookingFacts:
+        revision, nbytes = device.limits.kept(model)
+        return BookingFacts(device.name, model, device.ledger.bookings[model], revision, nbytes)
+
+    def _keep_booking(self, device: Device, model: str) -> None:
+        if model in device.ledger.bookings:
+            self._keeper.keep_soon([(records.encode(self._booking_facts(device, model)), None)])
+
+    def everything(self) -> Iterable[Kept]:
+        """All that a successor needs, for a keeper that came back empty."""
+        for facts in self._facts.values():
+            yield records.encode(facts), None
+        for borrow in self._borrows.values():
+            yield records.encode(borrow), None
+        for device in self.devices.values():
+            for model in device.ledger.bookings:
+                yield records.encode(self._booking_facts(device, model)), None
+            for lease in device.ledger.leases.values():
+                for extent in lease.extents.values():
+                    if extent.id in self._fds:
+                        yield self._kept(device.name, extent, lease.token)
+
+    def restore(self, found: Found) -> None:
+        """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones end. Raises Unavailable
+        when it does not fit the configuration."""
+        missing = {f.device for f in found.leases} | {f.device for f in found.bookings}
+        missing -= set(self.devices)
+        if missing:
+            raise Unavailable(f"the keeper holds memory of {', '.join(sorted(missing))}, which the configuration lacks")
+        tokens: dict[str, Lease] = {}
+        for booked in found.bookings:
+            device = self.devices[booked.device]
+            device.ledger.book(booked.model, booked.booking)
+            device.limits.restore(booked.model, booked.limit_revision, booked.limit_bytes)
+        for facts in found.leases:
+            device = self.devices[facts.device]
+            if facts.model not in device.ledger.bookings:
+                device.ledger.book(facts.model, Booking())
+            tokens[facts.token] = device.open(facts.id, facts.model, facts.token)
+            self._facts[facts.id] = facts
+        for extent, fd in found.extents:
+            self.devices[extent.device].ledger.restore(tokens[extent.token].id, extent.id, extent.bytes, extent.kind)
+            self._fds[extent.id] = fd
+        for borrow in found.borrows:
+            self._restore_borrow(borrow)
+        for facts in found.leases:
+            self.devices[facts.device].ledger.suspend(facts.id)
+            try:
+                self._watch(facts.id, facts.process, lambda id=facts.id: self._ended(id))  # type: ignore[misc]
+            except Unavailable:
+                self._ended(facts.id)
+        self._keeper.forget_soon(found.unusable)
+
+    def _restore_borrow(self, borrow: BorrowFacts) -> None:
+        self._borrows[str(borrow.borrower), borrow.lease_id] = borrow
+        try:
+            self.watch_borrower(borrow.borrower)
+        except Unavailable:
+            self.end_borrow(borrow.borrower, borrow.lease_id, ())
+            return
+        for device in self.devices.values():
+            device.ledger.restore_borrow(borrow.lease_id, str(borrow.borrower), borrow.extents)
+
+    def _device_of(self, lease_id: str) -> Device:
+        """Raises NotFound."""
+        facts = self._facts.get(lease_id)
+        if facts is None:
+            raise NotFound(f"no lease {lease_id}")
+        return self.devices[facts.device]
+
+    def process_of(self, lease_id: str) -> int:
+        return self._facts[lease_id].process.pid if lease_id in self._facts else 0
+
+    def close(self) -> None:
+        """Forgets everything and frees nothing: engines run on, the keeper holds their memory."""
+        for key in list(self._pidfds):
+            self._unwatch(key)
+        if self._timer is not None:
+            self._timer.cancel()
+        for session in list(self._sessions.values()):
+            session.close()
+        self._sessions.clear()
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds.clear()

@@ -1,0 +1,511 @@
+"""The KV addresses of one engine. Extents come and go, addresses stay.
+
+Two threads. The engine's takes extents and gives them back: `acquire` from the reserve costs microseconds, `release` never waits. The lease's
+own keeps the reserve between its marks, unmaps and returns what is not needed, and answers limits and reclaims as far as the reserve goes,
+whatever the engine is doing. What goes beyond it is the engine's: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims`
+say how much.
+
+Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it) = mapped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from balloond.backends.base import Fence, Mapper
+from balloond.driver.lease import KV, Granted, GrowRefused, Lease, Usage
+from balloond.driver.marks import IDLE_S, Marks
+
+_REPORT_EVERY_S = 0.1
+_FENCE_LOOK_S = 0.002
+"""How often an open fence is looked at; only while one is open."""
+_REFUSED_PAUSE_S = 0.1
+"""After a refused reserve, growth asks again at the earliest after this."""
+_CACHED_IN_REPORT = 64
+_CLOSE_S = 30.0
+
+
+@dataclass
+class _Reclaim:
+    """A reclaim that the reserve did not cover."""
+
+    id: int
+    remaining: int
+    returned: int
+    taken: bool = False
+    """The engine knows of it."""
+    done: bool = False
+    """The engine did what it could."""
+
+
+class ElasticRange:
+    """See the module. `low` and `high` are the marks of the reserve, in extents. Methods are the engine's, from one thread; those of the
+    lease's thread begin with an underscore."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        mapper: Mapper,
+        *,
+        span_bytes: int,
+        extent_bytes: int,
+        low: int,
+        high: int,
+        poison: bool = False,
+    ) -> None:
+        """Reserves the addresses; the reserve is filled in the background. `poison`: what is new or was released is filled with NaN."""
+        if extent_bytes <= 0 or extent_bytes % mapper.page_bytes:
+            raise ValueError(f"extents of {extent_bytes} bytes are not whole pages of {mapper.page_bytes}")
+        self.extent_bytes = extent_bytes
+        self.n_extents = span_bytes // extent_bytes
+        self.address = mapper.reserve(self.n_extents * extent_bytes)
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._lease = lease
+        self._mapper = mapper
+        self._poison = poison
+        self._marks = Marks(low, high)
+        self._changed = threading.Condition()
+        """Its lock guards everything below."""
+        self._ids: dict[int, int] = {}
+        """Index -> extent id, of everything mapped."""
+        self._owned: set[int] = set()
+        self._reserve: list[int] = []
+        self._quarantine: list[tuple[Fence, list[int]]] = []
+        self._unmapped = list(range(self.n_extents))
+        """Heap: the lowest addresses first."""
+        self._missing = 0
+        """What the engine asked for beyond the reserve and has not got."""
+        self._asked = 0
+        """Extents asked of balloond for it and not answered."""
+        self._refused = False
+        """The last such question was refused."""
+        self._filling = False
+        """The reserve is being asked for."""
+        self._fill_after = 0.0
+        self._may_fill = True
+        self._waiting = False
+        """The engine's thread is in `acquire`."""
+        self._reclaims: list[_Reclaim] = []
+        self._used = 0
+        self._cached: tuple[tuple[float, int], ...] = ()
+        self._usage_at = 0.0
+        self._report_due = False
+        self._reported_at = 0.0
+        self._idle_watch = False
+        self._fence_watch = False
+        self._closed = False
+        lease.on_limit = self._on_limit
+        lease.on_reclaim = self._on_reclaim
+        lease.on_attached = self._on_attached
+        lease.loop.call(self._tend)
+
+    def __repr__(self) -> str:
+        with self._changed:
+            quarantined = sum(len(indices) for _, indices in self._quarantine)
+            return (
+                f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)} + quarantined {quarantined}"
+                f" = {len(self._ids)} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
+            )
+
+    # --- the engine's side
+
+    @property
+    def mapped_bytes(self) -> int:
+        return len(self._ids) * self.extent_bytes
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+        """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is asked: at most `timeout_s`
+        is waited for it, what comes later goes into the reserve and makes `wake_fd` readable."""
+        now = time.monotonic()
+        with self._changed:
+            self._may_fill = True
+            taken = self._take(count)
+            self._marks.took(count, now)
+            self._missing = min(count - len(taken), self._allowed_more())
+            if self._missing > 0:
+                self._refused = False
+                self._lease.loop.call(self._tend)
+                taken += self._wait(now + timeout_s)
+            elif self._marks.missing(len(self._reserve), now) and not self._filling and now >= self._fill_after:
+                self._lease.loop.call(self._tend)
+            self._tell_soon()
+            return taken
+
+    def _wait(self, until: float) -> list[int]:
+        taken: list[int] = []
+        self._waiting = True
+        while self._missing > 0 and not self._refused and (left := until - time.monotonic()) > 0:
+            self._changed.wait(left)
+            more = self._take(self._missing)
+            self._missing -= len(more)
+            taken += more
+        self._waiting = False
+        if self._refused:
+            self._missing = 0
+        return taken
+
+    def _take(self, count: int) -> list[int]:
+        if count <= 0:
+            return []
+        taken = self._reserve[-count:]
+        del self._reserve[-count:]
+        self._owned.update(taken)
+        return taken
+
+    def release(self, indices: Sequence[int]) -> None:
+        """Emptied by the caller. They come back into the reserve, or are unmapped and returned, once work that was given to the device
+        before is done. Raises ValueError for one that is not the caller's; then nothing has changed."""
+        indices = list(indices)
+        if not indices:
+            return
+        fence = self._mapper.fence()
+        done = fence.done()
+        with self._changed:
+            if not self._owned.issuperset(indices) or len(set(indices)) < len(indices):
+                raise ValueError(f"extents {sorted(set(indices) - self._owned) or indices} are not owned")
+            self._owned.difference_update(indices)
+            if done:
+                self._to_reserve(indices)
+            else:
+                self._quarantine.append((fence, indices))
+            above_low = len(self._reserve) > self._marks.low
+            if not done or self._to_give(time.monotonic()) or (above_low and not self._idle_watch):
+                self._lease.loop.call(self._tend)
+            self._tell_soon()
+
+    def headroom(self) -> int:
+        """How many more extents the limit and the addresses allow; the device may still refuse them."""
+        with self._changed:
+            return self._allowed_more() + len(self._reserve)
+
+    def _allowed_more(self) -> int:
+        """Beyond what is mapped."""
+        by_limit = self._lease.limit.bytes // self.extent_bytes - len(self._ids)
+        return max(0, min(by_limit, self.n_extents - len(self._ids)))
+
+    def overage_bytes(self) -> int:
+        """What must be given up beyond the reserve to meet the limit."""
+        with self._changed:
+            return max(0, (len(self._ids) - len(self._reserve)) * self.extent_bytes - self._lease.limit.bytes)
+
+    def take_reclaims(self) -> int:
+        """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine evicts prefixes,
+        releases the extents that this emptied, and calls `reclaimed`."""
+        with self._changed:
+            try:
+                os.eventfd_read(self.wake_fd)
+            except BlockingIOError:
+                pass
+            wanted = 0
+            for reclaim in self._reclaims:
+                if not reclaim.taken:
+                    reclaim.taken = True
+                    wanted += reclaim.remaining
+            return wanted
+
+    def reclaimed(self) -> None:
+        """The engine did what it could for the reclaims that it took."""
+        with self._changed:
+            for reclaim in self._reclaims:
+                reclaim.done = reclaim.done or reclaim.taken
+        self._lease.loop.call(self._tend)
+
+    def usage(self, used_bytes: int, cached: Iterable[tuple[float, int]]) -> None:
+        """For balloond's policy: bytes of running requests, and (seconds since last use, bytes) of prefixes that nobody runs on. Cheap;
+        told at most every 100 ms."""
+        cached = tuple(cached)
+        with self._changed:
+            if (used_bytes, cached) != (self._used, self._cached):
+                self._used, self._cached, self._usage_at = used_bytes, cached, time.monotonic()
+                self._tell_soon()
+
+    def empty(self, timeout_s: float = _CLOSE_S) -> None:
+        """Hibernation: unmaps and returns everything, and waits until that is done; addresses and lease stay. Nothing is mapped again before
+        the next `acquire`. Raises ValueError while extents are owned, TimeoutError when a fence does not open."""
+        with self._changed:
+            if self._owned:
+                raise ValueError(f"{len(self._owned)} extents are still in use")
+            self._may_fill = False
+            self._missing = 0
+            self._used, self._cached = 0, ()
+            self._lease.loop.call(self._tend)
+            if not self._changed.wait_for(lambda: not self._ids, timeout_s):
+                raise TimeoutError(f"{len(self._ids)} extents are still mapped after {timeout_s:g} s")
+
+    def close(self) -> None:
+        """Unmaps and returns everything, owned extents included, and gives the addresses up."""
+        finished = threading.Event()
+
+        def end() -> None:
+            with self._changed:
+                if not self._closed:
+                    self._closed = True
+                    ids = list(self._ids.values())
+                    self._ids.clear()
+                    self._mapper.release(self.address, self.n_extents * self.extent_bytes)
+                    self._lease.give_back(ids)
+                    del self._lease.on_limit, self._lease.on_reclaim, self._lease.on_attached
+                    os.close(self.wake_fd)
+            finished.set()
+
+        self._lease.loop.call(end)
+        finished.wait(_CLOSE_S)
+
+    def check(self) -> None:
+        """Raises AssertionError when an extent is missing or counted twice."""
+        with self._changed:
+            quarantined = [index for _, indices in self._quarantine for index in indices]
+            parts = [*self._owned, *self._reserve, *quarantined]
+            assert sorted(parts) == sorted(self._ids), "owned + reserve + quarantined = mapped"
+            assert sorted([*self._unmapped, *self._ids]) == list(range(self.n_extents)), "every address is accounted for"
+
+    # --- the lease's thread
+
+    def _on_limit(self) -> None:
+        self._tend(answer=True)
+        self._wake()
+
+    def _on_attached(self) -> None:
+        with self._changed:
+            self._fill_after = 0.0
+        self._tend(answer=True)
+
+    def _on_reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None:
+        with self._changed:
+            self._fill_after = time.monotonic() + _REFUSED_PAUSE_S
+            reclaim = _Reclaim(reclaim_id, nbytes, 0, taken=not deep, done=not deep)
+            self._reclaims.append(reclaim)
+        self._tend()
+        if deep and not reclaim.done:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            if not self._closed:
+                os.eventfd_write(self.wake_fd, 1)
+
+    def _tend(self, answer: bool = False) -> None:
+        """Everything there is to do, in the order of urgency: fences, giving back, asking."""
+        with self._changed:
+            if self._closed:
+                return
+            now = time.monotonic()
+            self._look_at_fences()
+            leaving = self._leaving(now)
+            ids = [self._ids[index] for index in leaving]
+        # Nobody else touches what left the reserve.
+        for first, count in _runs(leaving):
+            self._mapper.unmap(self.address + first * self.extent_bytes, count * self.extent_bytes)
+        with self._changed:
+            for index in leaving:
+                del self._ids[index]
+                heapq.heappush(self._unmapped, index)
+            self._changed.notify_all()
+        if ids:
+            self._lease.give_back(ids)
+        self._answer_reclaims(len(ids), force=answer)
+        self._ask(now)
+        self._watch_idle(now)
+
+    def _look_at_fences(self) -> None:
+        still = []
+        for fence, indices in self._quarantine:
+            if fence.done():
+                self._to_reserve(indices)
+            else:
+                still.append((fence, indices))
+        self._quarantine = still
+        if still and not self._fence_watch:
+            self._fence_watch = True
+            self._lease.loop.later(_FENCE_LOOK_S, self._fences_due)
+
+    def _fences_due(self) -> None:
+        self._fence_watch = False
+        self._tend()
+
+    def _to_reserve(self, indices: Iterable[int]) -> None:
+        for index in indices:
+            if self._poison:
+                self._mapper.poison(self.address + index * self.extent_bytes, self.extent_bytes)
+            self._reserve.append(index)
+
+    def _to_give(self, now: float) -> int:
+        """How many extents of the reserve have to go."""
+        if not self._may_fill:
+            return len(self._reserve)
+        limit = self._lease.limit.bytes // self.extent_bytes
+        reclaimed = sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims)
+        surplus = 0 if self._missing else self._marks.surplus(len(self._reserve), now)
+        return min(len(self._reserve), max(len(self._ids) - limit, reclaimed, surplus))
+
+    def _leaving(self, now: float) -> list[int]:
+        """Takes what has to go out of the reserve, the highest addresses first, so that the lower ones fill."""
+        count = self._to_give(now)
+        if not count:
+            return []
+        self._reserve.sort(reverse=True)
+        leaving = self._reserve[:count]
+        self._reserve = self._reserve[count:]
+        nbytes = len(leaving) * self.extent_bytes
+        for reclaim in self._reclaims:
+            part = min(nbytes, -(-reclaim.remaining // self.extent_bytes) * self.extent_bytes)
+            reclaim.returned += part
+            reclaim.remaining = max(0, reclaim.remaining - part)
+            nbytes -= part
+        return leaving
+
+    def _answer_reclaims(self, left: int, force: bool) -> None:
+        """Tells balloond of every reclaim that is over: met, or the engine did what it could and no fence holds more."""
+        with self._changed:
+            over = [r for r in self._reclaims if not r.remaining or (r.done and not self._quarantine)]
+            self._reclaims = [r for r in self._reclaims if r not in over]
+            for reclaim in over:
+                reclaim.done = True
+        for reclaim in over:
+            self._report(reclaim.id, reclaim.returned)
+        if not over and force:
+            self._report()
+        elif not over and left:
+            with self._changed:
+                self._tell_soon()
+
+    # --- asking
+
+    def _ask(self, now: float) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            wanted = min(self._missing - self._asked, self._allowed_more() - self._asked)
+            fill = 0
+            if wanted > 0:
+                self._asked += wanted
+            elif self._may_fill and not (self._filling or self._asked or self._missing) and now >= self._fill_after:
+                fill = min(self._marks.missing(len(self._reserve), now), self._allowed_more())
+                self._filling = fill > 0
+        if wanted > 0:
+            self._lease.request(KV, self.extent_bytes, wanted, self._wanted_came(wanted), min_count=1)
+        elif fill > 0:
+            self._lease.request(KV, self.extent_bytes, fill, self._fill_came, min_count=1, for_reserve=True)
+
+    def _wanted_came(self, asked: int):  # type: ignore[no-untyped-def]
+        def done(extents: list[Granted], refused: GrowRefused | None) -> None:
+            self._map(extents)
+            with self._changed:
+                self._asked -= asked
+                if not self._waiting:
+                    self._missing = max(0, self._missing - len(extents))
+                if refused is not None:
+                    self._refused = True
+                    self._missing = 0 if not self._waiting else self._missing
+                waiting = self._waiting
+                self._changed.notify_all()
+            if not waiting and extents:
+                self._wake()
+            self._tend()
+
+        return done
+
+    def _fill_came(self, extents: list[Granted], refused: GrowRefused | None) -> None:
+        self._map(extents)
+        with self._changed:
+            self._filling = False
+            if refused is not None:
+                self._fill_after = time.monotonic() + _REFUSED_PAUSE_S
+            self._changed.notify_all()
+        self._tend()
+
+    def _map(self, extents: list[Granted]) -> None:
+        """Maps at the lowest free addresses; what finds none goes back."""
+        with self._changed:
+            count = 0 if self._closed else min(len(extents), len(self._unmapped))
+            indices = [heapq.heappop(self._unmapped) for _ in range(count)]
+        for index, extent in zip(indices, extents, strict=False):
+            address = self.address + index * self.extent_bytes
+            self._mapper.map(address, extent.fd, extent.bytes)
+            os.close(extent.fd)
+            if self._poison:
+                self._mapper.poison(address, extent.bytes)
+        for extent in extents[count:]:
+            os.close(extent.fd)
+        if extents[count:]:
+            self._lease.give_back([extent.id for extent in extents[count:]])
+        with self._changed:
+            self._ids.update((index, extent.id) for index, extent in zip(indices, extents, strict=False))
+            self._reserve += reversed(indices)
+
+    # --- time
+
+    def _watch_idle(self, now: float) -> None:
+        """Looks once more when growth has been away for long enough to shrink to the low mark. Without a surplus there is no timer."""
+        with self._changed:
+            if self._idle_watch or self._closed or len(self._reserve) <= self._marks.low or self._marks.idle(now):
+                return
+            self._idle_watch = True
+        self._lease.loop.later(IDLE_S, self._idle_due)
+
+    def _idle_due(self) -> None:
+        self._idle_watch = False
+        self._tend()
+
+    # --- reports
+
+    def _tell_soon(self) -> None:
+        """With the lock held, on any thread: a report within 100 ms."""
+        if not self._report_due:
+            self._report_due = True
+            self._lease.loop.call(self._schedule_report)
+
+    def _schedule_report(self) -> None:
+        wait = self._reported_at + _REPORT_EVERY_S - time.monotonic()
+        if wait > 0:
+            self._lease.loop.later(wait, self._due_report)
+        else:
+            self._due_report()
+
+    def _due_report(self) -> None:
+        if self._report_due:
+            self._report()
+
+    def _report(self, reclaim_id: int = 0, returned: int = 0) -> None:
+        now = time.monotonic()
+        with self._changed:
+            if self._closed:
+                return
+            self._report_due = False
+            self._reported_at = now
+            usage = Usage(
+                held=self.mapped_bytes,
+                used=self._used,
+                reserve=len(self._reserve) * self.extent_bytes,
+                cached=_coarse((age_s + now - self._usage_at, nbytes) for age_s, nbytes in self._cached),
+                reclaim_id=reclaim_id,
+                returned=returned,
+            )
+        self._lease.report(usage)
+
+
+def _runs(indices: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """(first, count) of neighbours."""
+    first = count = 0
+    for index in sorted(indices):
+        if count and index == first + count:
+            count += 1
+            continue
+        if count:
+            yield first, count
+        first, count = index, 1
+    if count:
+        yield first, count
+
+
+def _coarse(cached: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
+    """At most 64 entries, oldest first: neighbours are added up, and are as young as the youngest of them."""
+    oldest_first = sorted(cached, reverse=True)
+    step = -(-len(oldest_first) // _CACHED_IN_REPORT) or 1
+    groups = [oldest_first[start : start + step] for start in range(0, len(oldest_first), step)]
+    return tuple((group[-1][0], sum(nbytes for _, nbytes in group)) for group in groups)

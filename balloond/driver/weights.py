@@ -1,0 +1,68 @@
+"""The weights' addresses of one engine: filled with large extents, emptied for hibernation, filled again at the same addresses."""
+
+from __future__ import annotations
+
+import os
+
+from balloond.backends.base import Mapper
+from balloond.driver.lease import WEIGHTS, Granted, Lease
+from balloond.policy.extents import cut
+
+
+class WeightsRange:
+    """Addresses for at most `span_bytes` of weights. Methods are the engine's, from one thread."""
+
+    def __init__(self, lease: Lease, mapper: Mapper, *, span_bytes: int, extent_bytes: int) -> None:
+        self._lease = lease
+        self._mapper = mapper
+        self._extent_bytes = extent_bytes
+        self._span = -(-max(span_bytes, 1) // mapper.page_bytes) * mapper.page_bytes
+        self.address = mapper.reserve(self._span)
+        self._ids: list[int] = []
+        self.mapped_bytes = 0
+
+    def grow(self, total_bytes: int, *, timeout_s: float) -> None:
+        """Maps `total_bytes` from the start of the range, in whole pages, zeros. Nothing may be mapped. Raises GrowRefused (then nothing is
+        mapped), ValueError when it does not fit the addresses."""
+        if self._ids:
+            raise ValueError(f"{self.mapped_bytes} bytes are mapped already")
+        sizes = cut(total_bytes, self._extent_bytes, self._mapper.page_bytes)
+        if sum(sizes) > self._span:
+            raise ValueError(f"{sum(sizes)} bytes do not fit {self._span} bytes of addresses")
+        full = sum(size == self._extent_bytes for size in sizes)
+        granted: list[Granted] = []
+        try:
+            if full:
+                granted += self._lease.grow(WEIGHTS, self._extent_bytes, full, timeout_s=timeout_s)
+            if full < len(sizes):
+                granted += self._lease.grow(WEIGHTS, sizes[-1], 1, timeout_s=timeout_s)
+            for extent in granted:
+                self._mapper.map(self.address + self.mapped_bytes, extent.fd, extent.bytes)
+                self.mapped_bytes += extent.bytes
+                self._ids.append(extent.id)
+        except BaseException:
+            self._undo(granted)
+            raise
+        for extent in granted:
+            os.close(extent.fd)
+
+    def _undo(self, granted: list[Granted]) -> None:
+        self.leave()
+        for extent in granted:
+            os.close(extent.fd)
+        self._lease.give_back([extent.id for extent in granted])
+
+    def leave(self) -> None:
+        """Unmaps and returns everything; the addresses stay. The device must be done with it."""
+        if self._ids:
+            self._mapper.unmap(self.address, self.mapped_bytes)
+            self._lease.give_back(self._ids)
+        self._ids = []
+        self.mapped_bytes = 0
+
+    def close(self) -> None:
+        """The same, and gives the addresses up."""
+        self.leave()
+        if self._span:
+            self._mapper.release(self.address, self._span)
+            self._span = 0

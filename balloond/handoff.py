@@ -1,0 +1,225 @@
+"""balloond's end of the handoff socket: one session for each connected process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from google.protobuf.message import DecodeError
+
+from balloond import processes, wire
+from balloond.daemon import Daemon
+from balloond.policy.claims import Why
+from balloond.policy.ledger import Extent
+from balloond.policy.limits import Limit
+from balloond.processes import Process
+from balloond.records import LeaseFacts
+from protos import handoff_pb2
+from services import log, seqpacket
+from services.errors import NotFound, PrismError, Unavailable, Unmet
+
+_log = log.get(__name__)
+
+
+class HandoffServer:
+    """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when the ledger is rebuilt."""
+
+    def __init__(self, path: str, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._may_serve = asyncio.Event()
+        self._server = seqpacket.SeqpacketServer(path, self._on_connect)
+
+    def start(self) -> None:
+        """Raises Unavailable when another process serves the path."""
+        self._server.start()
+
+    def serve(self) -> None:
+        self._may_serve.set()
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    async def _on_connect(self, connection: seqpacket.SeqpacketConnection) -> None:
+        await self._may_serve.wait()
+        try:
+            process = _peer(connection)
+        except Unavailable as error:
+            _log.warning("peer refused", why=str(error))
+            connection.send(_refusal(0, "peer", 0, str(error)))
+            return
+        await _Session(self._daemon, connection, process).run()
+
+
+def _peer(connection: seqpacket.SeqpacketConnection) -> Process:
+    """Raises Unavailable with one line for a peer that may not come in."""
+    peer = seqpacket.peer(connection.sock)
+    os.close(peer.pidfd)
+    if peer.uid != os.getuid():
+        raise Unavailable(f"process {peer.pid} belongs to user {peer.uid}, balloond to {os.getuid()}")
+    try:
+        return Process(peer.pid, processes.started(peer.pid))
+    except ProcessLookupError as error:
+        raise Unavailable(str(error)) from None
+
+
+class _Session:
+    """One connection, from its Attach to its end."""
+
+    def __init__(self, daemon: Daemon, connection: seqpacket.SeqpacketConnection, process: Process) -> None:
+        self._daemon = daemon
+        self._connection = connection
+        self._process = process
+        self._lease_id = ""
+
+    async def run(self) -> None:
+        try:
+            if not await self._attach():
+                return
+            while (message := await self._receive()) is not None:
+                await self._take(message)
+        except PrismError as error:
+            # A request that makes no sense, or a lease that ended under it: this peer is dropped, it may come again.
+            self.refused(0, _why(error), 0, str(error))
+        finally:
+            if self._lease_id:
+                self._daemon.disconnected(self._lease_id, self)
+
+    async def _receive(self) -> handoff_pb2.ToBalloond | None:
+        """None when the connection is closed, or speaks something else."""
+        received = await self._connection.recv()
+        if received is None:
+            return None
+        message, fds = received
+        for fd in fds:
+            os.close(fd)
+        request = handoff_pb2.ToBalloond()
+        try:
+            request.ParseFromString(message)
+        except DecodeError:
+            _log.warning("not understood", pid=self._process.pid)
+            return None
+        return request
+
+    # --- attaching
+
+    async def _attach(self) -> bool:
+        first = await self._receive()
+        if first is None or not first.HasField("attach"):
+            return False
+        attach = first.attach
+        while attach.more:
+            following = await self._receive()
+            if following is None or not following.HasField("attach"):
+                return False
+            attach.held.extend(following.attach.held)
+            attach.more = following.attach.more
+        try:
+            if attach.role == handoff_pb2.Attach.LOADER:
+                self._daemon.watch_borrower(self._process)
+                self._send(attached=handoff_pb2.Attached())
+            else:
+                await self._attach_engine(attach)
+        except PrismError as error:
+            self.refused(0, _why(error), 0, str(error))
+            return False
+        return True
+
+    async def _attach_engine(self, attach: handoff_pb2.Attach) -> None:
+        held = [(extent.id, extent.bytes, wire.kind(extent.kind)) for extent in attach.held]
+        facts = self._daemon.known(attach.token) if attach.token else None
+        if facts is None and attach.token:
+            facts = await self._daemon.adopt(self._process, attach.device, attach.model, attach.token, held)
+        elif facts is None:
+            facts = await self._daemon.attach(self._process, attach.device, attach.model)
+        # Attached goes out before anything that the connected lease may be sent.
+        self._tell_attached(facts)
+        self._daemon.connect(facts, self._process, self, held)
+        self._lease_id = facts.id
+
+    def _tell_attached(self, facts: LeaseFacts) -> None:
+        limit, floor, page_bytes = self._daemon.limit_of(facts)
+        self._send(
+            attached=handoff_pb2.Attached(
+                lease_id=facts.id, token=facts.token, page_bytes=page_bytes, limit=wire.handoff_limit(limit, floor)
+            )
+        )
+
+    # --- requests
+
+    async def _take(self, message: handoff_pb2.ToBalloond) -> None:
+        kind = message.WhichOneof("message")
+        if kind == "borrow":
+            await self._borrow(message.borrow)
+        elif kind == "return" and not self._lease_id:
+            given = getattr(message, "return")
+            self._daemon.end_borrow(self._process, given.lease_id, given.extent_ids)
+        elif not self._lease_id:
+            self.refused(0, "unknown", 0, f"{kind} without a lease")
+        elif kind == "grow":
+            grow = message.grow
+            self._daemon.grow(
+                self._lease_id,
+                grow.request_id,
+                wire.kind(grow.kind),
+                grow.bytes,
+                grow.count,
+                grow.min_count,
+                grow.for_reserve,
+            )
+        elif kind == "return":
+            self._daemon.give_back(self._lease_id, getattr(message, "return").extent_ids)
+        elif kind == "report":
+            self._daemon.report(self._lease_id, wire.report(message.report, self._daemon.now()))
+        elif kind == "detach":
+            lease_id, self._lease_id = self._lease_id, ""
+            self._send(detached=handoff_pb2.Detached())
+            self._daemon.detach(lease_id)
+        else:
+            self.refused(0, "unknown", 0, f"{kind} is not expected here")
+
+    async def _borrow(self, borrow: handoff_pb2.Borrow) -> None:
+        try:
+            extents, fds = await self._daemon.borrow(self._process, borrow.lease_id)
+        except NotFound as error:
+            self.refused(borrow.request_id, "unknown", 0, str(error))
+            return
+        self.granted(borrow.request_id, extents, fds)
+
+    # --- what the daemon sends
+
+    def _send(self, fds: Sequence[int] = (), **message: object) -> None:
+        self._connection.send(handoff_pb2.FromBalloond(**message).SerializeToString(), fds)  # type: ignore[arg-type]
+
+    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int]) -> None:
+        for start in range(0, max(1, len(extents)), seqpacket.MAX_DESCRIPTORS):
+            part = slice(start, start + seqpacket.MAX_DESCRIPTORS)
+            granted = handoff_pb2.Granted(
+                request_id=request_id,
+                extents=[handoff_pb2.Extent(id=e.id, bytes=e.bytes, kind=wire.KINDS[e.kind]) for e in extents[part]],
+                last=start + seqpacket.MAX_DESCRIPTORS >= len(extents),
+            )
+            self._send(fds[part], granted=granted)
+
+    def refused(self, request_id: int, why: Why, short: int, detail: str) -> None:
+        self._connection.send(_refusal(request_id, why, short, detail))
+
+    def limit(self, limit: Limit, floor: int) -> None:
+        self._send(limit=wire.handoff_limit(limit, floor))
+
+    def reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None:
+        self._send(reclaim=handoff_pb2.Reclaim(reclaim_id=reclaim_id, bytes=nbytes, deep=deep))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _refusal(request_id: int, why: Why, short: int, detail: str) -> bytes:
+    refused = handoff_pb2.Refused(request_id=request_id, why=wire.WHYS[why], short_bytes=short, detail=detail)
+    return bytes(handoff_pb2.FromBalloond(refused=refused).SerializeToString())
+
+
+def _why(error: PrismError) -> Why:
+    if isinstance(error, Unmet):
+        return "not_booked"
+    return "peer" if isinstance(error, Unavailable) else "unknown"

@@ -1,0 +1,173 @@
+"""`python -m balloond.keeper --socket PATH`: holds one descriptor for each extent and image, with its record.
+
+Nothing else: no policy, no device, no allocation, so nothing that could make it fail. Whoever holds an extent's descriptor holds its memory: as
+long as this process lives, balloond and the loader may die and come back to everything they had. It lives through whatever its
+clients send.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable
+
+from google.protobuf.message import DecodeError
+
+from protos import keeper_pb2
+from services import seqpacket
+from services.errors import PrismError
+
+_BATCH_BYTES = seqpacket.MAX_BYTES // 2
+
+
+class Keeper:
+    """Records with their descriptors, by id."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, keeper_pb2.Record] = {}
+        self._fds: dict[str, int] = {}
+
+    def keep(self, records: Iterable[keeper_pb2.Record], fds: list[int]) -> None:
+        """Takes the records and their descriptors over. Raises ValueError when they do not match; then the descriptors are closed."""
+        records = list(records)
+        if sum(record.has_descriptor for record in records) != len(fds):
+            for fd in fds:
+                os.close(fd)
+            raise ValueError(f"{len(fds)} descriptors for {len(records)} records")
+        arrived = iter(fds)
+        for record in records:
+            old = self._fds.pop(record.id, None)
+            if old is not None:
+                os.close(old)
+            self._records[record.id] = record
+            if record.has_descriptor:
+                self._fds[record.id] = next(arrived)
+
+    def update(self, records: Iterable[keeper_pb2.Record]) -> None:
+        """Changes records; their descriptors stay. Raises ValueError for an unknown id; the others are changed."""
+        unknown = []
+        for record in records:
+            if record.id not in self._records:
+                unknown.append(record.id)
+                continue
+            record.has_descriptor = record.id in self._fds
+            self._records[record.id] = record
+        if unknown:
+            raise ValueError(f"unknown: {', '.join(unknown)}")
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Unknown ids are forgotten already."""
+        for id in ids:
+            self._records.pop(id, None)
+            fd = self._fds.pop(id, None)
+            if fd is not None:
+                os.close(fd)
+
+    def list(self, owner: str, with_descriptors: bool) -> Iterable[tuple[keeper_pb2.Records, list[int]]]:
+        """Messages that together are the answer, the last one marked."""
+        batch, size = keeper_pb2.Records(), 0
+        fds: list[int] = []
+        for record in self._records.values():
+            if owner and record.owner != owner:
+                continue
+            length = record.ByteSize() + 8
+            if batch.records and (len(fds) == seqpacket.MAX_DESCRIPTORS or size + length > _BATCH_BYTES):
+                yield batch, fds
+                batch, fds, size = keeper_pb2.Records(), [], 0
+            batch.records.append(record)
+            size += length
+            if not with_descriptors:
+                batch.records[-1].has_descriptor = False
+            elif record.has_descriptor:
+                fds.append(self._fds[record.id])
+        batch.last = True
+        yield batch, fds
+
+
+class _Session:
+    """One client's connection."""
+
+    def __init__(self, keeper: Keeper, connection: seqpacket.SeqpacketConnection) -> None:
+        self._keeper = keeper
+        self._connection = connection
+
+    async def run(self) -> None:
+        while (received := await self._connection.recv()) is not None:
+            message, fds = received
+            try:
+                request = keeper_pb2.ToKeeper.FromString(message)
+            except DecodeError:
+                for fd in fds:
+                    os.close(fd)
+                return
+            try:
+                self._answer(request, fds)
+            except ValueError as error:
+                self._send(request.request_id, error=keeper_pb2.Error(reason=str(error)[:1000]))
+
+    def _answer(self, request: keeper_pb2.ToKeeper, fds: list[int]) -> None:
+        kind = request.WhichOneof("message")
+        if kind == "keep":
+            self._keeper.keep(request.keep.records, fds)
+            self._send(request.request_id, kept=keeper_pb2.Kept())
+            return
+        for fd in fds:
+            os.close(fd)
+        if kind == "update":
+            self._keeper.update(request.update.records)
+            self._send(request.request_id, kept=keeper_pb2.Kept())
+        elif kind == "forget":
+            self._keeper.forget(request.forget.ids)
+            self._send(request.request_id, kept=keeper_pb2.Kept())
+        elif kind == "list":
+            for records, there in self._keeper.list(request.list.owner, request.list.with_descriptors):
+                self._send(request.request_id, there, records=records)
+        else:
+            raise ValueError("no such request")
+
+    def _send(self, request_id: int, fds: list[int] | None = None, **answer: object) -> None:
+        message = keeper_pb2.FromKeeper(request_id=request_id, **answer)  # type: ignore[arg-type]
+        self._connection.send(message.SerializeToString(), fds or ())
+
+
+async def serve(path: str) -> None:
+    """Until SIGTERM or SIGINT. Raises Unavailable when another process serves the path."""
+    keeper = Keeper()
+
+    async def on_connect(connection: seqpacket.SeqpacketConnection) -> None:
+        peer = seqpacket.peer(connection.sock)
+        os.close(peer.pidfd)
+        if peer.uid == os.getuid():
+            await _Session(keeper, connection).run()
+
+    server = seqpacket.SeqpacketServer(path, on_connect)
+    server.start()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()
+    await server.stop()
+
+
+def allow_descriptors() -> None:
+    """One descriptor for each extent: as many as the system lets us have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m balloond.keeper", description=__doc__.partition("\n\n")[0])
+    parser.add_argument("--socket", required=True, metavar="PATH")
+    allow_descriptors()
+    try:
+        asyncio.run(serve(parser.parse_args().socket))
+    except PrismError as error:
+        sys.exit(f"keeper: {error}")
+
+
+if __name__ == "__main__":
+    main()

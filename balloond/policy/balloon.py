@@ -1,0 +1,191 @@
+"""Who loses what, in which order, when memory is wanted (design: "Whose memory is it?").
+
+    1. every model's reserve
+    2. cached prefixes, oldest use first, across all models of the device
+    3. running decodes of the models furthest above their share of demand (w / sum w), by lowered limits
+
+Never below a floor. No more is asked than is needed, save for the rest of one extent, which is given back whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from balloond.policy.extents import count_down, count_up
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A lease, as far as this decision goes. Bytes."""
+
+    lease_id: str
+    model: str
+    held: int
+    """KV, less what is on its way back already."""
+    reserve: int = 0
+    cached: tuple[tuple[float, int], ...] = ()
+    """(time of last use, bytes) of prefixes that nobody runs on."""
+    extent: int = 1
+    """What it gives back comes in steps of this."""
+
+
+@dataclass(frozen=True)
+class TakeReserve:
+    lease_id: str
+    model: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TakePrefixes:
+    lease_id: str
+    model: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class LowerLimit:
+    """Bounds the model to `limit`, which is `bytes` below what is left to it after the steps before."""
+
+    model: str
+    limit: int
+    bytes: int
+
+
+Step = TakeReserve | TakePrefixes | LowerLimit
+
+
+@dataclass(frozen=True)
+class Plan:
+    steps: tuple[Step, ...]
+    short: int
+    """What is wanted beyond all that can be taken."""
+
+    @property
+    def bytes(self) -> int:
+        return sum(step.bytes for step in self.steps)
+
+
+class _Spare:
+    """What each model holds above its floor, drawn down by the steps."""
+
+    def __init__(self, holders: Iterable[Holder], floors: Mapping[str, int]) -> None:
+        self._left: dict[str, int] = {}
+        for holder in holders:
+            self._left.setdefault(holder.model, -floors.get(holder.model, 0))
+            self._left[holder.model] += holder.held
+
+    def whole(self, model: str, extent: int) -> int:
+        """In whole extents."""
+        return count_down(self._left[model], extent) * extent
+
+    def take(self, model: str, nbytes: int) -> None:
+        self._left[model] -= nbytes
+
+
+def plan(
+    need: int,
+    holders: Sequence[Holder],
+    floors: Mapping[str, int],
+    shares: Mapping[str, float],
+    may_retract: bool,
+) -> Plan:
+    """Steps that free `need` bytes, or all that can be taken. `shares`: bytes of KV that each model's demand entitles it to."""
+    spare = _Spare(holders, floors)
+    steps: list[Step] = []
+    need -= _reserves(need, holders, spare, steps)
+    need -= _prefixes(need, holders, spare, steps)
+    if may_retract:
+        need -= _decodes(need, holders, spare, shares, steps)
+    return Plan(tuple(steps), max(0, need))
+
+
+def shares(demand: Mapping[str, float], models: Iterable[str], total: int) -> dict[str, float]:
+    """Each model's part of `total` bytes, by its demand weight; equal parts while no demand is known."""
+    names = sorted(set(models))
+    weights = {name: max(0.0, demand.get(name, 0.0)) for name in names}
+    whole = sum(weights.values())
+    if whole <= 0:
+        return {name: total / len(names) for name in names}
+    return {name: total * weight / whole for name, weight in weights.items()}
+
+
+def _reserves(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
+    taken = 0
+    # The largest first: fewer processes are disturbed.
+    for holder in sorted(holders, key=lambda h: (-h.reserve, h.lease_id)):
+        if taken >= need:
+            break
+        wanted = count_up(need - taken, holder.extent) * holder.extent
+        has = count_down(holder.reserve, holder.extent) * holder.extent
+        nbytes = min(wanted, has, spare.whole(holder.model, holder.extent))
+        if nbytes > 0:
+            spare.take(holder.model, nbytes)
+            steps.append(TakeReserve(holder.lease_id, holder.model, nbytes))
+            taken += nbytes
+    return taken
+
+
+def _prefixes(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
+    """Prefixes are smaller than extents and do not end with them, so a holder is asked for whole extents as its prefixes add up."""
+    oldest_first = sorted(
+        (last_use, holder.lease_id, nbytes, holder) for holder in holders for last_use, nbytes in holder.cached if nbytes > 0
+    )
+    asked: dict[str, int] = {}
+    cached: dict[str, int] = {}
+    order: list[Holder] = []
+    taken = 0
+    for _, lease_id, nbytes, holder in oldest_first:
+        if taken >= need:
+            break
+        if lease_id not in asked:
+            asked[lease_id] = cached[lease_id] = 0
+            order.append(holder)
+        cached[lease_id] += min(nbytes, need - taken)
+        wanted = count_up(cached[lease_id], holder.extent) * holder.extent
+        more = min(wanted - asked[lease_id], spare.whole(holder.model, holder.extent))
+        if more > 0:
+            spare.take(holder.model, more)
+            asked[lease_id] += more
+            taken += more
+    steps += [TakePrefixes(h.lease_id, h.model, asked[h.lease_id]) for h in order if asked[h.lease_id]]
+    return taken
+
+
+def _decodes(
+    need: int, holders: Sequence[Holder], spare: _Spare, shares: Mapping[str, float], steps: list[Step]
+) -> int:
+    """Brings the models furthest above their share down to a common excess, as high a one as frees enough."""
+    if need <= 0:
+        return 0
+    left: dict[str, int] = {}
+    extent: dict[str, int] = {}
+    for holder in holders:
+        left[holder.model] = left.get(holder.model, 0) + holder.held
+        extent[holder.model] = max(extent.get(holder.model, 1), holder.extent)
+    for step in steps:
+        left[step.model] -= step.bytes
+    most = {model: spare.whole(model, extent[model]) for model in left}
+    excess = {model: left[model] - shares.get(model, 0.0) for model in left if most[model] > 0}
+    if not excess:
+        return 0
+
+    def freed_at(level: float) -> float:
+        return sum(min(most[model], max(0.0, above - level)) for model, above in excess.items())
+
+    low, high = min(excess.values()) - max(most.values()), max(excess.values())
+    while high - low > 0.5:
+        middle = (low + high) / 2
+        low, high = (middle, high) if freed_at(middle) >= need else (low, middle)
+    taken = 0
+    for model in sorted(excess, key=lambda m: (-excess[m], m)):
+        if taken >= need:
+            break
+        down_to_level = min(max(0.0, excess[model] - low), need - taken)
+        nbytes = min(count_up(int(-(-down_to_level // 1)), extent[model]) * extent[model], most[model])
+        if nbytes > 0:
+            spare.take(model, nbytes)
+            steps.append(LowerLimit(model, left[model] - nbytes, nbytes))
+            taken += nbytes
+    return taken

@@ -1,0 +1,388 @@
+"""The state of one device and everything that is decided about it.
+
+Every method takes `now`, changes the state at once and returns what has to be done. Claims (growths and rooms) are served first come, first
+served: memory that an earlier one waits for is not given to a later one. What is free may be held for a model (`make_room`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from balloond.policy.claims import (
+    Claim,
+    Decision,
+    Freed,
+    Grant,
+    Growth,
+    Hold,
+    LimitChanged,
+    Note,
+    Patience,
+    Refuse,
+    Report,
+    RoomAnswer,
+    RoomClaim,
+    Taken,
+)
+from balloond.policy.ledger import Booking, Extent, Kind, Lease, Ledger
+from balloond.policy.limits import Limits, Outcome
+from balloond.policy.reclaims import Reclaims
+from services.errors import NotFound
+
+_BOOKINGS = 0
+"""In the place of a claim's id: memory that a booking needs and others still hold."""
+
+
+class Device:
+    """One device. `extent_ids` never repeats on the node; `serials` numbers claims and reclaims, from 1."""
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        page_bytes: int,
+        extent_ids: Iterator[int],
+        serials: Iterator[int],
+        patience: Patience,
+    ) -> None:
+        self.name = name
+        self.ledger = Ledger(capacity, page_bytes)
+        self.limits = Limits(capacity)
+        self.reclaims = Reclaims(self.ledger, self.limits, serials, patience)
+        self.claims: list[Claim] = []
+        self.holds: dict[str, Hold] = {}
+        self._extent_ids = extent_ids
+        self._serials = serials
+        self._patience = patience
+
+    def __repr__(self) -> str:
+        return f"Device({self.name}, {self.ledger!r}, {len(self.claims)} claims, {len(self.reclaims.asks)} asks, {self.holds})"
+
+    # --- leases
+
+    def open(self, lease_id: str, model: str, token: str) -> Lease:
+        """Raises Unmet without a booking."""
+        return self.ledger.open(lease_id, model, token)
+
+    def suspend(self, now: float, lease_id: str) -> list[Decision]:
+        """Its socket closed. What it waited for it asks again when it is back."""
+        self.ledger.suspend(lease_id)
+        return self._settle(now, self._stop_waiting(lease_id))
+
+    def resume(self, now: float, lease_id: str, held: Iterable[tuple[int, int, Kind]]) -> list[Decision]:
+        return self._settle(now, _freed(self.ledger.resume(lease_id, held)))
+
+    def end(self, now: float, lease_id: str) -> list[Decision]:
+        """Its process detached or is dead."""
+        lease = self.ledger.lease(lease_id)
+        note = Note(lease.model, "lease ended", f"{lease_id} gave {lease.weights_bytes + lease.kv_bytes} bytes back")
+        freed = self.ledger.end(lease_id)
+        self.reclaims.reports.pop(lease_id, None)
+        return self._settle(now, [note, *_freed(freed), *self._stop_waiting(lease_id)])
+
+    def _stop_waiting(self, lease_id: str) -> list[Decision]:
+        out: list[Decision] = []
+        for claim in [c for c in self.claims if isinstance(c, Growth) and c.lease_id == lease_id]:
+            self._drop(claim, out)
+        self.reclaims.gone(lease_id)
+        return out
+
+    def give_back(self, now: float, lease_id: str, ids: Iterable[int], borrower: str | None = None) -> list[Decision]:
+        freed = self.ledger.give_back(lease_id, ids, borrower)
+        self.reclaims.came_back(lease_id, sum(extent.bytes for extent in freed if extent.kind == "kv"))
+        return self._settle(now, _freed(freed))
+
+    def end_borrower(self, now: float, borrower: str) -> list[Decision]:
+        return self._settle(now, _freed(self.ledger.end_borrower(borrower)))
+
+    def report(self, now: float, lease_id: str, report: Report) -> list[Decision]:
+        """What a lease says of itself, possibly as the answer to a reclaim."""
+        lease = self.ledger.lease(lease_id)
+        ask = self.reclaims.reported(lease_id, report)
+        if ask is not None:
+            for claim in self.claims:
+                if claim.id == ask.claim_id and report.returned > 0:
+                    claim.taken.append(Taken(lease.model, ask.what, report.returned))
+                if report.returned < ask.asked:
+                    claim.dry.add(lease_id)
+        return self._settle(now, [])
+
+    # --- growth
+
+    def grow(
+        self,
+        now: float,
+        lease_id: str,
+        request_id: int,
+        kind: Kind,
+        nbytes: int,
+        count: int,
+        min_count: int,
+        for_reserve: bool,
+    ) -> list[Decision]:
+        """A lease wants extents; with a `min_count` (0: none) fewer will do. Raises NotFound without the lease."""
+        lease = self.ledger.lease(lease_id)
+        least = count if min_count <= 0 else min(min_count, count)
+        if count <= 0 or nbytes <= 0 or nbytes % self.ledger.page_bytes:
+            detail = f"{count} extents of {nbytes} bytes: not whole pages of {self.ledger.page_bytes}"
+            return [Refuse(lease_id, request_id, "unknown", 0, detail)]
+        if lease.model not in self.ledger.bookings:
+            return [Refuse(lease_id, request_id, "not_booked", 0, f"{lease.model} has no booking on {self.name}")]
+        claim = Growth(
+            id=next(self._serials),
+            model=lease.model,
+            need=least * nbytes,
+            want=count * nbytes,
+            may_retract=self._entitled(lease.model, kind, least * nbytes),
+            began=now,
+            deadline=now + self._patience.grow_s,
+            lease_id=lease_id,
+            request_id=request_id,
+            kind=kind,
+            bytes=nbytes,
+            count=count,
+            min_count=least,
+        )
+        self.claims.append(claim)
+        if not for_reserve:
+            return self._settle(now, [])
+        out: list[Decision] = []
+        self._serve(now, out)
+        if claim in self.claims:
+            self._refuse(claim, claim.need - self._available(claim.model), out)
+        return out
+
+    def _entitled(self, model: str, kind: Kind, nbytes: int) -> bool:
+        """Whether running decodes of others may be stopped for it: for a model's weights and floor they may."""
+        booking = self.ledger.bookings.get(model, Booking())
+        if kind == "weights":
+            return self.ledger.weights_of(model) + nbytes <= booking.weights
+        return self.ledger.kv_of(model) + nbytes <= booking.floor
+
+    # --- control
+
+    def book(self, now: float, model: str, booking: Booking) -> list[Decision]:
+        """Raises Refused with the arithmetic."""
+        self.ledger.book(model, booking)
+        changed = self.limits.raise_to(model, booking.floor)
+        return self._settle(now, [LimitChanged(model)] if changed else [])
+
+    def unbook(self, now: float, model: str) -> list[Decision]:
+        """Raises NotFound, Unmet."""
+        self.ledger.unbook(model)
+        self.limits.forget(model)
+        out: list[Decision] = []
+        self._release_hold(model, out)
+        return self._settle(now, out)
+
+    def set_limit(
+        self, now: float, model: str, nbytes: int, revision: int, deadline_ms: int
+    ) -> tuple[Outcome, list[Decision]]:
+        """Raises NotFound without a booking, Invalid below the floor."""
+        if model not in self.ledger.bookings:
+            raise NotFound(f"{model} has no booking on {self.name}")
+        floor, held = self.ledger.floor(model), self.ledger.kv_of(model)
+        outcome = self.limits.set(model, nbytes, revision, deadline_ms, floor=floor, held=held)
+        out: list[Decision] = []
+        if outcome.changed:
+            self.reclaims.lowered(now, model)
+            out = [LimitChanged(model), Note(model, "limit", f"{outcome.limit.bytes} bytes, {outcome.state}")]
+        return outcome, self._settle(now, out)
+
+    def set_demand(self, weights: Mapping[str, float]) -> None:
+        self.reclaims.demand = dict(weights)
+
+    def make_room(
+        self, now: float, model: str, nbytes: int, may_retract: bool, hold_s: float, deadline: float
+    ) -> tuple[int, list[Decision]]:
+        """The claim's id; its RoomAnswer may be among the decisions already."""
+        claim = RoomClaim(
+            id=next(self._serials),
+            model=model,
+            need=nbytes,
+            want=nbytes,
+            may_retract=may_retract,
+            began=now,
+            deadline=deadline,
+            hold_s=hold_s,
+        )
+        self.claims.append(claim)
+        return claim.id, self._settle(now, [])
+
+    def cancel(self, now: float, claim_id: int) -> list[Decision]:
+        """Whoever waited for a room went away."""
+        out: list[Decision] = []
+        for claim in [c for c in self.claims if c.id == claim_id]:
+            self._drop(claim, out)
+        return self._settle(now, out)
+
+    # --- time
+
+    def next_deadline(self) -> float | None:
+        """When `tick` is due."""
+        times = [claim.deadline for claim in self.claims] + [hold.until for hold in self.holds.values()]
+        if self.claims or self.ledger.free < 0:
+            times += self.reclaims.deadlines()
+        return min(times, default=None)
+
+    def tick(self, now: float) -> list[Decision]:
+        return self._settle(now, [])
+
+    # --- serving the claims
+
+    def _settle(self, now: float, out: list[Decision]) -> list[Decision]:
+        self._expire(now, out)
+        self._serve(now, out)
+        while self._take_from_others(now, out):
+            self._serve(now, out)
+        if self._unheld() >= 0:
+            self._lift(_BOOKINGS, out)
+        return out
+
+    def _expire(self, now: float, out: list[Decision]) -> None:
+        for ask in self.reclaims.expire(now):
+            for claim in self.claims:
+                claim.dry.add(ask.lease_id)
+            out.append(Note(self.ledger.leases[ask.lease_id].model, "reclaim", f"{ask.asked} bytes: not answered in time"))
+        for model in [model for model, hold in self.holds.items() if hold.until <= now]:
+            self._release_hold(model, out)
+        for claim in [claim for claim in self.claims if claim.deadline <= now]:
+            short = max(1, claim.need - self._available(claim.model))
+            if isinstance(claim, Growth):
+                self._refuse(claim, short, out)
+            else:
+                self._answer(now, claim, short, out)
+
+    def _serve(self, now: float, out: list[Decision]) -> None:
+        """Grants what can be granted, in the order of the claims."""
+        spoken_for = 0
+        for claim in list(self.claims):
+            available = self._available(claim.model) - spoken_for
+            if isinstance(claim, Growth):
+                allowed, over = self._within_limit(claim)
+                fits = min(allowed, available // claim.bytes)
+                if allowed < claim.min_count:
+                    self._drop(claim, out)
+                    held, limit = self.ledger.kv_of(claim.model), self.limits.get(claim.model)
+                    detail = f"{claim.need} bytes asked, {held} held, limit {limit.bytes}"
+                    out.append(Refuse(claim.lease_id, claim.request_id, "over_limit", over, detail))
+                    continue
+                if fits >= claim.min_count:
+                    self._grant(claim, fits, out)
+                    continue
+            elif available >= claim.need:
+                self._answer(now, claim, 0, out)
+                continue
+            spoken_for += self._beyond_hold(claim, claim.need)
+
+    def _within_limit(self, claim: Growth) -> tuple[int, int]:
+        """How many of the extents the limit allows, and the bytes by which the fewest that will do are over it."""
+        if claim.kind == "weights":
+            return claim.count, 0
+        left = self.limits.get(claim.model).bytes - self.ledger.kv_of(claim.model)
+        return min(claim.count, max(0, left // claim.bytes)), max(0, claim.need - left)
+
+    def _available(self, model: str) -> int:
+        """Free for this model: what is held for others is not."""
+        return self.ledger.free - sum(hold.bytes for other, hold in self.holds.items() if other != model)
+
+    def _unheld(self) -> int:
+        return self.ledger.free - sum(hold.bytes for hold in self.holds.values())
+
+    def _beyond_hold(self, claim: Claim, nbytes: int) -> int:
+        hold = self.holds.get(claim.model)
+        return max(0, nbytes - (hold.bytes if hold is not None else 0))
+
+    def _grant(self, claim: Growth, count: int, out: list[Decision]) -> None:
+        ids = [next(self._extent_ids) for _ in range(count)]
+        extents = self.ledger.grant(claim.lease_id, claim.kind, claim.bytes, ids)
+        out.append(Grant(claim.lease_id, claim.request_id, tuple(extents)))
+        if (hold := self.holds.get(claim.model)) is not None:
+            hold.bytes -= count * claim.bytes
+            if hold.bytes <= 0:
+                self._release_hold(claim.model, out)
+        self._drop(claim, out)
+
+    def _answer(self, now: float, claim: Claim, short: int, out: list[Decision]) -> None:
+        """A room is there, or will not be."""
+        assert isinstance(claim, RoomClaim)
+        free = max(0, self._available(claim.model))
+        if short or claim.hold_s <= 0:
+            self._drop(claim, out)
+        else:
+            # The limits that were lowered for it stay low as long as the room is held, so that the victims do not take it back.
+            self._release_hold(claim.model, out)
+            self.holds[claim.model] = Hold(claim.need, now + claim.hold_s, claim.id)
+            self.claims.remove(claim)
+        out.append(RoomAnswer(claim.id, free, short, tuple(claim.taken)))
+        out.append(Note(claim.model, "room", f"{claim.need} bytes wanted, {short} short, {_tell(claim.taken)}"))
+
+    def _refuse(self, claim: Growth, short: int, out: list[Decision]) -> None:
+        ledger = self.ledger
+        detail = (
+            f"{claim.need} bytes asked, {max(0, self._available(claim.model))} free for {claim.model} of {ledger.capacity} "
+            f"(leased {ledger.leased}, booked {ledger.booked}, stranded {ledger.stranded})"
+        )
+        self._drop(claim, out)
+        out.append(Refuse(claim.lease_id, claim.request_id, "exhausted", max(1, short), detail))
+
+    def _drop(self, claim: Claim, out: list[Decision]) -> None:
+        self.claims.remove(claim)
+        self._lift(claim.id, out)
+
+    def _release_hold(self, model: str, out: list[Decision]) -> None:
+        hold = self.holds.pop(model, None)
+        if hold is not None:
+            self._lift(hold.claim_id, out)
+
+    def _lift(self, owner: int, out: list[Decision]) -> None:
+        out += [LimitChanged(model) for model in self.limits.lift(owner)]
+
+    # --- taking from others
+
+    def _take_from_others(self, now: float, out: list[Decision]) -> bool:
+        """Asks others for what the claims lack and nobody was asked for yet. A claim for which nothing is left to take is answered; True
+        then, so that those after it are looked at anew."""
+        lacking = self._lacking(now)
+        if lacking > 0:
+            # A quota was booked that others still occupy.
+            plan = self.reclaims.plan(now, lacking, None, (), may_retract=True)
+            out += self.reclaims.take(now, plan, _BOOKINGS, [])
+        earlier = 0
+        for claim in self.claims:
+            first = claim is self.claims[0]
+            lacking = earlier + self._lacking(now)
+            earlier += self._beyond_hold(claim, claim.need)
+            wanted = lacking + self._beyond_hold(claim, claim.want)
+            if wanted <= 0:
+                continue
+            plan = self.reclaims.plan(now, wanted, claim.model, claim.dry, claim.may_retract)
+            short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
+            if isinstance(claim, Growth):
+                # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find memory
+                # when those before it are answered.
+                if short <= 0:
+                    out += self.reclaims.take(now, plan, claim.id, claim.taken)
+                elif first:
+                    self._refuse(claim, short, out)
+                    return True
+                continue
+            out += self.reclaims.take(now, plan, claim.id, claim.taken)
+            if short > 0:
+                out += (more := self.reclaims.ask_again(now, short, claim.id, claim.began, claim.model, claim.dry))
+                if not more and not self.reclaims.coming(now):
+                    self._answer(now, claim, short, out)
+                    return True
+        return False
+
+    def _lacking(self, now: float) -> int:
+        """How far the holds and bookings exceed what is free or coming; negative: what is left for claims."""
+        return -self._unheld() - self.reclaims.coming(now)
+
+
+def _freed(extents: list[Extent]) -> list[Decision]:
+    return [Freed(tuple(extents))] if extents else []
+
+
+def _tell(taken: Iterable[Taken]) -> str:
+    return "taken " + (", ".join(f"{t.bytes} of {t.model}'s {t.what}" for t in taken) or "from nobody")

@@ -1,0 +1,293 @@
+"""The ledger of one device: whose every byte is.
+
+Conservation, always: leased + free + booked + stranded = capacity. `free` is negative while a booking waits for memory that leases
+still hold (quotas are booked at once), or while stranded extents turned up that nobody had counted; nothing is granted then.
+
+An extent is freed when everybody who was sent it has given it back or is dead: the engine of its lease, and each loader that borrowed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from services.errors import Exists, Invalid, NotFound, Refused, Unmet
+
+Kind = Literal["weights", "kv"]
+
+
+@dataclass(slots=True)
+class Extent:
+    """One extent that is not free."""
+
+    id: int
+    bytes: int
+    kind: Kind
+    lease_id: str
+    stranded: bool = False
+    held: bool = True
+    """By its lease's process."""
+    borrowers: set[str] | None = None
+    """Loaders that were sent it and have not given it back."""
+
+
+@dataclass(frozen=True)
+class Booking:
+    """What a model on this device has apart from elastic memory. All in bytes."""
+
+    quota: int = 0
+    """Private to the engine, never mapped by balloond."""
+    weights: int = 0
+    """Entitled, not taken."""
+    floor: int = 0
+    """The least KV that the model keeps: nobody is given any of it."""
+
+    @property
+    def total(self) -> int:
+        return self.quota + self.weights + self.floor
+
+
+@dataclass
+class Lease:
+    """What one process holds."""
+
+    id: str
+    model: str
+    token: str
+    suspended: bool = False
+    ended: bool = False
+    """The process is gone; stays here only while a loader has extents of it."""
+    weights_bytes: int = 0
+    """Stranded ones included, like `kv_bytes`."""
+    kv_bytes: int = 0
+    extents: dict[int, Extent] = field(default_factory=dict)
+    kv_extent_bytes: int = 0
+    """Size of its largest KV extent so far: what it gives back comes in steps of this."""
+
+
+class Ledger:
+    """Leases, extents and bookings of one device."""
+
+    def __init__(self, capacity: int, page_bytes: int) -> None:
+        self.capacity = capacity
+        self.page_bytes = page_bytes
+        self.free = capacity
+        self.leased = 0
+        self.booked = 0
+        self.stranded = 0
+        self.bookings: dict[str, Booking] = {}
+        self.leases: dict[str, Lease] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"Ledger(leased {self.leased} + free {self.free} + booked {self.booked} + stranded {self.stranded}"
+            f" = {self.capacity}, {len(self.leases)} leases)"
+        )
+
+    # --- bookings
+
+    def book(self, model: str, booking: Booking) -> None:
+        """Replaces the model's booking. Raises Refused with the arithmetic when all bookings would exceed the capacity, Invalid for a
+        negative number; then nothing has changed."""
+        if min(booking.quota, booking.weights, booking.floor) < 0:
+            raise Invalid(f"a booking cannot be negative: {booking}")
+        others = sum(other.total for name, other in self.bookings.items() if name != model)
+        if others + booking.total > self.capacity:
+            raise Refused(
+                f"{model} needs {booking.total} bytes (quota {booking.quota} + weights {booking.weights} + floor {booking.floor}); "
+                f"other models have booked {others} of {self.capacity}, which leaves {self.capacity - others}"
+            )
+        change = booking.quota - self.quota(model)
+        self.booked += change
+        self.free -= change
+        self.bookings[model] = booking
+
+    def unbook(self, model: str) -> None:
+        """Raises NotFound, and Unmet while a lease of the model lives."""
+        if model not in self.bookings:
+            raise NotFound(f"{model} has no booking")
+        living = next((lease for lease in self.leases.values() if lease.model == model and not lease.ended), None)
+        if living is not None:
+            raise Unmet(f"{model} has lease {living.id}, which holds {living.weights_bytes + living.kv_bytes} bytes")
+        quota = self.quota(model)
+        self.booked -= quota
+        self.free += quota
+        del self.bookings[model]
+
+    def quota(self, model: str) -> int:
+        return self.bookings[model].quota if model in self.bookings else 0
+
+    def floor(self, model: str) -> int:
+        return self.bookings[model].floor if model in self.bookings else 0
+
+    # --- leases
+
+    def open(self, lease_id: str, model: str, token: str) -> Lease:
+        """Raises Exists, and Unmet without a booking."""
+        if lease_id in self.leases:
+            raise Exists(f"lease {lease_id} exists")
+        if model not in self.bookings:
+            raise Unmet(f"{model} has no booking")
+        lease = self.leases[lease_id] = Lease(lease_id, model, token)
+        return lease
+
+    def lease(self, lease_id: str) -> Lease:
+        """A lease whose process may still live. Raises NotFound."""
+        lease = self.leases.get(lease_id)
+        if lease is None or lease.ended:
+            raise NotFound(f"no lease {lease_id}")
+        return lease
+
+    def by_token(self, token: str) -> Lease | None:
+        return next((lease for lease in self.leases.values() if lease.token == token and not lease.ended), None)
+
+    def of_model(self, model: str) -> list[Lease]:
+        return [lease for lease in self.leases.values() if lease.model == model and not lease.ended]
+
+    def kv_of(self, model: str) -> int:
+        """Bytes of KV that the model's leases hold."""
+        return sum(lease.kv_bytes for lease in self.leases.values() if lease.model == model)
+
+    def weights_of(self, model: str) -> int:
+        return sum(lease.weights_bytes for lease in self.leases.values() if lease.model == model)
+
+    def suspend(self, lease_id: str) -> None:
+        self.lease(lease_id).suspended = True
+
+    def resume(self, lease_id: str, held: Iterable[tuple[int, int, Kind]]) -> list[Extent]:
+        """The process is back and has exactly `held` (id, bytes, kind): what it does not name counts as given back, what is not known
+        here is stranded. Returns what became free."""
+        lease = self.lease(lease_id)
+        lease.suspended = False
+        named = {id: (nbytes, kind) for id, nbytes, kind in held}
+        freed = self.give_back(lease_id, [id for id, e in lease.extents.items() if e.held and id not in named])
+        for id, (nbytes, kind) in named.items():
+            if id not in lease.extents:
+                self._add(lease, Extent(id, nbytes, kind, lease_id, stranded=True))
+        return freed
+
+    def end(self, lease_id: str) -> list[Extent]:
+        """The process detached or is dead. Returns what became free; what loaders have of it follows later."""
+        lease = self.lease(lease_id)
+        freed = self.give_back(lease_id, [id for id, extent in lease.extents.items() if extent.held])
+        lease.ended = True
+        self._forget_if_over(lease)
+        return freed
+
+    # --- extents
+
+    def grant(self, lease_id: str, kind: Kind, nbytes: int, ids: Sequence[int]) -> list[Extent]:
+        """Books one new extent for each id. Raises Refused when the bytes are not free, Invalid unless they are whole pages, Unmet while
+        the lease is suspended."""
+        lease = self.lease(lease_id)
+        if nbytes <= 0 or nbytes % self.page_bytes:
+            raise Invalid(f"an extent of {nbytes} bytes is not whole pages of {self.page_bytes}")
+        if lease.suspended:
+            raise Unmet(f"lease {lease_id} is suspended")
+        if nbytes * len(ids) > self.free:
+            raise Refused(f"{nbytes * len(ids)} bytes asked, {self.free} free of {self.capacity}")
+        extents = [Extent(id, nbytes, kind, lease_id) for id in ids]
+        for extent in extents:
+            self._add(lease, extent)
+        return extents
+
+    def restore(self, lease_id: str, id: int, nbytes: int, kind: Kind) -> None:
+        """An extent that the keeper knows of, when the ledger is rebuilt."""
+        self._add(self.lease(lease_id), Extent(id, nbytes, kind, lease_id))
+
+    def borrow(self, lease_id: str, borrower: str) -> list[Extent]:
+        """All weights extents of a lease that have a descriptor, now also held by `borrower`. Raises NotFound."""
+        lease = self.lease(lease_id)
+        lent = [e for e in lease.extents.values() if e.kind == "weights" and e.held and not e.stranded]
+        for extent in lent:
+            extent.borrowers = (extent.borrowers or set()) | {borrower}
+        return lent
+
+    def restore_borrow(self, lease_id: str, borrower: str, ids: Iterable[int]) -> None:
+        lease = self.leases.get(lease_id)
+        for id in ids:
+            if lease is not None and id in lease.extents:
+                lease.extents[id].borrowers = (lease.extents[id].borrowers or set()) | {borrower}
+
+    def give_back(self, lease_id: str, ids: Iterable[int], borrower: str | None = None) -> list[Extent]:
+        """The lease's process, or `borrower`, no longer has these. Unknown ones are ignored: they are free already. Returns what became
+        free."""
+        lease = self.leases.get(lease_id)
+        if lease is None:
+            return []
+        freed: list[Extent] = []
+        for id in ids:
+            extent = lease.extents.get(id)
+            if extent is None:
+                continue
+            if borrower is None:
+                extent.held = False
+            elif extent.borrowers is not None:
+                extent.borrowers.discard(borrower)
+            if not extent.held and not extent.borrowers:
+                self._remove(lease, extent)
+                freed.append(extent)
+        if lease.ended:
+            self._forget_if_over(lease)
+        return freed
+
+    def end_borrower(self, borrower: str) -> list[Extent]:
+        """A loader is dead. Returns what became free."""
+        freed: list[Extent] = []
+        for lease in list(self.leases.values()):
+            lent = [id for id, extent in lease.extents.items() if extent.borrowers and borrower in extent.borrowers]
+            freed += self.give_back(lease.id, lent, borrower)
+        return freed
+
+    def _add(self, lease: Lease, extent: Extent) -> None:
+        lease.extents[extent.id] = extent
+        if extent.kind == "kv":
+            lease.kv_bytes += extent.bytes
+            lease.kv_extent_bytes = max(lease.kv_extent_bytes, extent.bytes)
+        else:
+            lease.weights_bytes += extent.bytes
+        if extent.stranded:
+            self.stranded += extent.bytes
+        else:
+            self.leased += extent.bytes
+        self.free -= extent.bytes
+
+    def _remove(self, lease: Lease, extent: Extent) -> None:
+        del lease.extents[extent.id]
+        if extent.kind == "kv":
+            lease.kv_bytes -= extent.bytes
+        else:
+            lease.weights_bytes -= extent.bytes
+        if extent.stranded:
+            self.stranded -= extent.bytes
+        else:
+            self.leased -= extent.bytes
+        self.free += extent.bytes
+
+    def _forget_if_over(self, lease: Lease) -> None:
+        if not lease.extents:
+            self.leases.pop(lease.id, None)
+
+    # --- conservation
+
+    def check(self) -> None:
+        """Counts everything anew. Raises AssertionError with the numbers when a byte is missing or counted twice."""
+        seen: set[int] = set()
+        leased = stranded = 0
+        for lease in self.leases.values():
+            kv = weights = 0
+            for id, extent in lease.extents.items():
+                assert id == extent.id and id not in seen, f"extent {id} is counted twice"
+                assert extent.lease_id == lease.id and (extent.held or extent.borrowers), f"nobody holds extent {id}"
+                assert not (lease.ended and extent.held), f"extent {id} is held by lease {lease.id}, which has ended"
+                seen.add(id)
+                kv += extent.bytes if extent.kind == "kv" else 0
+                weights += extent.bytes if extent.kind == "weights" else 0
+                leased += 0 if extent.stranded else extent.bytes
+                stranded += extent.bytes if extent.stranded else 0
+            assert (kv, weights) == (lease.kv_bytes, lease.weights_bytes), f"lease {lease.id}: {kv} + {weights}, {lease}"
+        booked = sum(booking.quota for booking in self.bookings.values())
+        counted = (leased, booked, stranded)
+        assert counted == (self.leased, self.booked, self.stranded), f"counted {counted}, kept {self!r}"
+        assert leased + self.free + booked + stranded == self.capacity, repr(self)

@@ -1,0 +1,170 @@
+"""What leases of a device were asked to give back, what they say they have, and what may still come.
+
+Three things free memory: a reclaim that is answered, a limit that was lowered, and a lease that ends. The first two are "coming" until they
+came, or their patience is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from balloond.policy import balloon
+from balloond.policy.claims import Ask, AskBack, Decision, LimitChanged, Note, Patience, Report, Taken, What
+from balloond.policy.ledger import Lease, Ledger
+from balloond.policy.limits import Limits
+
+
+class Reclaims:
+    """Asks, reports and lowered limits of one device."""
+
+    def __init__(self, ledger: Ledger, limits: Limits, serials: Iterator[int], patience: Patience) -> None:
+        self.demand: Mapping[str, float] = {}
+        self.reports: dict[str, Report] = {}
+        self.asks: dict[int, Ask] = {}
+        self._lowered_at: dict[str, float] = {}
+        """When the limit of a model that holds more last fell."""
+        self._ledger = ledger
+        self._limits = limits
+        self._serials = serials
+        self._patience = patience
+
+    # --- what came of it
+
+    def reported(self, lease_id: str, report: Report) -> Ask | None:
+        """Returns the ask that it answers."""
+        self.reports[lease_id] = report
+        return self.asks.pop(report.reclaim_id, None)
+
+    def came_back(self, lease_id: str, kv: int) -> None:
+        """The lease gave `kv` bytes back, as answer to whatever it was asked for."""
+        report = self.reports.get(lease_id)
+        if report is not None:
+            self.reports[lease_id] = replace(report, reserve=max(0, report.reserve - kv))
+        for ask in self.asks.values():
+            if ask.lease_id == lease_id:
+                came = min(kv, ask.remaining)
+                ask.remaining -= came
+                kv -= came
+
+    def gone(self, lease_id: str) -> None:
+        """Nothing is to be expected of this lease."""
+        for ask in [ask for ask in self.asks.values() if ask.lease_id == lease_id]:
+            del self.asks[ask.id]
+
+    def lowered(self, now: float, model: str) -> None:
+        """The limit of `model` changed."""
+        self._lowered_at[model] = now
+
+    def expire(self, now: float) -> list[Ask]:
+        """Forgets what came or will not come; returns the asks that nobody answered."""
+        late = [ask for ask in self.asks.values() if ask.deadline <= now]
+        for ask in late:
+            del self.asks[ask.id]
+        for model in list(self._lowered_at):
+            if self._ledger.kv_of(model) <= self._limits.get(model).bytes:
+                del self._lowered_at[model]
+        return late
+
+    def deadlines(self) -> list[float]:
+        return [ask.deadline for ask in self.asks.values()] + [
+            at + self._patience.shrink_s for at in self._lowered_at.values()
+        ]
+
+    # --- what may still come
+
+    def coming(self, now: float) -> int:
+        """Bytes that were asked for and may still come."""
+        asked = sum(ask.remaining for ask in self.asks.values())
+        return asked + sum(self.overage(model) for model in self._lowered_at if not self._overdue(now, model))
+
+    def overage(self, model: str) -> int:
+        """What the model holds above its limit, save what it was asked for apart from that."""
+        asked = sum(self.asked_of(lease.id) for lease in self._ledger.of_model(model))
+        return max(0, self._ledger.kv_of(model) - asked - self._limits.get(model).bytes)
+
+    def asked_of(self, lease_id: str) -> int:
+        return sum(ask.remaining for ask in self.asks.values() if ask.lease_id == lease_id)
+
+    def _overdue(self, now: float, model: str) -> bool:
+        return model in self._lowered_at and self._lowered_at[model] + self._patience.shrink_s <= now
+
+    # --- taking more
+
+    def plan(self, now: float, need: int, without: str | None, dry: Collection[str], may_retract: bool) -> balloon.Plan:
+        """What to take for `need` bytes, from other models than `without` and other leases than the `dry` ones."""
+        ledger = self._ledger
+        holders = [
+            self._holder(lease)
+            for lease in ledger.leases.values()
+            if lease.model != without
+            and lease.kv_bytes
+            and not (lease.ended or lease.suspended or lease.id in dry or self._overdue(now, lease.model))
+        ]
+        floors = {model: booking.floor for model, booking in ledger.bookings.items()}
+        weights = sum(lease.weights_bytes for lease in ledger.leases.values())
+        shares = balloon.shares(
+            self.demand, {lease.model for lease in ledger.leases.values()}, ledger.capacity - ledger.booked - weights
+        )
+        return balloon.plan(need, holders, floors, shares, may_retract)
+
+    def _holder(self, lease: Lease) -> balloon.Holder:
+        """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest prefixes."""
+        report = self.reports.get(lease.id, Report())
+        leaving = self.asked_of(lease.id) + self.overage(lease.model)
+        held = lease.kv_bytes - leaving
+        reserve = max(0, report.reserve - leaving)
+        leaving -= report.reserve - reserve
+        cached = []
+        for last_use, nbytes in sorted(report.cached):
+            gone = min(leaving, nbytes)
+            leaving -= gone
+            if nbytes > gone:
+                cached.append((last_use, nbytes - gone))
+        return balloon.Holder(lease.id, lease.model, held, reserve, tuple(cached), max(lease.kv_extent_bytes, 1))
+
+    def take(self, now: float, plan: balloon.Plan, owner: int, taken: list[Taken]) -> list[Decision]:
+        """Carries a plan out for the claim `owner`. Decodes count as taken at once, the rest when it is answered."""
+        out: list[Decision] = []
+        for step in plan.steps:
+            match step:
+                case balloon.TakeReserve(lease_id, _, nbytes):
+                    out += self.ask(now, lease_id, "reserve", nbytes, owner)
+                case balloon.TakePrefixes(lease_id, _, nbytes):
+                    out += self.ask(now, lease_id, "prefixes", nbytes, owner)
+                case balloon.LowerLimit(model, limit, nbytes):
+                    self._limits.squeeze(model, limit, owner)
+                    self.lowered(now, model)
+                    out.append(LimitChanged(model))
+                    out.append(Note(model, "limit", f"{limit} bytes for now: {nbytes} bytes are wanted by others"))
+                    taken.append(Taken(model, "decodes", nbytes))
+        return out
+
+    def ask(self, now: float, lease_id: str, what: What, nbytes: int, owner: int) -> list[Decision]:
+        ask = Ask(next(self._serials), lease_id, what, owner, nbytes, nbytes, now + self._patience.reclaim_s)
+        self.asks[ask.id] = ask
+        model = self._ledger.leases[lease_id].model
+        return [
+            AskBack(lease_id, ask.id, nbytes, deep=what != "reserve"),
+            Note(model, "reclaim", f"{nbytes} bytes of {what}"),
+        ]
+
+    def ask_again(
+        self, now: float, need: int, owner: int, since: float, without: str, dry: Collection[str]
+    ) -> list[Decision]:
+        """Reports may be a moment old: asks those who have not spoken since `since`, whatever they said then."""
+        out: list[Decision] = []
+        for lease in self._ledger.leases.values():
+            if need <= 0:
+                break
+            if lease.model == without or lease.ended or lease.suspended or lease.id in dry:
+                continue
+            if self.reports.get(lease.id, Report()).at >= since or self.asked_of(lease.id):
+                continue
+            above = self._ledger.kv_of(lease.model) - self.overage(lease.model) - self._ledger.floor(lease.model)
+            extent = max(lease.kv_extent_bytes, 1)
+            nbytes = min(-(-need // extent) * extent, max(0, above) // extent * extent, lease.kv_bytes)
+            if nbytes > 0:
+                out += self.ask(now, lease.id, "prefixes", nbytes, owner)
+                need -= nbytes
+        return out

@@ -1,0 +1,44 @@
+"""Who a process is, for longer than its pid: a pid is used again, a pid with its time of start is not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of this boot."""
+
+    pid: int
+    started: int
+    """Clock ticks since boot, as /proc says."""
+
+    def __str__(self) -> str:
+        return f"{self.pid}-{self.started}"
+
+
+def started(pid: int) -> int:
+    """When `pid` started. Raises ProcessLookupError when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(f"no process {pid}") from None
+    # The name, in parentheses, may hold anything; the 22nd field is the 20th after it.
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def watch(process: Process) -> int:
+    """A pidfd of exactly this process, readable when it is dead; the caller closes it. Raises ProcessLookupError when it is gone."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        raise ProcessLookupError(f"no process {process.pid}") from None
+    try:
+        if started(process.pid) != process.started:
+            raise ProcessLookupError(f"{process.pid} is another process now")
+    except ProcessLookupError:
+        os.close(pidfd)
+        raise
+    return pidfd

@@ -1,0 +1,63 @@
+"""What the keeper held, sorted for a ledger that is to be rebuilt."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from balloond import records
+from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from protos import keeper_pb2
+from services import log
+
+_log = log.get(__name__)
+
+
+@dataclass
+class Found:
+    """A predecessor's world. `unusable`: records that mean nothing, to be forgotten."""
+
+    bookings: list[BookingFacts] = field(default_factory=list)
+    leases: list[LeaseFacts] = field(default_factory=list)
+    extents: list[tuple[ExtentFacts, int]] = field(default_factory=list)
+    borrows: list[BorrowFacts] = field(default_factory=list)
+    unusable: list[str] = field(default_factory=list)
+
+    @property
+    def last_extent_id(self) -> int:
+        return max((facts.id for facts, _ in self.extents), default=0)
+
+
+def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> Found:
+    """Takes the descriptors over; those of extents without a lease are closed."""
+    found = Found()
+    for record, fd in held:
+        try:
+            facts = records.decode(record)
+        except ValueError as error:
+            _log.warning("record not understood", why=str(error))
+            found.unusable.append(record.id)
+            _close(fd)
+            continue
+        match facts:
+            case ExtentFacts():
+                found.extents.append((facts, fd))
+            case LeaseFacts():
+                found.leases.append(facts)
+            case BookingFacts():
+                found.bookings.append(facts)
+            case BorrowFacts():
+                found.borrows.append(facts)
+    tokens = {lease.token for lease in found.leases}
+    for facts, fd in found.extents:
+        if facts.token not in tokens or fd < 0:
+            found.unusable.append(records.extent_id(facts.id))
+            _close(fd)
+    found.extents = [(facts, fd) for facts, fd in found.extents if facts.token in tokens and fd >= 0]
+    return found
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

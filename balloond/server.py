@@ -1,0 +1,64 @@
+"""The gRPC service: decode, await, encode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from balloond import wire
+from balloond.daemon import Daemon
+from protos import balloond_pb2, balloond_pb2_grpc
+
+NAME = "prism.balloond.v1.Balloond"
+_STATE_EVERY_S = 0.05
+_ANSWER_BEFORE_S = 0.05
+"""A room is answered this long before its call's deadline."""
+_LONGEST_ROOM_S = 60.0
+
+
+class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
+    def __init__(self, node: str, daemon: Daemon) -> None:
+        self._node = node
+        self._daemon = daemon
+
+    def _state(self) -> balloond_pb2.NodeState:
+        daemon = self._daemon
+        return wire.node(self._node, daemon.changed.revision + 1, daemon.devices.values(), daemon.process_of)
+
+    async def SetBooking(self, request: balloond_pb2.SetBookingRequest, context: Any) -> balloond_pb2.SetBookingResponse:
+        self._daemon.set_booking(request.device, request.model, wire.booking(request))
+        return balloond_pb2.SetBookingResponse()
+
+    async def DropBooking(
+        self, request: balloond_pb2.DropBookingRequest, context: Any
+    ) -> balloond_pb2.DropBookingResponse:
+        self._daemon.drop_booking(request.device, request.model)
+        return balloond_pb2.DropBookingResponse()
+
+    async def SetLimit(self, request: balloond_pb2.SetLimitRequest, context: Any) -> balloond_pb2.SetLimitResponse:
+        outcome = self._daemon.set_limit(
+            request.device, request.model, request.bytes, request.revision, request.deadline_ms
+        )
+        held = self._daemon.device(request.device).ledger.kv_of(request.model)
+        return wire.outcome(outcome, held)
+
+    async def MakeRoom(self, request: balloond_pb2.MakeRoomRequest, context: Any) -> balloond_pb2.MakeRoomResponse:
+        left_s = context.time_remaining()
+        within_s = _LONGEST_ROOM_S if left_s is None else max(0.0, left_s - _ANSWER_BEFORE_S)
+        answer = await self._daemon.make_room(
+            request.device, request.model, request.bytes, request.may_retract, request.hold_ms / 1e3, within_s
+        )
+        return wire.room(answer)
+
+    async def SetDemand(self, request: balloond_pb2.SetDemandRequest, context: Any) -> balloond_pb2.SetDemandResponse:
+        self._daemon.set_demand(request.device, request.weights)
+        return balloond_pb2.SetDemandResponse()
+
+    async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
+        async for _ in self._daemon.changed.follow(_STATE_EVERY_S):
+            yield self._state()
+
+    async def Inspect(self, request: balloond_pb2.InspectRequest, context: Any) -> balloond_pb2.NodeState:
+        return self._state()
+
+    async def Events(self, request: balloond_pb2.EventsRequest, context: Any) -> balloond_pb2.EventsResponse:
+        return wire.events(self._daemon.history.last(request.limit), self._daemon.now())

@@ -1,0 +1,136 @@
+"""Between protobuf messages and the policy's values. Pure, in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from balloond.events import Event
+from balloond.policy.claims import Report, RoomAnswer, Why
+from balloond.policy.device import Device
+from balloond.policy.ledger import Booking, Kind, Lease
+from balloond.policy.limits import Limit, Outcome
+from protos import balloond_pb2, handoff_pb2
+from services.errors import Invalid
+
+KINDS: dict[Kind, handoff_pb2.Kind] = {"weights": handoff_pb2.WEIGHTS, "kv": handoff_pb2.KV}
+_KINDS: dict[int, Kind] = {number: kind for kind, number in KINDS.items()}
+WHYS: dict[Why, handoff_pb2.Refused.Why] = {
+    "over_limit": handoff_pb2.Refused.OVER_LIMIT,
+    "exhausted": handoff_pb2.Refused.EXHAUSTED,
+    "not_booked": handoff_pb2.Refused.NOT_BOOKED,
+    "unknown": handoff_pb2.Refused.UNKNOWN,
+    "peer": handoff_pb2.Refused.PEER,
+}
+_STATES = {
+    "applied": balloond_pb2.APPLIED,
+    "deferred": balloond_pb2.DEFERRED,
+    "stale": balloond_pb2.STALE,
+    "conflict": balloond_pb2.CONFLICT,
+}
+
+
+def kind(number: int) -> Kind:
+    """Raises Invalid for a kind that there is not."""
+    if number not in _KINDS:
+        raise Invalid(f"no kind {number} of extents")
+    return _KINDS[number]
+
+
+def handoff_limit(limit: Limit, floor: int) -> handoff_pb2.Limit:
+    return handoff_pb2.Limit(
+        revision=limit.revision, bytes=limit.bytes, floor_bytes=floor, deadline_ms=limit.deadline_ms
+    )
+
+
+def report(message: handoff_pb2.Report, now: float) -> Report:
+    """Ages become times on this process's clock."""
+    return Report(
+        at=now,
+        limit_revision=message.limit_revision,
+        held=message.held_bytes,
+        used=message.used_bytes,
+        reserve=message.reserve_bytes,
+        cached=tuple((now - cached.age_ms / 1e3, cached.bytes) for cached in message.cached),
+        reclaim_id=message.reclaim_id,
+        returned=message.returned_bytes,
+    )
+
+
+def booking(request: balloond_pb2.SetBookingRequest) -> Booking:
+    return Booking(request.quota_bytes, request.weights_bytes, request.floor_bytes)
+
+
+def outcome(outcome: Outcome, held: int) -> balloond_pb2.SetLimitResponse:
+    return balloond_pb2.SetLimitResponse(
+        state=_STATES[outcome.state],
+        revision=outcome.limit.revision,
+        held_bytes=held,
+        overage_bytes=outcome.overage,
+    )
+
+
+def room(answer: RoomAnswer) -> balloond_pb2.MakeRoomResponse:
+    taken = [balloond_pb2.Taken(model=t.model, what=t.what, bytes=t.bytes) for t in answer.taken]
+    return balloond_pb2.MakeRoomResponse(free_bytes=answer.free, short_bytes=answer.short, taken=taken)
+
+
+def events(events: Iterable[Event], now: float) -> balloond_pb2.EventsResponse:
+    return balloond_pb2.EventsResponse(
+        events=[
+            balloond_pb2.Event(
+                sequence=e.sequence, age_s=now - e.at, device=e.device, model=e.model, what=e.what, detail=e.detail
+            )
+            for e in events
+        ]
+    )
+
+
+def node(
+    name: str, revision: int, devices: Iterable[Device], process_of: Callable[[str], int]
+) -> balloond_pb2.NodeState:
+    return balloond_pb2.NodeState(node=name, revision=revision, devices=[_device(d, process_of) for d in devices])
+
+
+def _device(device: Device, process_of: Callable[[str], int]) -> balloond_pb2.DeviceState:
+    ledger = device.ledger
+    return balloond_pb2.DeviceState(
+        device=device.name,
+        capacity_bytes=ledger.capacity,
+        leased_bytes=ledger.leased,
+        free_bytes=ledger.free,
+        booked_bytes=ledger.booked,
+        stranded_bytes=ledger.stranded,
+        page_bytes=ledger.page_bytes,
+        leases=[_lease(device, lease, process_of(lease.id)) for lease in ledger.leases.values()],
+        bookings=[_booking(device, model) for model in ledger.bookings],
+    )
+
+
+def _booking(device: Device, model: str) -> balloond_pb2.Booking:
+    booking, limit = device.ledger.bookings[model], device.limits.get(model)
+    return balloond_pb2.Booking(
+        model=model,
+        quota_bytes=booking.quota,
+        weights_bytes=booking.weights,
+        floor_bytes=booking.floor,
+        limit_bytes=limit.bytes,
+        limit_revision=limit.revision,
+        demand_weight=device.reclaims.demand.get(model, 0.0),
+    )
+
+
+def _lease(device: Device, lease: Lease, pid: int) -> balloond_pb2.LeaseState:
+    report = device.reclaims.reports.get(lease.id, Report())
+    return balloond_pb2.LeaseState(
+        lease_id=lease.id,
+        model=lease.model,
+        pid=pid,
+        suspended=lease.suspended,
+        weights_bytes=lease.weights_bytes,
+        kv_bytes=lease.kv_bytes,
+        kv_used_bytes=report.used,
+        kv_cached_bytes=sum(nbytes for _, nbytes in report.cached),
+        kv_reserve_bytes=report.reserve,
+        overage_bytes=max(0, lease.kv_bytes - device.limits.get(lease.model).bytes),
+        extents=len(lease.extents),
+    )
