@@ -1,0 +1,13 @@
+"""The loader of a node: which models there are, what their checkpoints need, and their weights in host memory.
+
+    catalogue    the operator's file: models by name, where they lie, what they may expect
+    checkpoint   a Hugging Face folder, of which only headers are read: what its model needs, or why it cannot be served
+    image        the bytes of a model's weights range as its engine laid them out, in shared host memory, with the
+                 manifest that says what lies where. The keeper holds its descriptor too: a loader that dies loses none
+    copy         extents borrowed from balloond -> image (save), image -> extents (load), chunk by chunk, in a thread
+
+An image belongs to one generation of a checkpoint and to one manifest; engines exchange it only when both are equal.
+Its checksum is "crc32:%08x" of zlib.crc32 over the range's bytes [0, total_bytes) of the manifest, computed by the
+engine over its range and by the loader over what it copied. The extents of a lease, by ascending id, are the range's
+bytes back to back; past `total_bytes` there is padding only.
+"""

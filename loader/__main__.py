@@ -1,0 +1,105 @@
+"""`python -m loader --config FILE`: the wiring of one node's loader."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import signal
+import time
+
+from balloond.keeper_client import KeeperClient
+from loader import metrics, wire
+from loader.config import LoaderConfig
+from loader.copying import Copying
+from loader.handoff_client import HandoffClient
+from loader.image_memory import OWNER
+from loader.images import Images
+from loader.models import Models, Sizes
+from loader.server import NAME, LoaderServicer
+from loader.transfers.cpu import CpuTransfer
+from protos import loader_pb2, loader_pb2_grpc
+from services import log
+from services.errors import Invalid
+from services.service import Service, read_arguments, run
+from services.watch import Watched
+
+_log = log.get(__name__)
+
+
+async def build(service: Service) -> None:
+    config = service.config
+    assert isinstance(config, LoaderConfig)
+    _allow_descriptors()
+    catalogue: Watched[loader_pb2.Catalogue] = Watched(loader_pb2.Catalogue())
+    sizes = Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
+
+    def changed() -> None:
+        entries = [wire.entry(model, images.get(model.listed.name)) for model in models.all()]
+        catalogue.set(wire.catalogue(entries, images.capacity_bytes, images.used_bytes, catalogue.revision + 1))
+        metrics.HELD.set(images.used_bytes)
+        broken = sum(bool(entry.error) for entry in entries)
+        metrics.MODELS.labels("error").set(broken)
+        metrics.MODELS.labels("ready").set(len(entries) - broken)
+
+    def describe(name: str) -> tuple[bool, int | None]:
+        model = models.find(name)
+        return (False, None) if model is None else (model.listed.pinned, model.generation)
+
+    keeper = KeeperClient(config.keeper, OWNER)
+    models = Models(sizes, changed)
+    images = Images(keeper, config.host_capacity_bytes, time.monotonic, describe, changed)
+    handoff = HandoffClient(config.handoff, config.answer_timeout_s)
+    copying = Copying(
+        models,
+        images,
+        handoff,
+        CpuTransfer(),
+        chunk_bytes=config.chunk_bytes,
+        threads=config.copy_threads,
+        answer_timeout_s=config.answer_timeout_s,
+    )
+    metrics.CAPACITY.set(config.host_capacity_bytes)
+    service.add(loader_pb2_grpc.add_LoaderServicer_to_server, LoaderServicer(models, images, copying, catalogue), NAME)
+
+    try:
+        await models.reload(config.catalogue)
+    except ValueError as error:
+        raise Invalid(str(error)) from None
+    kept = await keeper.start(config.answer_timeout_s)
+    service.on_stop(keeper.close)
+    keeper.follow(images.everything)
+    images.restore(kept)
+    service.spawn(handoff.run(), "balloond")
+    service.spawn(_reload_on_hangup(models, images, config.catalogue), "reload on SIGHUP")
+    await service.ready()
+
+
+async def _reload_on_hangup(models: Models, images: Images, path: str) -> None:
+    """SIGHUP: the catalogue file and all checkpoints are read afresh. A file that cannot be used changes nothing."""
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
+    while True:
+        await asked.wait()
+        asked.clear()
+        try:
+            await models.reload(path)
+        except ValueError as error:
+            _log.error("catalogue not reloaded", why=str(error))
+            continue
+        for image in images.all():
+            if models.find(image.model) is None:
+                images.drop(image.model)
+
+
+def _allow_descriptors() -> None:
+    """One for each image and each borrowed extent: as many as the system lets us have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def main() -> None:
+    run(read_arguments(LoaderConfig, "The catalogue of models, and their weights in host memory."), build)
+
+
+if __name__ == "__main__":
+    main()

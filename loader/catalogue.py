@@ -1,0 +1,80 @@
+"""The catalogue file: the models of a node, as their operator lists them.
+
+    [[model]]
+    name = "org/some-model"         # as clients call it
+    path = "models/some-model"      # Hugging Face folder, relative to this file
+    ttft_ms = 2000                  # default targets of its requests; a model without one is best effort
+    tpot_ms = 100
+    pinned = true                   # never evicted, its image never dropped for another's
+    engine = "sglang"               # or "echo"; left out: the group's own default
+    quota_bytes = 1048576           # private memory of its engine on the device
+    context_tokens = 4096           # shorter than the checkpoint's, to need less memory
+    floor_tokens = 8192             # KV that it keeps while active: the context, or more
+
+An unknown key, a value that cannot be or a name given twice makes the file unusable, in one line. What a checkpoint
+says is not looked at here: a broken one is an error of its model, not of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+
+from services.config import Section, parse
+
+Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
+Engine = Literal["", "sglang", "echo"]
+
+
+class Listed(Section):
+    """One model as the operator, or a caller of Add, describes it. Zero and empty: not given."""
+
+    name: Name
+    path: Annotated[str, pydantic.StringConstraints(min_length=1)]
+    ttft_ms: int = pydantic.Field(default=0, ge=0)
+    tpot_ms: int = pydantic.Field(default=0, ge=0)
+    pinned: bool = False
+    engine: Engine = ""
+    quota_bytes: int | None = pydantic.Field(default=None, ge=0)
+    context_tokens: int = pydantic.Field(default=0, ge=0)
+    floor_tokens: int = pydantic.Field(default=0, ge=0)
+
+    @pydantic.model_validator(mode="after")
+    def _floor_holds_a_request(self) -> Listed:
+        if self.floor_tokens and self.floor_tokens < self.context_tokens:
+            raise ValueError(
+                f"floor_tokens {self.floor_tokens} is less than one request of context_tokens {self.context_tokens}"
+            )
+        return self
+
+
+class _File(Section):
+    model: tuple[Listed, ...] = ()
+
+    @pydantic.field_validator("model")
+    @classmethod
+    def _names_once(cls, models: Sequence[Listed]) -> Sequence[Listed]:
+        seen: set[str] = set()
+        for listed in models:
+            if listed.name in seen:
+                raise ValueError(f"the name {listed.name!r} is given twice")
+            seen.add(listed.name)
+        return models
+
+
+def read(path: str | os.PathLike[str]) -> tuple[Listed, ...]:
+    """The models that the file lists, with absolute paths. Raises ValueError with one line when it cannot be used."""
+    path = Path(path).absolute()
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
+    listed = parse(_File, text, str(path)).model
+    return tuple(
+        model.model_copy(update={"path": os.path.normpath(path.parent / os.path.expanduser(model.path))})
+        for model in listed
+    )

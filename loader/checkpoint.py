@@ -1,0 +1,124 @@
+"""Reading a Hugging Face folder: what its model would need, or why it cannot be served.
+
+Headers and small files are read, no weights; nothing is kept open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from loader import families
+from loader.errors import BrokenCheckpoint
+from loader.weight_files import FLOATS, Tensor, read_json, tensors_of
+
+ALIGN_BYTES = 256
+"""Engines begin every tensor of a weights range at a multiple of this."""
+_VOCABULARY_ROWS = 64
+"""Engines pad embeddings to a multiple of this many rows."""
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the headers say. Sizes are for a device that holds weights and KV in floats of one size."""
+
+    generation: int
+    """Another number whenever a file of the folder was changed or replaced; never 0."""
+    architecture: str
+    context_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    weights_bytes: int
+    """What an engine lays out, as near as headers tell; it measures the exact number when it loads."""
+    kv_bytes_per_token: int
+
+
+def read(folder: str | os.PathLike[str], dtype_bytes: int) -> Checkpoint:
+    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device. Blocks on the file system. Raises
+    BrokenCheckpoint with one line that names what is wrong."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BrokenCheckpoint(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
+    try:
+        # First of all: files that change while they are read belong to the next generation.
+        generation = fingerprint(folder)
+        return _read(folder, dtype_bytes, generation)
+    except OSError as error:
+        raise BrokenCheckpoint(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def fingerprint(folder: Path) -> int:
+    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode."""
+    digest = hashlib.blake2b(digest_size=8)
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _OF_A_GENERATION and path.is_file():
+            stat = path.stat()  # of what a link points to
+            digest.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\0".encode())
+    return (int.from_bytes(digest.digest(), "little") >> 1) or 1
+
+
+def _read(folder: Path, dtype_bytes: int, generation: int) -> Checkpoint:
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise BrokenCheckpoint("config.json is not a JSON object")
+    refused = families.refusal(config)
+    if refused is not None:
+        raise BrokenCheckpoint(refused)
+    shape = families.read_shape(config)
+    expected = families.expected_tensors(shape, config)
+    _check_tensors(tensors_of(folder), expected)
+    _check_tokenizer(folder)
+    return Checkpoint(
+        generation=generation,
+        architecture=shape.architecture,
+        context_tokens=shape.context_tokens,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        weights_bytes=sum(_held_bytes(name, size, dtype_bytes) for name, size in expected.items()),
+        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * shape.head_dim * dtype_bytes,
+    )
+
+
+def _check_tensors(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        others = f" and {len(missing) - 1} other tensors" if len(missing) > 1 else ""
+        raise BrokenCheckpoint(f"the weights lack {missing[0]}{others}")
+    for name, size in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != size:
+            raise BrokenCheckpoint(
+                f"{tensor.file}: {name} is {list(tensor.shape)} where config.json makes it {list(size)}"
+            )
+        if tensor.dtype not in FLOATS:
+            raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: quantised weights are not supported")
+
+
+def _held_bytes(name: str, size: tuple[int, ...], dtype_bytes: int) -> int:
+    elements = 1
+    for length in size:
+        elements *= length
+    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+        elements = -(-size[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * size[1]
+    return -(-elements * dtype_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _check_tokenizer(folder: Path) -> None:
+    for files in _TOKENIZERS:
+        if all((folder / file).is_file() for file in files):
+            break
+    else:
+        raise BrokenCheckpoint("no tokenizer: neither tokenizer.json, tokenizer.model nor vocab.json with merges.txt")
+    for file in files:
+        if (folder / file).stat().st_size == 0:
+            raise BrokenCheckpoint(f"{file} is empty")
+        if file.endswith(".json") and not isinstance(read_json(folder / file), dict):
+            raise BrokenCheckpoint(f"{file} is not a JSON object")

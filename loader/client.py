@@ -1,0 +1,109 @@
+"""A node's loader as other services see it. Every call raises services.errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from protos import common_pb2, loader_pb2, loader_pb2_grpc
+from services import rpc
+from services.status import from_rpc
+from services.watch import follow_stream
+
+Progressed = Callable[[common_pb2.Progress], None]
+
+
+class LoaderClient:
+    """The loader at a gRPC address. While it restarts, calls wait for it up to their time."""
+
+    def __init__(self, address: str, timeout_s: float = 30.0) -> None:
+        """`timeout_s`: of the calls that only read headers; copies take as long as they take."""
+        self._channel = rpc.channel(address)
+        self._stub = loader_pb2_grpc.LoaderStub(self._channel)  # type: ignore[no-untyped-call]
+        self._timeout_s = timeout_s
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def watch(self) -> AsyncIterator[loader_pb2.Catalogue | None]:
+        """The whole catalogue now and after every change, for ever; None each time the loader was lost."""
+        return follow_stream(lambda: self._stub.Watch(loader_pb2.WatchRequest()), "catalogue")
+
+    async def inspect(self, name: str, path: str) -> common_pb2.ModelSpec:
+        """What the checkpoint at `path` would need. Raises Unmet with the reason when it is broken, Invalid for a
+        relative path."""
+        return await self._call(self._stub.Inspect, loader_pb2.InspectRequest(name=name, path=path))  # type: ignore[no-any-return]
+
+    async def add(
+        self,
+        name: str,
+        path: str,
+        *,
+        default_slo: common_pb2.Slo | None = None,
+        pinned: bool = False,
+        engine: str = "",
+    ) -> common_pb2.ModelSpec:
+        """Adds a model for as long as the loader lives. Raises Exists when the name has another path, Unmet when it
+        is broken."""
+        request = loader_pb2.AddRequest(name=name, path=path, default_slo=default_slo, pinned=pinned, engine=engine)
+        return await self._call(self._stub.Add, request)  # type: ignore[no-any-return]
+
+    async def remove(self, name: str) -> None:
+        """Raises NotFound."""
+        await self._call(self._stub.Remove, loader_pb2.RemoveRequest(name=name))
+
+    async def save_image(
+        self,
+        model: str,
+        generation: int,
+        lease_id: str,
+        manifest: bytes,
+        checksum: str = "",
+        *,
+        on_progress: Progressed | None = None,
+    ) -> loader_pb2.ImageProgress:
+        """Returns the last message: `checksum` and `image_bytes` of the image. Cancelling drops a partial one. Raises
+        Unmet (other generation, other checksum), NotFound (model, lease), Refused (host memory)."""
+        request = loader_pb2.SaveImageRequest(
+            model=model, generation=generation, lease_id=lease_id, manifest=manifest, checksum=checksum
+        )
+        return await _last(self._stub.SaveImage(request), on_progress)
+
+    async def load_image(
+        self,
+        model: str,
+        generation: int,
+        lease_id: str,
+        manifest: bytes,
+        *,
+        on_progress: Progressed | None = None,
+    ) -> loader_pb2.ImageProgress:
+        """Returns the last message once the lease's weights are the image's. Raises Unmet when there is no image like
+        that, NotFound when the lease is gone."""
+        request = loader_pb2.LoadImageRequest(model=model, generation=generation, lease_id=lease_id, manifest=manifest)
+        return await _last(self._stub.LoadImage(request), on_progress)
+
+    async def drop_image(self, model: str) -> None:
+        """Idempotent."""
+        await self._call(self._stub.DropImage, loader_pb2.DropImageRequest(model=model))
+
+    async def _call(self, method: Any, request: Any) -> Any:
+        try:
+            return await method(request, timeout=self._timeout_s, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+
+async def _last(stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
+    last = loader_pb2.ImageProgress()
+    try:
+        async for last in stream:
+            if on_progress is not None:
+                on_progress(last.progress)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc(error) from None
+    finally:
+        stream.cancel()
+    return last

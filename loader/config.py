@@ -1,0 +1,35 @@
+"""Configuration of a loader."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from services.config import Config
+
+
+class LoaderConfig(Config):
+    """One node's loader."""
+
+    catalogue: str
+    """The operator's file of models (loader/catalogue.py)."""
+    keeper: str
+    """Path of the keeper's SEQPACKET socket."""
+    handoff: str
+    """Path of balloond's SEQPACKET socket."""
+    host_capacity_bytes: int = Field(gt=0)
+    """Most that weight images may take of the host's memory."""
+    device_dtype_bytes: Literal[2, 4] = 4
+    """Of weights and KV as engines hold them: 4 (float32) on the CPU, 2 on GPUs."""
+    kv_extent_bytes: int = Field(default=256 << 10, gt=0)
+    """Floors are whole extents of this size: that of the engines (`engines.kv_extent_bytes` of the gpu_schedulers)."""
+    engine_quota_bytes: int = Field(default=1 << 20, ge=0)
+    """Private memory of an engine on its device, for models whose catalogue entry gives no `quota_bytes`."""
+    chunk_bytes: int = Field(default=8 << 20, ge=4096)
+    """Of one step of a copy: progress is told, and a cancellation noticed, between two. Below a few MiB the steps'
+    own cost shows."""
+    copy_threads: int = Field(default=2, ge=1)
+    """Copies that run at the same time; more wait for their turn."""
+    answer_timeout_s: float = Field(default=20.0, gt=0)
+    """How long a call waits for the keeper or balloond while they are away (a restart takes a second or two)."""

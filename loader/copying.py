@@ -1,0 +1,188 @@
+"""Saving and loading images: extents are borrowed, bytes copied in a thread, extents given back, whatever happens
+between."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from weakref import WeakValueDictionary
+
+from loader.handoff_client import HandoffClient
+from loader.image_memory import Image
+from loader.images import Images
+from loader.metrics import COPIED
+from loader.models import Models
+from loader.policy import chunks
+from loader.policy.chunks import Chunk
+from loader.transfers.base import Borrowed, Meter, Transfer
+from services import log
+from services.errors import Unavailable, Unmet
+
+_log = log.get(__name__)
+
+Step = int | Image
+"""Of a copy under way: the bytes done so far; in the end the image."""
+
+
+class Copying:
+    """Several copies run at a time, each in a thread; a closed or cancelled iteration stops its copy and waits for the
+    thread, so that nothing is given back that is still written to."""
+
+    def __init__(
+        self,
+        models: Models,
+        images: Images,
+        handoff: HandoffClient,
+        transfer: Transfer,
+        *,
+        chunk_bytes: int,
+        threads: int,
+        answer_timeout_s: float,
+    ) -> None:
+        self._models = models
+        self._images = images
+        self._handoff = handoff
+        self._transfer = transfer
+        self._chunk_bytes = chunk_bytes
+        self._answer_timeout_s = answer_timeout_s
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="copy")
+        self._saving: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def save(
+        self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int, checksum: str
+    ) -> AsyncGenerator[Step, None]:
+        """Makes the image of a model out of a lease's weights; one that is there already is kept. Ends with the
+        image, which the keeper holds by then.
+
+        Raises NotFound (model, lease), Unmet when the checkpoint is of another generation by now, the lease does not
+        hold what the manifest says or the checksum differs, Refused when host memory is short, Unavailable while
+        balloond or the keeper are away."""
+        present = self._models.get(model).generation
+        if generation != present:
+            raise Unmet(f"{model} is of generation {present} by now, the engine's weights are of {generation}")
+        # A second one for the model waits, and then finds the image.
+        lock = self._saving.setdefault(model, asyncio.Lock())
+        async with lock:
+            image = self._images.get(model)
+            if image is not None and (image.generation, image.manifest) == (generation, manifest):
+                _agree(model, checksum, image.checksum)
+                yield image
+                return
+            async with self._handoff.borrowed(lease_id) as extents:
+                plan = self._plan(extents, total_bytes, lease_id)
+                with self._images.blank(model, generation, total_bytes, manifest) as image:
+                    with image.weights() as weights:
+                        crc = _Crc(weights)
+                        copy = self._copy(self._transfer.out_of, extents, weights, plan, "save", crc.add)
+                        async with aclosing(copy) as steps:
+                            async for step in steps:
+                                yield step
+                    _agree(model, checksum, crc.text())
+                    await self._publish(image, crc.text())
+            _log.info("image saved", model=model, bytes=image.total_bytes, checksum=image.checksum)
+            yield image
+
+    async def load(
+        self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int
+    ) -> AsyncGenerator[Step, None]:
+        """Copies the image of a model into a lease's weights. Ends with the image.
+
+        Raises Unmet when there is no image of this generation and manifest, or the lease is too small for it, NotFound
+        when the lease is gone, Unavailable while balloond is away."""
+        image = self._images.get(model)
+        if image is None:
+            raise Unmet(f"there is no image of {model}")
+        if image.generation != generation:
+            raise Unmet(f"the image of {model} is of generation {image.generation}, not of {generation}")
+        if image.manifest != manifest:
+            raise Unmet(f"the image of {model} was made by an engine that lays its weights out in another way")
+        with self._images.using(image) as weights:
+            async with self._handoff.borrowed(lease_id) as extents:
+                plan = self._plan(extents, total_bytes, lease_id)
+                async with aclosing(self._copy(self._transfer.into, extents, weights, plan, "load")) as steps:
+                    async for step in steps:
+                        yield step
+        yield image
+
+    # --- parts
+
+    def _plan(self, extents: Sequence[Borrowed], total_bytes: int, lease_id: str) -> Sequence[Chunk]:
+        try:
+            return chunks.plan([extent.nbytes for extent in extents], total_bytes, self._chunk_bytes)
+        except ValueError as error:
+            raise Unmet(f"lease {lease_id}: {error}") from None
+
+    async def _publish(self, image: Image, checksum: str) -> None:
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                await self._images.publish(image, checksum)
+        except TimeoutError:
+            raise Unavailable("the keeper does not answer, and no image is used that it does not hold") from None
+
+    async def _copy(
+        self,
+        move: Callable[[Sequence[Borrowed], memoryview, Sequence[Chunk], Callable[[Chunk], None]], None],
+        extents: Sequence[Borrowed],
+        weights: memoryview,
+        plan: Sequence[Chunk],
+        direction: str,
+        each: Callable[[Chunk], None] = lambda chunk: None,
+    ) -> AsyncGenerator[int, None]:
+        """Runs `move` in a thread and yields the bytes done, as they grow. `each` is called there with every chunk."""
+        meter = Meter()
+
+        def moved(chunk: Chunk) -> None:
+            each(chunk)
+            COPIED.labels(direction).inc(chunk.nbytes)
+            meter.advance(chunk.nbytes)
+
+        running = asyncio.get_running_loop().run_in_executor(self._threads, move, extents, weights, plan, moved)
+        running.add_done_callback(lambda _: meter.stir())
+        try:
+            while not running.done():
+                yield meter.done
+                await meter.moved()
+            await running
+        except OSError as error:
+            raise Unavailable(f"the copy failed: {error.strerror or error}") from None
+        finally:
+            meter.cancel()
+            await _ended(running)
+
+
+class _Crc:
+    """The checksum of an image, computed in the copying thread while the bytes are warm."""
+
+    def __init__(self, weights: memoryview) -> None:
+        self._weights = weights
+        self._crc = 0
+
+    def add(self, chunk: Chunk) -> None:
+        with self._weights[chunk.at : chunk.at + chunk.nbytes] as part:
+            self._crc = zlib.crc32(part, self._crc)
+
+    def text(self) -> str:
+        return f"crc32:{self._crc:08x}"
+
+
+def _agree(model: str, theirs: str, ours: str) -> None:
+    if theirs and theirs != ours:
+        raise Unmet(f"the weights of {model} have checksum {ours}, their engine said {theirs}")
+
+
+async def _ended(running: asyncio.Future[None]) -> None:
+    """Returns when the thread is done with it, however often the waiting is cancelled meanwhile; the cancellation is
+    then raised."""
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if not running.cancelled():
+        running.exception()  # looked at, so that it is not reported as forgotten
+    if cancelled is not None:
+        raise cancelled

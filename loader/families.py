@@ -1,0 +1,173 @@
+"""The model families that engines hold elastically today, and why others are refused.
+
+All of them are decoders with full attention over keys and values of one size per layer: their KV is a number of bytes
+per token. What has another kind of attention would be served wrongly by the same accounting, so it is refused by
+name, before any memory is booked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from loader.errors import BrokenCheckpoint
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a family's layers have beside the common tensors. A bias is there always, never, or as a key of
+    config.json says."""
+
+    qkv_bias: bool | str
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "MistralForCausalLM": Family(qkv_bias=False),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True),
+}
+_STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What config.json says of a model's size."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context_tokens: int
+    tied: bool
+    """Input and output embedding are one tensor, and one in memory."""
+
+
+def refusal(config: Mapping[str, Any]) -> str | None:
+    """Why a model with this config.json is not served, None when it may be. One line that names the kind."""
+    architectures = config.get("architectures")
+    if not isinstance(architectures, list) or not architectures or not isinstance(architectures[0], str):
+        return "config.json names no architecture"
+    name = architectures[0]
+    layer_types = config.get("layer_types")
+    kinds = {str(kind) for kind in layer_types} if isinstance(layer_types, list) else set()
+    if name.endswith("ForConditionalGeneration") or {"vision_config", "audio_config", "text_config"} & set(config):
+        return f"{name} is multimodal, which is not supported: only text models are"
+    if config.get("kv_lora_rank"):
+        return f"{name} has multi-head latent attention (MLA), which is not supported: its KV has no elastic form yet"
+    if kinds - {"full_attention", "sliding_attention"} or any(key.startswith(_STATE_SPACE_KEYS) for key in config):
+        return f"{name} is a hybrid of attention and state-space or linear layers, which is not supported"
+    if _slides(config, kinds):
+        return f"{name} has sliding-window attention, which is not supported: its KV has no elastic form yet"
+    if config.get("quantization_config"):
+        quantised = config["quantization_config"]
+        method = quantised.get("quant_method", "?") if isinstance(quantised, dict) else "?"
+        return f"{name} is quantised ({method}), which is not supported: give the unquantised checkpoint"
+    if name not in FAMILIES:
+        return f"the architecture {name} is not supported; these are: {', '.join(sorted(FAMILIES))}"
+    return None
+
+
+def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
+    if kinds:
+        return "sliding_attention" in kinds
+    window = config.get("sliding_window")
+    # Qwen2 and Qwen3 write a window that they do not use; for Mistral, writing it is using it.
+    unused = str(config.get("model_type", "")).startswith("qwen")
+    if not window or not config.get("use_sliding_window", not unused):
+        return False
+    # A window as long as the context is none.
+    context = config.get("max_position_embeddings")
+    return not (isinstance(window, int) and isinstance(context, int) and window >= context)
+
+
+def read_shape(config: Mapping[str, Any]) -> Shape:
+    """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible."""
+
+    def number(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        if value is None:
+            value = default
+        if value is None:
+            raise BrokenCheckpoint(f"config.json has no {key}")
+        if type(value) is not int or value <= 0:
+            raise BrokenCheckpoint(f"config.json: {key} = {value!r} is not a positive whole number")
+        return value
+
+    heads, hidden = number("num_attention_heads"), number("hidden_size")
+    kv_heads = number("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise BrokenCheckpoint(f"config.json: {heads} attention heads cannot share {kv_heads} key-value heads")
+    if config.get("head_dim") is None and hidden % heads:
+        raise BrokenCheckpoint(
+            f"config.json: hidden_size {hidden} does not divide into {heads} heads; no head_dim is given"
+        )
+    return Shape(
+        architecture=config["architectures"][0],
+        layers=number("num_hidden_layers"),
+        hidden=hidden,
+        intermediate=number("intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=number("head_dim", hidden // heads),
+        vocabulary=number("vocab_size"),
+        context_tokens=int(number("max_position_embeddings") * _stretch(config)),
+        tied=config.get("tie_word_embeddings") is True,
+    )
+
+
+def _stretch(config: Mapping[str, Any]) -> float:
+    """By how much positions are interpolated beyond max_position_embeddings; engines serve the stretched context."""
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = config.get(key)
+        # Every other kind has its stretched length in max_position_embeddings already.
+        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "linear":
+            factor = rope.get("factor", 1)
+            if not isinstance(factor, (int, float)) or factor < 1:
+                raise BrokenCheckpoint(f"config.json: {key}.factor = {factor!r} is not a number of 1 or more")
+            return float(factor)
+    return 1.0
+
+
+def expected_tensors(shape: Shape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor that a whole checkpoint of this shape has, tied ones once."""
+    family = FAMILIES[shape.architecture]
+
+    def has(bias: bool | str) -> bool:
+        return config.get(bias) is True if isinstance(bias, str) else bias
+
+    query, key_value = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    linears: dict[str, tuple[int, int, bool]] = {
+        "self_attn.q_proj": (query, shape.hidden, has(family.qkv_bias)),
+        "self_attn.k_proj": (key_value, shape.hidden, has(family.qkv_bias)),
+        "self_attn.v_proj": (key_value, shape.hidden, has(family.qkv_bias)),
+        "self_attn.o_proj": (shape.hidden, query, has(family.output_bias)),
+        "mlp.gate_proj": (shape.intermediate, shape.hidden, has(family.mlp_bias)),
+        "mlp.up_proj": (shape.intermediate, shape.hidden, has(family.mlp_bias)),
+        "mlp.down_proj": (shape.hidden, shape.intermediate, has(family.mlp_bias)),
+    }
+    norms = {"input_layernorm": shape.hidden, "post_attention_layernorm": shape.hidden}
+    if family.qk_norm:
+        norms |= {"self_attn.q_norm": shape.head_dim, "self_attn.k_norm": shape.head_dim}
+
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (shape.vocabulary, shape.hidden)}
+    for layer in range(shape.layers):
+        prefix = f"model.layers.{layer}."
+        for name, (rows, columns, bias) in linears.items():
+            tensors[f"{prefix}{name}.weight"] = (rows, columns)
+            if bias:
+                tensors[f"{prefix}{name}.bias"] = (rows,)
+        for name, size in norms.items():
+            tensors[f"{prefix}{name}.weight"] = (size,)
+    tensors["model.norm.weight"] = (shape.hidden,)
+    if not shape.tied:
+        tensors["lm_head.weight"] = (shape.vocabulary, shape.hidden)
+    return tensors

@@ -1,0 +1,128 @@
+"""The memory of one image: a memfd that describes itself, and its record for the keeper.
+
+    [0, total_bytes)              the weights range, byte for byte
+    next multiple of a page       the manifest
+
+The manifest lies in the memory and not in the record because a record must fit one datagram, and a model of thousands
+of tensors has a manifest that does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protos import keeper_pb2
+
+OWNER = "loader"
+KIND = "image"
+_FORMAT = 1
+
+
+@dataclass(eq=False)
+class Image:
+    """One model's weights in host memory, mapped here for as long as the object lives."""
+
+    model: str
+    generation: int
+    total_bytes: int
+    """Of the weights range."""
+    manifest: bytes
+    checksum: str
+    """Empty while the image is being filled."""
+    fd: int
+    memory: mmap.mmap
+    users: int = 0
+    """Copies that read it now."""
+    last_used: float = 0.0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of host memory, the manifest included."""
+        return held_bytes(self.total_bytes, self.manifest)
+
+    @contextlib.contextmanager
+    def weights(self) -> Iterator[memoryview]:
+        """The bytes of the weights range."""
+        with memoryview(self.memory) as whole, whole[: self.total_bytes] as weights:
+            yield weights
+
+    def close(self) -> None:
+        """Gives the memory up as far as it is ours; safe to repeat."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            # A view that somebody still has keeps the mapping until it goes.
+            with contextlib.suppress(BufferError):
+                self.memory.close()
+
+
+def held_bytes(total_bytes: int, manifest: bytes) -> int:
+    """Host memory that an image takes."""
+    return _whole_pages(total_bytes) + _whole_pages(len(manifest))
+
+
+def create(model: str, generation: int, total_bytes: int, manifest: bytes) -> Image:
+    """An empty image; its pages are taken as they are filled. Raises OSError."""
+    size = held_bytes(total_bytes, manifest)
+    fd = os.memfd_create(f"prism-image-{model[:200]}")
+    try:
+        os.ftruncate(fd, size)
+        memory = mmap.mmap(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    start = _whole_pages(total_bytes)
+    memory[start : start + len(manifest)] = manifest
+    return Image(model, generation, total_bytes, manifest, "", fd, memory)
+
+
+def record_id(model: str) -> str:
+    return f"{KIND}/{model}"
+
+
+def record(image: Image) -> keeper_pb2.Record:
+    """What the keeper is to know of a filled image."""
+    facts = {
+        "format": _FORMAT,
+        "model": image.model,
+        "generation": image.generation,
+        "total_bytes": image.total_bytes,
+        "manifest_bytes": len(image.manifest),
+        "checksum": image.checksum,
+    }
+    return keeper_pb2.Record(
+        id=record_id(image.model),
+        owner=OWNER,
+        bytes=image.held_bytes,
+        kind=KIND,
+        detail=json.dumps(facts).encode(),
+        has_descriptor=True,
+    )
+
+
+def restore(kept: keeper_pb2.Record, fd: int) -> Image:
+    """The image that a predecessor kept; the descriptor becomes the image's. Raises ValueError when it is none, or of
+    another version's making: then the descriptor is the caller's still."""
+    try:
+        facts = json.loads(kept.detail)
+        if facts["format"] != _FORMAT:
+            raise ValueError(f"format {facts['format']}")
+        total, length = int(facts["total_bytes"]), int(facts["manifest_bytes"])
+        start = _whole_pages(total)
+        size = start + _whole_pages(length)
+        if fd < 0 or os.fstat(fd).st_size != size:
+            raise ValueError(f"its memory is not the {size} bytes that it should be")
+        memory = mmap.mmap(fd, size)
+        manifest = memory[start : start + length]
+        return Image(facts["model"], int(facts["generation"]), total, manifest, facts["checksum"], fd, memory)
+    except (KeyError, TypeError, OSError) as error:
+        raise ValueError(f"{kept.id}: {error!r}") from None
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE

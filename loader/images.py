@@ -1,0 +1,178 @@
+"""The images of a node: which there are, what they take, and that the keeper holds each before anyone may rely on
+it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from balloond.keeper_client import KeeperClient, Kept
+from loader import image_memory
+from loader.image_memory import Image
+from loader.policy import residency
+from protos import keeper_pb2
+from services import log
+from services.errors import Refused
+
+_log = log.get(__name__)
+
+
+class Images:
+    """All images. `now` is in seconds on any clock; `describe` says of a model whether it is pinned and which
+    generation is the present one (None: it is not in the catalogue); `on_change` is called after each change."""
+
+    def __init__(
+        self,
+        keeper: KeeperClient,
+        capacity_bytes: int,
+        now: Callable[[], float],
+        describe: Callable[[str], tuple[bool, int | None]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._keeper = keeper
+        self._now = now
+        self._describe = describe
+        self._on_change = on_change
+        self._images: dict[str, Image] = {}
+        self._arriving: dict[str, Image] = {}
+        """Filled, and on the way to the keeper."""
+        self._others: set[Image] = set()
+        """Being filled, or dropped while a copy still reads them: they count, and are nobody's to find."""
+
+    # --- looking
+
+    def get(self, model: str) -> Image | None:
+        return self._images.get(model)
+
+    def all(self) -> Sequence[Image]:
+        return list(self._images.values())
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(image.held_bytes for image in {*self._images.values(), *self._others})
+
+    # --- making
+
+    @contextlib.contextmanager
+    def blank(self, model: str, generation: int, total_bytes: int, manifest: bytes) -> Iterator[Image]:
+        """An image to be filled, which is gone at the end unless it was published. Others are dropped for it where the
+        policy says so. Raises Refused when host memory is short, with the arithmetic."""
+        self._make_room(model, image_memory.held_bytes(total_bytes, manifest))
+        try:
+            image = image_memory.create(model, generation, total_bytes, manifest)
+        except OSError as error:
+            raise Refused(f"no host memory for an image of {total_bytes} bytes: {error.strerror}") from None
+        self._others.add(image)
+        try:
+            yield image
+        finally:
+            self._others.discard(image)
+            if self._images.get(model) is not image:
+                image.close()
+            self._on_change()
+
+    def _make_room(self, model: str, need: int) -> None:
+        held = [self._as_held(image, superseded=image.model == model) for image in self._images.values()]
+        taken = sum(image.held_bytes for image in self._others)
+        room = residency.make_room(held, taken, need, self.capacity_bytes)
+        if room.short_bytes:
+            raise Refused(
+                f"an image of {model} takes {need} bytes; of {self.capacity_bytes} for images {self.used_bytes} are"
+                f" used, and what may be dropped leaves {room.short_bytes} short"
+            )
+        for other in room.drop:
+            _log.info("image dropped for another", model=other, by=model)
+            self.drop(other)
+
+    def _as_held(self, image: Image, superseded: bool) -> residency.Held:
+        pinned, generation = self._describe(image.model)
+        return residency.Held(
+            model=image.model,
+            nbytes=image.held_bytes,
+            last_used=image.last_used,
+            pinned=pinned,
+            wanted=image.generation == generation and not superseded,
+            in_use=image.users > 0,
+        )
+
+    async def publish(self, image: Image, checksum: str) -> None:
+        """`image` is filled: returns once the keeper holds it, in place of an older one of its model. Waits for a
+        keeper that is away."""
+        image.checksum = checksum
+        image.last_used = self._now()
+        older = self._images.get(image.model)
+        self._arriving[image.model] = image
+        try:
+            await self._keeper.keep([_kept(image)])
+        except BaseException:
+            del self._arriving[image.model]
+            self._keeper.forget_soon([image_memory.record_id(image.model)])
+            if (older := self._images.get(image.model)) is not None:
+                self._keeper.keep_soon([_kept(older)])
+            raise
+        del self._arriving[image.model]
+        self._images[image.model] = image
+        self._others.discard(image)
+        if older is not None:
+            self._let_go(older)
+        self._on_change()
+
+    # --- using
+
+    @contextlib.contextmanager
+    def using(self, image: Image) -> Iterator[memoryview]:
+        """The image's bytes, which stay for that long whatever is dropped."""
+        image.users += 1
+        image.last_used = self._now()
+        try:
+            with image.weights() as weights:
+                yield weights
+        finally:
+            image.users -= 1
+            if image.users == 0 and image in self._others:
+                self._others.discard(image)
+                image.close()
+                self._on_change()
+
+    # --- dropping
+
+    def drop(self, model: str) -> None:
+        """Frees the memory of a model's image, at once or when the copies that read it end. None there: nothing to
+        do."""
+        image = self._images.pop(model, None)
+        if image is not None:
+            self._keeper.forget_soon([image_memory.record_id(model)])
+            self._let_go(image)
+            self._on_change()
+
+    def _let_go(self, image: Image) -> None:
+        if image.users:
+            self._others.add(image)
+        else:
+            image.close()
+
+    # --- the keeper
+
+    def restore(self, found: Iterable[tuple[keeper_pb2.Record, int]]) -> None:
+        """Takes over what a predecessor kept, before anything else; what cannot be understood is forgotten."""
+        for record, fd in found:
+            try:
+                image = image_memory.restore(record, fd)
+            except ValueError as error:
+                _log.warning("image not understood, forgotten", record=record.id, why=str(error))
+                if fd >= 0:
+                    os.close(fd)
+                self._keeper.forget_soon([record.id])
+                continue
+            self._images[image.model] = image
+        self._on_change()
+
+    def everything(self) -> Iterable[Kept]:
+        """For a keeper that came back empty."""
+        return [_kept(image) for image in {**self._images, **self._arriving}.values()]
+
+
+def _kept(image: Image) -> Kept:
+    return image_memory.record(image), image.fd

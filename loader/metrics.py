@@ -1,0 +1,10 @@
+"""What the loader counts."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge
+
+COPIED = Counter("prism_image_copied_bytes", "Bytes copied between images and extents", ["direction"])
+HELD = Gauge("prism_image_held_bytes", "Host memory that images take, those under way included")
+CAPACITY = Gauge("prism_image_capacity_bytes", "Most host memory that images may take")
+MODELS = Gauge("prism_catalogue_models", "Models in the catalogue", ["state"])

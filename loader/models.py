@@ -1,0 +1,155 @@
+"""The models of this node: what the operator's file and callers of Add name, with what their checkpoints say."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from loader import catalogue, checkpoint
+from loader.catalogue import Listed
+from loader.checkpoint import Checkpoint
+from loader.errors import BrokenCheckpoint
+from services import log
+from services.errors import Exists, NotFound
+
+_log = log.get(__name__)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an entry that gives none gets; see LoaderConfig."""
+
+    dtype_bytes: int
+    kv_extent_bytes: int
+    quota_bytes: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model. Either its checkpoint could be read or `error` says why not: then it has no sizes."""
+
+    listed: Listed
+    sizes: Sizes
+    checkpoint: Checkpoint | None
+    error: str = ""
+    added: bool = False
+    """By a call, not by the file."""
+
+    @property
+    def generation(self) -> int:
+        return self.checkpoint.generation if self.checkpoint is not None else 0
+
+    @property
+    def context_tokens(self) -> int:
+        if self.checkpoint is None:
+            return 0
+        return self.listed.context_tokens or self.checkpoint.context_tokens
+
+    @property
+    def floor_bytes(self) -> int:
+        """KV of one longest request, or what the catalogue says, in whole extents."""
+        if self.checkpoint is None:
+            return 0
+        tokens = self.listed.floor_tokens or self.context_tokens
+        extent = self.sizes.kv_extent_bytes
+        return -(-tokens * self.checkpoint.kv_bytes_per_token // extent) * extent
+
+    @property
+    def quota_bytes(self) -> int:
+        return self.sizes.quota_bytes if self.listed.quota_bytes is None else self.listed.quota_bytes
+
+
+def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
+    """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
+    try:
+        found = checkpoint.read(listed.path, sizes.dtype_bytes)
+        _check_lengths(listed, found)
+    except BrokenCheckpoint as error:
+        return Model(listed, sizes, None, " ".join(str(error).split()), added)
+    return Model(listed, sizes, found, "", added)
+
+
+def _check_lengths(listed: Listed, found: Checkpoint) -> None:
+    if listed.context_tokens > found.context_tokens:
+        raise BrokenCheckpoint(
+            f"the catalogue gives it context_tokens {listed.context_tokens}, its checkpoint has {found.context_tokens}"
+        )
+    context = listed.context_tokens or found.context_tokens
+    if listed.floor_tokens and listed.floor_tokens < context:
+        raise BrokenCheckpoint(
+            f"the catalogue gives it floor_tokens {listed.floor_tokens}, less than one request of {context} tokens;"
+            " give it context_tokens to serve shorter ones"
+        )
+
+
+class Models:
+    """All models by name. Files are read in threads; changes are made one after the other."""
+
+    def __init__(self, sizes: Sizes, on_change: Callable[[], None]) -> None:
+        self._sizes = sizes
+        self._on_change = on_change
+        self._models: dict[str, Model] = {}
+        self._changing = asyncio.Lock()
+
+    def all(self) -> Sequence[Model]:
+        return list(self._models.values())
+
+    def find(self, name: str) -> Model | None:
+        return self._models.get(name)
+
+    def get(self, name: str) -> Model:
+        """Raises NotFound."""
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(f"no model {name!r} in the catalogue")
+        return model
+
+    async def inspect(self, listed: Listed) -> Model:
+        """What adding it would give; nothing changes. Raises BrokenCheckpoint."""
+        model = await asyncio.to_thread(read_model, listed, self._sizes)
+        if model.error:
+            raise BrokenCheckpoint(model.error)
+        return model
+
+    async def add(self, listed: Listed) -> Model:
+        """Adds it for as long as this process lives. Of the same path as one that is there it reads the files afresh;
+        the settings of one that the file lists stay the operator's. Raises Exists for another path,
+        BrokenCheckpoint."""
+        async with self._changing:
+            present = self._models.get(listed.name)
+            if present is not None:
+                if os.path.realpath(present.listed.path) != os.path.realpath(listed.path):
+                    raise Exists(f"the name {listed.name!r} is taken by the model at {present.listed.path}")
+                listed = listed if present.added else present.listed
+            model = replace(await self.inspect(listed), added=present is None or present.added)
+            self._models[listed.name] = model
+        _log.info("model added", model=listed.name, path=listed.path)
+        self._on_change()
+        return model
+
+    async def remove(self, name: str) -> None:
+        """Raises NotFound. One that the file lists is back at the next start or reload."""
+        async with self._changing:
+            self.get(name)
+            del self._models[name]
+        _log.info("model removed", model=name)
+        self._on_change()
+
+    async def reload(self, path: str) -> None:
+        """Makes the catalogue what the file at `path` says now, plus what was added by calls, and reads all checkpoints
+        afresh. Raises ValueError with one line when the file cannot be used: then nothing has changed."""
+        async with self._changing:
+            listed = await asyncio.to_thread(catalogue.read, path)
+            names = {one.name for one in listed}
+            added = [model.listed for model in self._models.values() if model.added and model.listed.name not in names]
+            reads = [asyncio.to_thread(read_model, one, self._sizes) for one in listed]
+            reads += [asyncio.to_thread(read_model, one, self._sizes, True) for one in added]
+            models = await asyncio.gather(*reads)
+            self._models = {model.listed.name: model for model in models}
+        for model in models:
+            if model.error:
+                _log.warning("model cannot be served", model=model.listed.name, why=model.error)
+        _log.info("catalogue read", path=path, models=len(models), broken=sum(bool(model.error) for model in models))
+        self._on_change()

@@ -1,0 +1,38 @@
+"""How a copy between an image and the extents of a lease is cut into steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One step: `nbytes` at `offset` of the extent number `extent` (its place in the range) and at `at` of the
+    image."""
+
+    extent: int
+    offset: int
+    at: int
+    nbytes: int
+
+
+def plan(extents: Sequence[int], total_bytes: int, chunk_bytes: int) -> tuple[Chunk, ...]:
+    """The steps that cover the image's bytes [0, total_bytes) in ascending order, each at most `chunk_bytes` long and
+    within one extent. `extents` are the sizes of the range's extents, back to back. Raises ValueError with the
+    arithmetic when they are too small together; what they have beyond `total_bytes` is padding and left alone."""
+    if chunk_bytes <= 0:
+        raise ValueError(f"chunks of {chunk_bytes} bytes")
+    if sum(extents) < total_bytes:
+        raise ValueError(f"{len(extents)} extents of {sum(extents)} bytes do not hold {total_bytes}")
+    chunks: list[Chunk] = []
+    at = 0
+    for number, size in enumerate(extents):
+        offset = 0
+        end = min(size, total_bytes - at)
+        while offset < end:
+            nbytes = min(chunk_bytes, end - offset)
+            chunks.append(Chunk(number, offset, at, nbytes))
+            offset += nbytes
+            at += nbytes
+    return tuple(chunks)

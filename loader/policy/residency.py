@@ -1,0 +1,58 @@
+"""Which images give way when host memory is short for another.
+
+Kept are, in this order: images under copy, pinned models' images, then the most recently used. What no engine can ask
+for any more (of an older generation, or of a model that left the catalogue) goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Held:
+    """An image in host memory, as the decision sees it."""
+
+    model: str
+    nbytes: int
+    last_used: float
+    """Seconds, on any clock."""
+    pinned: bool = False
+    wanted: bool = True
+    """It is of the present generation of a model in the catalogue."""
+    in_use: bool = False
+
+
+@dataclass(frozen=True)
+class Room:
+    """What has to happen for the bytes to fit."""
+
+    drop: tuple[str, ...]
+    """Models whose images go, none when `short_bytes` is not 0: nobody loses anything for nothing."""
+    short_bytes: int
+    """0: they fit once these are dropped."""
+
+
+def make_room(held: Iterable[Held], taken_bytes: int, need_bytes: int, capacity_bytes: int) -> Room:
+    """Room for `need_bytes` beside the images `held` and `taken_bytes` of others that cannot go (images being made)."""
+    held = list(held)
+    missing = sum(image.nbytes for image in held) + taken_bytes + need_bytes - capacity_bytes
+    candidates = sorted(
+        (image for image in held if not image.in_use and not (image.pinned and image.wanted)),
+        key=lambda image: (image.wanted, image.last_used, image.model),
+    )
+    chosen: list[Held] = []
+    for image in candidates:
+        if missing <= 0:
+            break
+        chosen.append(image)
+        missing -= image.nbytes
+    if missing > 0:
+        return Room((), missing)
+    # A large one that came late in the row may have made earlier ones unnecessary: the most worth keeping stay.
+    for image in reversed(chosen[:]):
+        if missing + image.nbytes <= 0:
+            chosen.remove(image)
+            missing += image.nbytes
+    return Room(tuple(image.model for image in chosen), 0)

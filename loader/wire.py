@@ -1,0 +1,90 @@
+"""protos/loader.proto <-> what the loader works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pydantic
+from google.protobuf.message import DecodeError
+
+from loader.catalogue import Listed
+from loader.image_memory import Image
+from loader.models import Model
+from protos import common_pb2, engine_pb2, loader_pb2
+from services.errors import Invalid
+
+
+def listed(request: loader_pb2.AddRequest | loader_pb2.InspectRequest) -> Listed:
+    """Raises Invalid naming the field."""
+    if not Path(request.path).is_absolute():
+        raise Invalid(f"path: {request.path!r} is not absolute")
+    values: dict[str, object] = {"name": request.name, "path": request.path}
+    if isinstance(request, loader_pb2.AddRequest):
+        slo = request.default_slo
+        values |= {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "pinned": request.pinned, "engine": request.engine}
+    elif not request.name:
+        values["name"] = "unnamed"
+    try:
+        return Listed.model_validate(values)
+    except pydantic.ValidationError as error:
+        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
+        raise Invalid("; ".join(problems)) from None
+
+
+def model_spec(model: Model) -> common_pb2.ModelSpec:
+    spec = common_pb2.ModelSpec(
+        name=model.listed.name,
+        path=model.listed.path,
+        default_slo=common_pb2.Slo(ttft_ms=model.listed.ttft_ms, tpot_ms=model.listed.tpot_ms),
+        pinned=model.listed.pinned,
+        engine=model.listed.engine,
+        quota_bytes=model.quota_bytes,
+        devices=1,
+    )
+    found = model.checkpoint
+    if found is not None:
+        spec.generation = found.generation
+        spec.architecture = found.architecture
+        spec.context_tokens = model.context_tokens
+        spec.weights_bytes = found.weights_bytes
+        spec.kv_bytes_per_token = found.kv_bytes_per_token
+        spec.floor_bytes = model.floor_bytes
+        spec.vocab_size = found.vocabulary
+    return spec
+
+
+def entry(model: Model, image: Image | None) -> loader_pb2.Entry:
+    """An image of another generation than the checkpoint's is not shown: nothing that starts now can use it."""
+    shown = loader_pb2.Entry(model=model_spec(model), error=model.error)
+    if image is not None and image.generation == model.generation:
+        shown.has_image = True
+        shown.image_bytes = image.total_bytes
+        shown.image_checksum = image.checksum
+    return shown
+
+
+def catalogue(entries: Sequence[loader_pb2.Entry], capacity: int, used: int, revision: int) -> loader_pb2.Catalogue:
+    return loader_pb2.Catalogue(revision=revision, entries=entries, host_capacity_bytes=capacity, host_used_bytes=used)
+
+
+def manifest_bytes(manifest: bytes) -> int:
+    """The size of the range that a manifest describes. Raises Invalid when it is none."""
+    try:
+        total = int(engine_pb2.Manifest.FromString(manifest).total_bytes)
+    except DecodeError:
+        raise Invalid("manifest: not understood") from None
+    if total <= 0:
+        raise Invalid(f"manifest: total_bytes {total} is not the size of a range")
+    return total
+
+
+def progress(step: str, done: int, total: int) -> loader_pb2.ImageProgress:
+    return loader_pb2.ImageProgress(progress=common_pb2.Progress(step=step, done=done, total=total, unit="bytes"))
+
+
+def finished(image: Image) -> loader_pb2.ImageProgress:
+    """The last message of a copy."""
+    last = progress("copying", image.total_bytes, image.total_bytes)
+    last.checksum, last.image_bytes = image.checksum, image.total_bytes
+    return last
