@@ -87,9 +87,10 @@ class Residency:
         """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the
         last message says so)."""
         async for message in change.progress.follow():
+            last = change.ended  # now: it may end while the message is on its way, and then one more follows
             if message.ByteSize():
                 yield message
-            if change.ended:
+            if last:
                 break
         if change.failure is not None and not at_fault(change.failure):
             raise change.failure
