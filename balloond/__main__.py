@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 
-from balloond import backends, metrics, recovery, records
+from balloond import backends, metrics, records, recovery
 from balloond.config import BalloondConfig
 from balloond.daemon import Daemon
 from balloond.handoff import HandoffServer

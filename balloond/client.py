@@ -55,7 +55,8 @@ class BalloondClient:
     async def make_room(
         self, device: str, model: str, *, bytes: int, may_retract: bool, hold_ms: int, timeout_s: float
     ) -> balloond_pb2.MakeRoomResponse:
-        """Waits until there is room, nothing more can be taken, or the time is over: then `short_bytes` says what lacks."""
+        """Waits until there is room, nothing more can be taken, or the time is over: then `short_bytes` says what
+        lacks."""
         request = balloond_pb2.MakeRoomRequest(
             device=device, model=model, bytes=bytes, may_retract=may_retract, hold_ms=hold_ms
         )

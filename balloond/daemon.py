@@ -1,7 +1,7 @@
 """The owner of the node's state: takes requests, lets the device's policy decide, carries the decisions out.
 
-Nothing is awaited between reading the state and changing it. What takes time (the keeper's answer) follows on the decision, and looks again
-whether it still holds when it is done.
+Nothing is awaited between reading the state and changing it. What takes time (the keeper's answer) follows on the
+decision, and looks again whether it still holds when it is done.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Protocol
 from balloond import processes, records
 from balloond.backends.base import ExtentMaker
 from balloond.events import History
-from balloond.keeper_client import Kept, KeeperClient
+from balloond.keeper_client import KeeperClient, Kept
 from balloond.policy.claims import (
     AskBack,
     Decision,
@@ -97,8 +97,8 @@ class Daemon:
     async def adopt(
         self, process: Process, device_name: str, model: str, token: str, held: Sequence[tuple[int, int, Kind]]
     ) -> LeaseFacts:
-        """A lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is stranded. It is entitled
-        to what it has until somebody books for it. Raises NotFound without the device."""
+        """A lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is
+        stranded. It is entitled to what it has until somebody books for it. Raises NotFound without the device."""
         device = self.device(device_name)
         facts = LeaseFacts(token[:8], device_name, model, token, process)
         if model not in device.ledger.bookings:
@@ -128,8 +128,11 @@ class Daemon:
                 return self._facts[lease.id]
         return None
 
-    def connect(self, facts: LeaseFacts, process: Process, session: Session, held: Iterable[tuple[int, int, Kind]]) -> None:
-        """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended meanwhile."""
+    def connect(
+        self, facts: LeaseFacts, process: Process, session: Session, held: Iterable[tuple[int, int, Kind]]
+    ) -> None:
+        """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended
+        meanwhile."""
         device = self.device(facts.device)
         device.ledger.lease(facts.id)
         if process != facts.process:
@@ -334,7 +337,8 @@ class Daemon:
 
     async def _deliver(self, device: Device, grant: Grant, kept: Sequence[Kept], session: Session) -> None:
         await self._keeper.keep(kept)
-        # The process may be gone, or have come back and said that it does not have these: then they are destroyed already.
+        # The process may be gone, or have come back and said that it does not have these: then they are destroyed
+        # already.
         if self._sessions.get(grant.lease_id) is session:
             session.granted(grant.request_id, grant.extents, [self._fds[extent.id] for extent in grant.extents])
             first = grant.extents[0]
@@ -425,8 +429,8 @@ class Daemon:
                         yield self._kept(device.name, extent, lease.token)
 
     def restore(self, found: Found) -> None:
-        """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones end. Raises Unavailable
-        when it does not fit the configuration."""
+        """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones
+        end. Raises Unavailable when it does not fit the configuration."""
         missing = {f.device for f in found.leases} | {f.device for f in found.bookings}
         missing -= set(self.devices)
         if missing:

@@ -23,7 +23,8 @@ _log = log.get(__name__)
 
 
 class HandoffServer:
-    """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when the ledger is rebuilt."""
+    """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when the ledger is
+    rebuilt."""
 
     def __init__(self, path: str, daemon: Daemon) -> None:
         self._daemon = daemon

@@ -1,8 +1,8 @@
 """`python -m balloond.keeper --socket PATH`: holds one descriptor for each extent and image, with its record.
 
-Nothing else: no policy, no device, no allocation, so nothing that could make it fail. Whoever holds an extent's descriptor holds its memory: as
-long as this process lives, balloond and the loader may die and come back to everything they had. It lives through whatever its
-clients send.
+Nothing else: no policy, no device, no allocation, so nothing that could make it fail. Whoever holds an extent's
+descriptor holds its memory: as long as this process lives, balloond and the loader may die and come back to
+everything they had. It lives through whatever its clients send.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Keeper:
         self._fds: dict[str, int] = {}
 
     def keep(self, records: Iterable[keeper_pb2.Record], fds: list[int]) -> None:
-        """Takes the records and their descriptors over. Raises ValueError when they do not match; then the descriptors are closed."""
+        """Takes the records and their descriptors over. Raises ValueError when they do not match; then the
+        descriptors are closed."""
         records = list(records)
         if sum(record.has_descriptor for record in records) != len(fds):
             for fd in fds:

@@ -1,7 +1,7 @@
 """An owner's end of the keeper's socket, in a running loop (for balloond and the loader).
 
-The keeper may die and come back empty: on every connection the owner puts everything back (`everything`), and what the
-keeper has beyond that is forgotten. `keep` returns once the records are held, through all of that.
+The keeper may die and come back empty: on every connection the owner puts everything back (`everything`), and what
+the keeper has beyond that is forgotten. `keep` returns once the records are held, through all of that.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class KeeperClient:
     # --- requests
 
     async def keep(self, kept: Sequence[Kept]) -> None:
-        """Returns when the keeper holds them. They must be part of `everything` already: after a lost connection it is `everything` that is
-        put back, since descriptors named here may be closed by then."""
+        """Returns when the keeper holds them. They must be part of `everything` already: after a lost connection it
+        is `everything` that is put back, since descriptors named here may be closed by then."""
         if self._restored.is_set():
             answers = [self._ask(_keep(batch), _descriptors(batch)) for batch in _batches(kept)]
             results = await asyncio.gather(*answers, return_exceptions=True)

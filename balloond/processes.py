@@ -30,7 +30,8 @@ def started(pid: int) -> int:
 
 
 def watch(process: Process) -> int:
-    """A pidfd of exactly this process, readable when it is dead; the caller closes it. Raises ProcessLookupError when it is gone."""
+    """A pidfd of exactly this process, readable when it is dead; the caller closes it. Raises ProcessLookupError when
+    it is gone."""
     try:
         pidfd = os.pidfd_open(process.pid)
     except OSError:

@@ -24,7 +24,9 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
         daemon = self._daemon
         return wire.node(self._node, daemon.changed.revision + 1, daemon.devices.values(), daemon.process_of)
 
-    async def SetBooking(self, request: balloond_pb2.SetBookingRequest, context: Any) -> balloond_pb2.SetBookingResponse:
+    async def SetBooking(
+        self, request: balloond_pb2.SetBookingRequest, context: Any
+    ) -> balloond_pb2.SetBookingResponse:
         self._daemon.set_booking(request.device, request.model, wire.booking(request))
         return balloond_pb2.SetBookingResponse()
 

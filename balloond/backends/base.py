@@ -14,7 +14,8 @@ class ExtentMaker(Protocol):
     page_bytes: int
 
     def create(self, nbytes: int) -> int:
-        """A new extent of zeros; returns its descriptor. Whoever holds the descriptor, or a mapping, holds the memory. Raises OSError."""
+        """A new extent of zeros; returns its descriptor. Whoever holds the descriptor, or a mapping, holds the
+        memory. Raises OSError."""
         ...
 
 

@@ -1,7 +1,7 @@
 """A lease of (device, model): the process's end of balloond's handoff socket.
 
-The lease outlives the socket: when balloond goes away the thread connects again and again, shows the token and names what is
-held. Growths that wait are asked for again then; what was given back meanwhile is simply not named.
+The lease outlives the socket: when balloond goes away the thread connects again and again, shows the token and names
+what is held. Growths that wait are asked for again then; what was given back meanwhile is simply not named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _WHY = {number: name.lower() for name, number in handoff_pb2.Refused.Why.items()
 
 
 class LeaseRefused(Exception):
-    """balloond does not give this process a lease, or did not answer in time. `why`: "not_booked", "unknown", "peer" or "timeout"."""
+    """balloond does not give this process a lease, or did not answer in time. `why`: "not_booked", "unknown", "peer"
+    or "timeout"."""
 
     def __init__(self, why: str, detail: str) -> None:
         super().__init__(f"{why}: {detail}")
@@ -158,7 +159,8 @@ class Lease:
         for_reserve: bool = False,
         timeout_s: float,
     ) -> list[Granted]:
-        """`count` new extents, or at least `min_count`. Waits while others give back, and while balloond is away. Raises GrowRefused."""
+        """`count` new extents, or at least `min_count`. Waits while others give back, and while balloond is away.
+        Raises GrowRefused."""
         assert not self.loop.here(), "a blocking call on the lease's own thread would never return"
         finished = threading.Event()
         result: list[tuple[list[Granted], GrowRefused | None]] = []
@@ -241,7 +243,8 @@ class Lease:
     # --- the end
 
     def detach(self, timeout_s: float = 5.0) -> None:
-        """Ends the lease: everything must be unmapped. Waits until balloond knows; when it is away, the thread goes on trying."""
+        """Ends the lease: everything must be unmapped. Waits until balloond knows; when it is away, the thread goes
+        on trying."""
         with self._lock:
             self._held.clear()
             self._growths.clear()
@@ -262,7 +265,8 @@ class Lease:
     # --- the socket; on the lease's thread unless said otherwise
 
     def _send(self, message: handoff_pb2.ToBalloond) -> None:
-        """With the lock held, on any thread. Dropped without a connection: what matters is said again after the next one."""
+        """With the lock held, on any thread. Dropped without a connection: what matters is said again after the next
+        one."""
         if self._sock is None:
             return
         try:

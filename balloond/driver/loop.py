@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 
 class Loop:
-    """Callbacks run on its thread, one at a time. One that raises ends the process's hope: the thread dies with its trace."""
+    """Callbacks run on its thread, one at a time. One that raises ends the process's hope: the thread dies with its
+    trace."""
 
     def __init__(self, name: str) -> None:
         self._calls: deque[Callable[[], None]] = deque()

@@ -1,4 +1,5 @@
-"""How many extents to keep mapped ahead: between a low and a high mark, following the growth that is seen. Pure: `now` in seconds."""
+"""How many extents to keep mapped ahead: between a low and a high mark, following the growth that is seen. Pure:
+`now` in seconds."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import math
 _MEMORY_S = 0.5
 """Growth longer ago than a few of these is forgotten."""
 _AHEAD_S = 0.1
-"""The reserve should last this long: a growth through balloond takes a millisecond, one that others have to give back for, tens."""
+"""The reserve should last this long: a growth through balloond takes a millisecond, one that others have to give back
+for, tens."""
 IDLE_S = 1.0
 """Without growth for this long, what is above the low mark goes back."""
 

@@ -1,11 +1,12 @@
 """The KV addresses of one engine. Extents come and go, addresses stay.
 
-Two threads. The engine's takes extents and gives them back: `acquire` from the reserve costs microseconds, `release` never waits. The lease's
-own keeps the reserve between its marks, unmaps and returns what is not needed, and answers limits and reclaims as far as the reserve goes,
-whatever the engine is doing. What goes beyond it is the engine's: `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims`
-say how much.
+Two threads. The engine's takes extents and gives them back: `acquire` from the reserve costs microseconds, `release`
+never waits. The lease's own keeps the reserve between its marks, unmaps and returns what is not needed, and answers
+limits and reclaims as far as the reserve goes, whatever the engine is doing. What goes beyond it is the engine's:
+`wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
 
-Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it) = mapped.
+Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
+= mapped.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ class _Reclaim:
 
 
 class ElasticRange:
-    """See the module. `low` and `high` are the marks of the reserve, in extents. Methods are the engine's, from one thread; those of the
-    lease's thread begin with an underscore."""
+    """See the module. `low` and `high` are the marks of the reserve, in extents. Methods are the engine's, from one
+    thread; those of the lease's thread begin with an underscore."""
 
     def __init__(
         self,
@@ -58,7 +59,8 @@ class ElasticRange:
         high: int,
         poison: bool = False,
     ) -> None:
-        """Reserves the addresses; the reserve is filled in the background. `poison`: what is new or was released is filled with NaN."""
+        """Reserves the addresses; the reserve is filled in the background. `poison`: what is new or was released is
+        filled with NaN."""
         if extent_bytes <= 0 or extent_bytes % mapper.page_bytes:
             raise ValueError(f"extents of {extent_bytes} bytes are not whole pages of {mapper.page_bytes}")
         self.extent_bytes = extent_bytes
@@ -119,8 +121,9 @@ class ElasticRange:
         return len(self._ids) * self.extent_bytes
 
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
-        """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is asked: at most `timeout_s`
-        is waited for it, what comes later goes into the reserve and makes `wake_fd` readable."""
+        """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is
+        asked: at most `timeout_s` is waited for it, what comes later goes into the reserve and makes `wake_fd`
+        readable."""
         now = time.monotonic()
         with self._changed:
             self._may_fill = True
@@ -158,8 +161,9 @@ class ElasticRange:
         return taken
 
     def release(self, indices: Sequence[int]) -> None:
-        """Emptied by the caller. They come back into the reserve, or are unmapped and returned, once work that was given to the device
-        before is done. Raises ValueError for one that is not the caller's; then nothing has changed."""
+        """Emptied by the caller. They come back into the reserve, or are unmapped and returned, once work that was
+        given to the device before is done. Raises ValueError for one that is not the caller's; then nothing has
+        changed."""
         indices = list(indices)
         if not indices:
             return
@@ -194,8 +198,8 @@ class ElasticRange:
             return max(0, (len(self._ids) - len(self._reserve)) * self.extent_bytes - self._lease.limit.bytes)
 
     def take_reclaims(self) -> int:
-        """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine evicts prefixes,
-        releases the extents that this emptied, and calls `reclaimed`."""
+        """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine
+        evicts prefixes, releases the extents that this emptied, and calls `reclaimed`."""
         with self._changed:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -216,8 +220,8 @@ class ElasticRange:
         self._lease.loop.call(self._tend)
 
     def usage(self, used_bytes: int, cached: Iterable[tuple[float, int]]) -> None:
-        """For balloond's policy: bytes of running requests, and (seconds since last use, bytes) of prefixes that nobody runs on. Cheap;
-        told at most every 100 ms."""
+        """For balloond's policy: bytes of running requests, and (seconds since last use, bytes) of prefixes that
+        nobody runs on. Cheap; told at most every 100 ms."""
         cached = tuple(cached)
         with self._changed:
             if (used_bytes, cached) != (self._used, self._cached):
@@ -225,8 +229,9 @@ class ElasticRange:
                 self._tell_soon()
 
     def empty(self, timeout_s: float = _CLOSE_S) -> None:
-        """Hibernation: unmaps and returns everything, and waits until that is done; addresses and lease stay. Nothing is mapped again before
-        the next `acquire`. Raises ValueError while extents are owned, TimeoutError when a fence does not open."""
+        """Hibernation: unmaps and returns everything, and waits until that is done; addresses and lease stay. Nothing
+        is mapped again before the next `acquire`. Raises ValueError while extents are owned, TimeoutError when a
+        fence does not open."""
         with self._changed:
             if self._owned:
                 raise ValueError(f"{len(self._owned)} extents are still in use")
@@ -262,7 +267,9 @@ class ElasticRange:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
             assert sorted(parts) == sorted(self._ids), "owned + reserve + quarantined = mapped"
-            assert sorted([*self._unmapped, *self._ids]) == list(range(self.n_extents)), "every address is accounted for"
+            assert sorted([*self._unmapped, *self._ids]) == list(range(self.n_extents)), (
+                "every address is accounted for"
+            )
 
     # --- the lease's thread
 
@@ -360,7 +367,8 @@ class ElasticRange:
         return leaving
 
     def _answer_reclaims(self, left: int, force: bool) -> None:
-        """Tells balloond of every reclaim that is over: met, or the engine did what it could and no fence holds more."""
+        """Tells balloond of every reclaim that is over: met, or the engine did what it could and no fence holds
+        more."""
         with self._changed:
             over = [r for r in self._reclaims if not r.remaining or (r.done and not self._quarantine)]
             self._reclaims = [r for r in self._reclaims if r not in over]
@@ -441,7 +449,8 @@ class ElasticRange:
     # --- time
 
     def _watch_idle(self, now: float) -> None:
-        """Looks once more when growth has been away for long enough to shrink to the low mark. Without a surplus there is no timer."""
+        """Looks once more when growth has been away for long enough to shrink to the low mark. Without a surplus
+        there is no timer."""
         with self._changed:
             if self._idle_watch or self._closed or len(self._reserve) <= self._marks.low or self._marks.idle(now):
                 return

@@ -1,7 +1,7 @@
 """Torch tensors over addresses that may have no memory behind them, by DLPack from pure Python.
 
-Nothing is read or written when a tensor is made, so a range may be mapped and unmapped under it at will; views and CUDA graphs over it stay
-valid.
+Nothing is read or written when a tensor is made, so a range may be mapped and unmapped under it at will; views and
+CUDA graphs over it stay valid.
 """
 
 from __future__ import annotations

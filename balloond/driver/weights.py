@@ -1,4 +1,5 @@
-"""The weights' addresses of one engine: filled with large extents, emptied for hibernation, filled again at the same addresses."""
+"""The weights' addresses of one engine: filled with large extents, emptied for hibernation, filled again at the same
+addresses."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ class WeightsRange:
         self.mapped_bytes = 0
 
     def grow(self, total_bytes: int, *, timeout_s: float) -> None:
-        """Maps `total_bytes` from the start of the range, in whole pages, zeros. Nothing may be mapped. Raises GrowRefused (then nothing is
-        mapped), ValueError when it does not fit the addresses."""
+        """Maps `total_bytes` from the start of the range, in whole pages, zeros. Nothing may be mapped. Raises
+        GrowRefused (then nothing is mapped), ValueError when it does not fit the addresses."""
         if self._ids:
             raise ValueError(f"{self.mapped_bytes} bytes are mapped already")
         sizes = cut(total_bytes, self._extent_bytes, self._mapper.page_bytes)

@@ -91,7 +91,8 @@ def plan(
     shares: Mapping[str, float],
     may_retract: bool,
 ) -> Plan:
-    """Steps that free `need` bytes, or all that can be taken. `shares`: bytes of KV that each model's demand entitles it to."""
+    """Steps that free `need` bytes, or all that can be taken. `shares`: bytes of KV that each model's demand entitles
+    it to."""
     spare = _Spare(holders, floors)
     steps: list[Step] = []
     need -= _reserves(need, holders, spare, steps)
@@ -128,9 +129,13 @@ def _reserves(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[S
 
 
 def _prefixes(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
-    """Prefixes are smaller than extents and do not end with them, so a holder is asked for whole extents as its prefixes add up."""
+    """Prefixes are smaller than extents and do not end with them, so a holder is asked for whole extents as its
+    prefixes add up."""
     oldest_first = sorted(
-        (last_use, holder.lease_id, nbytes, holder) for holder in holders for last_use, nbytes in holder.cached if nbytes > 0
+        (last_use, holder.lease_id, nbytes, holder)
+        for holder in holders
+        for last_use, nbytes in holder.cached
+        if nbytes > 0
     )
     asked: dict[str, int] = {}
     cached: dict[str, int] = {}

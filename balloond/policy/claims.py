@@ -1,4 +1,5 @@
-"""What waits on a device, what others were asked for, what is held for whom; and the decisions that leave the policy."""
+"""What waits on a device, what others were asked for, what is held for whom; and the decisions that leave the
+policy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The state of one device and everything that is decided about it.
 
-Every method takes `now`, changes the state at once and returns what has to be done. Claims (growths and rooms) are served first come, first
-served: memory that an earlier one waits for is not given to a later one. What is free may be held for a model (`make_room`).
+Every method takes `now`, changes the state at once and returns what has to be done. Claims (growths and rooms) are
+served first come, first served: memory that an earlier one waits for is not given to a later one. What is free may be
+held for a model (`make_room`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Device:
         self._patience = patience
 
     def __repr__(self) -> str:
-        return f"Device({self.name}, {self.ledger!r}, {len(self.claims)} claims, {len(self.reclaims.asks)} asks, {self.holds})"
+        waiting = f"{len(self.claims)} claims, {len(self.reclaims.asks)} asks"
+        return f"Device({self.name}, {self.ledger!r}, {waiting}, {self.holds})"
 
     # --- leases
 
@@ -243,7 +245,9 @@ class Device:
         for ask in self.reclaims.expire(now):
             for claim in self.claims:
                 claim.dry.add(ask.lease_id)
-            out.append(Note(self.ledger.leases[ask.lease_id].model, "reclaim", f"{ask.asked} bytes: not answered in time"))
+            out.append(
+                Note(self.ledger.leases[ask.lease_id].model, "reclaim", f"{ask.asked} bytes: not answered in time")
+            )
         for model in [model for model, hold in self.holds.items() if hold.until <= now]:
             self._release_hold(model, out)
         for claim in [claim for claim in self.claims if claim.deadline <= now]:
@@ -310,7 +314,8 @@ class Device:
         if short or claim.hold_s <= 0:
             self._drop(claim, out)
         else:
-            # The limits that were lowered for it stay low as long as the room is held, so that the victims do not take it back.
+            # The limits that were lowered for it stay low as long as the room is held, so that the victims do not
+            # take it back.
             self._release_hold(claim.model, out)
             self.holds[claim.model] = Hold(claim.need, now + claim.hold_s, claim.id)
             self.claims.remove(claim)
@@ -320,8 +325,8 @@ class Device:
     def _refuse(self, claim: Growth, short: int, out: list[Decision]) -> None:
         ledger = self.ledger
         detail = (
-            f"{claim.need} bytes asked, {max(0, self._available(claim.model))} free for {claim.model} of {ledger.capacity} "
-            f"(leased {ledger.leased}, booked {ledger.booked}, stranded {ledger.stranded})"
+            f"{claim.need} bytes asked, {max(0, self._available(claim.model))} free for {claim.model}; capacity "
+            f"{ledger.capacity}, leased {ledger.leased}, booked {ledger.booked}, stranded {ledger.stranded}"
         )
         self._drop(claim, out)
         out.append(Refuse(claim.lease_id, claim.request_id, "exhausted", max(1, short), detail))
@@ -341,8 +346,8 @@ class Device:
     # --- taking from others
 
     def _take_from_others(self, now: float, out: list[Decision]) -> bool:
-        """Asks others for what the claims lack and nobody was asked for yet. A claim for which nothing is left to take is answered; True
-        then, so that those after it are looked at anew."""
+        """Asks others for what the claims lack and nobody was asked for yet. A claim for which nothing is left to
+        take is answered; True then, so that those after it are looked at anew."""
         lacking = self._lacking(now)
         if lacking > 0:
             # A quota was booked that others still occupy.
@@ -359,8 +364,8 @@ class Device:
             plan = self.reclaims.plan(now, wanted, claim.model, claim.dry, claim.may_retract)
             short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
             if isinstance(claim, Growth):
-                # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find memory
-                # when those before it are answered.
+                # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find
+                # memory when those before it are answered.
                 if short <= 0:
                     out += self.reclaims.take(now, plan, claim.id, claim.taken)
                 elif first:

@@ -11,8 +11,8 @@ def whole_pages(nbytes: int, page_bytes: int) -> int:
 def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
     """The sizes of extents that hold `total_bytes` in a row: full ones, then one of the pages that are left.
 
-    Weights are cut like this: few large extents map fast (28 us each on CUDA, whatever the size), and the last one wastes less
-    than a page.
+    Weights are cut like this: few large extents map fast (28 us each on CUDA, whatever the size), and the last one
+    wastes less than a page.
     """
     if extent_bytes <= 0 or extent_bytes % page_bytes:
         raise ValueError(f"an extent of {extent_bytes} bytes is not whole pages of {page_bytes}")

@@ -1,9 +1,11 @@
 """The ledger of one device: whose every byte is.
 
-Conservation, always: leased + free + booked + stranded = capacity. `free` is negative while a booking waits for memory that leases
-still hold (quotas are booked at once), or while stranded extents turned up that nobody had counted; nothing is granted then.
+Conservation, always: leased + free + booked + stranded = capacity. `free` is negative while a booking waits for
+memory that leases still hold (quotas are booked at once), or while stranded extents turned up that nobody had
+counted; nothing is granted then.
 
-An extent is freed when everybody who was sent it has given it back or is dead: the engine of its lease, and each loader that borrowed it.
+An extent is freed when everybody who was sent it has given it back or is dead: the engine of its lease, and each
+loader that borrowed it.
 """
 
 from __future__ import annotations
@@ -88,15 +90,16 @@ class Ledger:
     # --- bookings
 
     def book(self, model: str, booking: Booking) -> None:
-        """Replaces the model's booking. Raises Refused with the arithmetic when all bookings would exceed the capacity, Invalid for a
-        negative number; then nothing has changed."""
+        """Replaces the model's booking. Raises Refused with the arithmetic when all bookings would exceed the
+        capacity, Invalid for a negative number; then nothing has changed."""
         if min(booking.quota, booking.weights, booking.floor) < 0:
             raise Invalid(f"a booking cannot be negative: {booking}")
         others = sum(other.total for name, other in self.bookings.items() if name != model)
         if others + booking.total > self.capacity:
             raise Refused(
-                f"{model} needs {booking.total} bytes (quota {booking.quota} + weights {booking.weights} + floor {booking.floor}); "
-                f"other models have booked {others} of {self.capacity}, which leaves {self.capacity - others}"
+                f"{model} needs {booking.total} bytes (quota {booking.quota} + weights {booking.weights} + floor "
+                f"{booking.floor}); other models have booked {others} of {self.capacity}, which leaves "
+                f"{self.capacity - others}"
             )
         change = booking.quota - self.quota(model)
         self.booked += change
@@ -156,8 +159,8 @@ class Ledger:
         self.lease(lease_id).suspended = True
 
     def resume(self, lease_id: str, held: Iterable[tuple[int, int, Kind]]) -> list[Extent]:
-        """The process is back and has exactly `held` (id, bytes, kind): what it does not name counts as given back, what is not known
-        here is stranded. Returns what became free."""
+        """The process is back and has exactly `held` (id, bytes, kind): what it does not name counts as given back,
+        what is not known here is stranded. Returns what became free."""
         lease = self.lease(lease_id)
         lease.suspended = False
         named = {id: (nbytes, kind) for id, nbytes, kind in held}
@@ -178,8 +181,8 @@ class Ledger:
     # --- extents
 
     def grant(self, lease_id: str, kind: Kind, nbytes: int, ids: Sequence[int]) -> list[Extent]:
-        """Books one new extent for each id. Raises Refused when the bytes are not free, Invalid unless they are whole pages, Unmet while
-        the lease is suspended."""
+        """Books one new extent for each id. Raises Refused when the bytes are not free, Invalid unless they are whole
+        pages, Unmet while the lease is suspended."""
         lease = self.lease(lease_id)
         if nbytes <= 0 or nbytes % self.page_bytes:
             raise Invalid(f"an extent of {nbytes} bytes is not whole pages of {self.page_bytes}")
@@ -211,8 +214,8 @@ class Ledger:
                 lease.extents[id].borrowers = (lease.extents[id].borrowers or set()) | {borrower}
 
     def give_back(self, lease_id: str, ids: Iterable[int], borrower: str | None = None) -> list[Extent]:
-        """The lease's process, or `borrower`, no longer has these. Unknown ones are ignored: they are free already. Returns what became
-        free."""
+        """The lease's process, or `borrower`, no longer has these. Unknown ones are ignored: they are free already.
+        Returns what became free."""
         lease = self.leases.get(lease_id)
         if lease is None:
             return []
@@ -286,7 +289,9 @@ class Ledger:
                 weights += extent.bytes if extent.kind == "weights" else 0
                 leased += 0 if extent.stranded else extent.bytes
                 stranded += extent.bytes if extent.stranded else 0
-            assert (kv, weights) == (lease.kv_bytes, lease.weights_bytes), f"lease {lease.id}: {kv} + {weights}, {lease}"
+            assert (kv, weights) == (lease.kv_bytes, lease.weights_bytes), (
+                f"lease {lease.id}: {kv} + {weights}, {lease}"
+            )
         booked = sum(booking.quota for booking in self.bookings.values())
         counted = (leased, booked, stranded)
         assert counted == (self.leased, self.booked, self.stranded), f"counted {counted}, kept {self!r}"

@@ -1,7 +1,8 @@
 """Limits of KV with revisions, for the models of one device.
 
-A limit in force is the least of what was set (by the device's gpu_scheduler; the whole device by default) and what balloond squeezes
-the model to while somebody with a better claim waits for the memory. Every change of the one in force gets the next revision.
+A limit in force is the least of what was set (by the device's gpu_scheduler; the whole device by default) and what
+balloond squeezes the model to while somebody with a better claim waits for the memory. Every change of the one in
+force gets the next revision.
 """
 
 from __future__ import annotations

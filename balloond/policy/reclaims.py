@@ -1,7 +1,7 @@
 """What leases of a device were asked to give back, what they say they have, and what may still come.
 
-Three things free memory: a reclaim that is answered, a limit that was lowered, and a lease that ends. The first two are "coming" until they
-came, or their patience is over.
+Three things free memory: a reclaim that is answered, a limit that was lowered, and a lease that ends. The first two
+are "coming" until they came, or their patience is over.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Reclaims:
         return balloon.plan(need, holders, floors, shares, may_retract)
 
     def _holder(self, lease: Lease) -> balloon.Holder:
-        """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest prefixes."""
+        """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest
+        prefixes."""
         report = self.reports.get(lease.id, Report())
         leaving = self.asked_of(lease.id) + self.overage(lease.model)
         held = lease.kv_bytes - leaving
