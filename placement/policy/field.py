@@ -65,7 +65,8 @@ class _Block:
         """Fills and returns `result`: the resulting pressure on every device, +inf where the model does not fit."""
         unfit = self._find_unfit(model)
         np.add(self.demand, model.part_demand, out=self.result)
-        np.divide(self.result, self._left_after, out=self.result)
+        with np.errstate(divide="ignore", invalid="ignore"):  # where nothing is left; the next line settles it
+            np.divide(self.result, self._left_after, out=self.result)
         np.copyto(self.result, inf, where=unfit)
         return self.result
 

@@ -70,22 +70,30 @@ def plan_moves(
 ) -> MovePlan:
     """How to bring the models of `booked` to their places in `target` (those not named there stay).
 
-    `booked` is all that holds memory, each model at its source; `moved_at`: when a model last moved (seconds);
-    `under_way`: moves that run already, they count as part of the first wave.
+    `booked` is all that holds memory. A model may be there more than once: asleep beside its active place, which is the
+    one that moves, or active twice in the middle of a move, then it is left alone. `moved_at`: when a model last moved
+    (seconds). `under_way`: moves that run already, with the model booked at its source; they count as part of the first
+    wave.
     """
     rules = rules or MoveRules()
     moved_at = moved_at or {}
     books = Books(groups)
-    models = {model.name: model for model, _ in booked}
+    movers: dict[str, list[tuple[Model, Place]]] = {}
     for model, place in booked:
         books.book(model, place.devices)
+        known = movers.get(model.name, [])
+        if not known or model.needed > known[0][0].needed:
+            movers[model.name] = [(model, place)]
+        elif model.needed == known[0][0].needed:
+            known.append((model, place))
+    models = {name: places[0][0] for name, places in movers.items()}
     for move in under_way:
         books.book(models[move.model], move.target.devices)
 
     held: list[Held] = []
     pending: list[Move] = []
-    moving = {move.model for move in under_way}
-    for model, place in sorted(booked, key=lambda item: (-item[0].demand, item[0].name)):
+    moving = {move.model for move in under_way} | {name for name, places in movers.items() if len(places) > 1}
+    for [(model, place), *_] in sorted(movers.values(), key=lambda known: (-known[0][0].demand, known[0][0].name)):
         to = target.get(model.name, place)
         if to == place or model.name in moving:
             continue

@@ -1,0 +1,79 @@
+"""Demand, pressure, and what is booked where."""
+
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement.policy.kvpr import LEAST_DEMAND, Books, Device, Group, Model, demand, pressure, share
+
+GROUP = Group("g", (Device("d0", 100), Device("d1", 200), Device("d2", 100)))
+
+
+def test_demand_is_bytes_a_second_weighted_by_the_target():
+    assert demand(100.0, 1000, 0.05, default_target_s=0.1) == pytest.approx(2_000_000)
+    assert demand(100.0, 1000, None, default_target_s=0.1) == pytest.approx(1_000_000)
+
+
+def test_a_model_that_nobody_asks_for_still_demands_a_little():
+    assert demand(0.0, 1000, 0.05, default_target_s=0.1) == LEAST_DEMAND
+
+
+def test_pressure_is_infinite_where_nothing_is_left():
+    assert pressure(10.0, 100, 50) == pytest.approx(0.2)
+    assert pressure(10.0, 100, 100) == inf
+    assert pressure(0.0, 100, 101) == inf
+
+
+def test_floors_need_room_but_are_kv_and_stay_in_the_denominator():
+    books = Books([GROUP])
+    books.book(Model("a", demand=10.0, weights=40, floor=30, quota=10), ["d0"])
+    assert books.pressure("d0") == pytest.approx(10.0 / 50)
+    assert books.free("d0") == 20
+    assert books.fits(Model("b", weights=10, floor=10), "d0")
+    assert not books.fits(Model("b", weights=10, floor=11), "d0")
+    assert books.resulting(Model("b", weights=10, floor=11), "d0") == inf
+    assert books.resulting(Model("b", demand=2.0, weights=10, floor=10), "d0") == pytest.approx(12.0 / 40)
+
+
+def test_the_parts_of_a_tensor_parallel_model_go_to_the_least_pressured_devices_of_the_group():
+    books = Books([GROUP])
+    books.book(Model("a", demand=10.0, weights=10), ["d0"])
+    model = Model("tp", demand=4.0, weights=41, parts=2)
+    assert (model.fixed, model.needed, model.part_demand) == (21, 21, 2.0)
+    worst, devices = books.best(model, GROUP)
+    assert devices == ("d1", "d2")
+    assert worst == pytest.approx(2.0 / 79)
+    assert books.best(Model("tp4", parts=4), GROUP) == (inf, ())
+    assert books.best(Model("large", weights=500, parts=2), GROUP) == (inf, ())
+
+
+def test_asleep_only_the_quota_stays_booked():
+    model = Model("a", demand=5.0, weights=40, floor=30, quota=10, parts=2)
+    assert (model.asleep().fixed, model.asleep().needed, model.asleep().part_demand) == (5, 5, 0.0)
+
+
+def test_a_device_belongs_to_one_group():
+    with pytest.raises(ValueError, match="d0 is in two groups"):
+        Books([GROUP, Group("other", (Device("d0", 1),))])
+
+
+@given(st.integers(0, 10_000), st.integers(1, 8))
+def test_shares_never_add_up_to_less(amount, parts):
+    assert amount <= share(amount, parts) * parts < amount + parts
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(0, 9), st.integers(0, 2)), max_size=20))
+def test_what_was_released_leaves_no_trace(bookings):
+    books = Books([GROUP])
+    models = [(Model(f"{i}", float(d), w, f), f"d{device}") for i, (w, f, d, device) in enumerate(bookings)]
+    for model, device in models:
+        books.book(model, [device])
+    copy = books.copy()
+    for model, device in models:
+        books.release(model, [device])
+    for device in GROUP.devices:
+        assert books.free(device.name) == device.capacity
+        assert books.pressure(device.name) == 0.0
+        assert copy.free(device.name) == device.capacity - sum(m.needed for m, d in models if d == device.name)
