@@ -1,0 +1,204 @@
+"""Reading a folder: sizes, generations, and every kind of broken checkpoint with its reason."""
+
+import json
+import os
+
+import pytest
+
+from loader.checkpoint import fingerprint, read
+from loader.errors import BrokenCheckpoint
+from tests.loader import checkpoints
+from tests.loader.checkpoints import SINGLE, change_config, change_header
+
+FLOAT32 = 4
+
+
+def size(elements):
+    """Of one tensor in a weights range of float32."""
+    return -(-elements * FLOAT32 // 256) * 256
+
+
+def test_sizes_are_those_of_the_device_and_not_of_the_files(tmp_path):
+    found = read(checkpoints.write(tmp_path), FLOAT32)
+    # 2 x (keys and values) x layers x KV heads x head size x bytes of a float.
+    assert found.kv_bytes_per_token == 2 * 2 * 2 * 8 * 4
+    layer = 2 * size(32) + 2 * size(32 * 32) + 2 * size(16 * 32) + 3 * size(48 * 32)
+    # Engines pad 100 rows of vocabulary to 128.
+    assert found.weights_bytes == 2 * layer + size(32) + 2 * size(128 * 32)
+    assert (found.context_tokens, found.vocabulary, found.architecture) == (64, 100, "LlamaForCausalLM")
+    assert read(tmp_path, 2).kv_bytes_per_token == found.kv_bytes_per_token // 2
+
+
+def test_tied_weights_are_counted_once_also_when_the_file_has_both(tmp_path):
+    tied = read(checkpoints.write(tmp_path / "a", tie_word_embeddings=True), FLOAT32)
+    untied = read(checkpoints.write(tmp_path / "b"), FLOAT32)
+    assert untied.weights_bytes - tied.weights_bytes == size(128 * 32)
+    checkpoints.write(tmp_path / "c")  # with lm_head.weight
+    change_config(tmp_path / "c", tie_word_embeddings=True)
+    assert read(tmp_path / "c", FLOAT32).weights_bytes == tied.weights_bytes
+
+
+def test_a_sharded_checkpoint_is_as_large_as_one_of_a_single_file(tmp_path):
+    sharded = read(checkpoints.write(tmp_path / "a", shards=4), FLOAT32)
+    single = read(checkpoints.write(tmp_path / "b"), FLOAT32)
+    assert sharded.weights_bytes == single.weights_bytes
+
+
+def test_tensors_that_no_engine_takes_are_no_fault(tmp_path):
+    def add(header):
+        end = max(one["data_offsets"][1] for one in header.values())
+        extra = {"dtype": "F32", "shape": [4], "data_offsets": [end, end + 16]}
+        header["model.layers.0.self_attn.rotary_emb.inv_freq"] = extra
+
+    whole = read(checkpoints.write(tmp_path), FLOAT32)
+    change_header(tmp_path, add)
+    assert read(tmp_path, FLOAT32).weights_bytes == whole.weights_bytes
+
+
+def without(name):
+    """Leaves one tensor out; the others move together."""
+
+    def change(header):
+        del header[name]
+        at = 0
+        for one in header.values():
+            begin, end = one["data_offsets"]
+            one["data_offsets"] = [at, at + end - begin]
+            at += end - begin
+
+    return lambda folder: change_header(folder, change)
+
+
+def retyped(name, dtype, shape):
+    """Gives one tensor another type and shape; the others move."""
+
+    def change(header):
+        header[name] |= {"dtype": dtype, "shape": shape}
+        at = 0
+        for one in header.values():
+            nbytes = checkpoints.BYTES[one["dtype"]]
+            for length in one["shape"]:
+                nbytes *= length
+            one["data_offsets"] = [at, at + nbytes]
+            at += nbytes
+
+    return lambda folder: change_header(folder, change)
+
+
+def removed(*names):
+    return lambda folder: [os.unlink(folder / name) for name in names]
+
+
+def replaced(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        pytest.param(
+            lambda folder: os.truncate(folder / SINGLE, os.path.getsize(folder / SINGLE) - 1000),
+            f"{SINGLE} is truncated: its header describes",
+            id="truncated safetensors",
+        ),
+        pytest.param(removed(SINGLE), f"no weights: neither {SINGLE} nor", id="no weights"),
+        pytest.param(
+            without("model.layers.1.mlp.up_proj.weight"),
+            "the weights lack model.layers.1.mlp.up_proj.weight",
+            id="missing layer tensor",
+        ),
+        pytest.param(
+            without("model.embed_tokens.weight"), "the weights lack model.embed_tokens.weight", id="missing embedding"
+        ),
+        pytest.param(
+            without("lm_head.weight"), "the weights lack lm_head.weight", id="missing untied output embedding"
+        ),
+        pytest.param(
+            lambda folder: change_config(folder, num_hidden_layers=3),
+            "the weights lack model.layers.2.self_attn.q_proj.weight and 8 other tensors",
+            id="a layer less than the configuration says",
+        ),
+        pytest.param(
+            retyped("model.norm.weight", "BF16", [31]),
+            "model.norm.weight is [31] where config.json makes it [32]",
+            id="a tensor of another shape",
+        ),
+        pytest.param(
+            retyped("model.norm.weight", "I8", [32]),
+            "model.norm.weight is I8: quantised weights are not supported",
+            id="a quantised tensor",
+        ),
+        pytest.param(removed("config.json"), "config.json: No such file", id="no configuration"),
+        pytest.param(replaced("config.json", "{"), "config.json is not JSON", id="bad JSON in the configuration"),
+        pytest.param(replaced("config.json", "[]"), "config.json is not a JSON object", id="configuration is a list"),
+        pytest.param(removed("tokenizer.json"), "no tokenizer: neither tokenizer.json", id="no tokenizer"),
+        pytest.param(replaced("tokenizer.json", ""), "tokenizer.json is empty", id="empty tokenizer"),
+        pytest.param(replaced("tokenizer.json", "{,}"), "tokenizer.json is not JSON", id="bad JSON in the tokenizer"),
+        pytest.param(
+            lambda folder: change_config(folder, architectures=["DeepseekV2ForCausalLM"], kv_lora_rank=8),
+            "multi-head latent attention (MLA)",
+            id="unsupported attention",
+        ),
+        pytest.param(
+            lambda folder: change_config(folder, architectures=["GPT2LMHeadModel"]),
+            "the architecture GPT2LMHeadModel is not supported",
+            id="unsupported architecture",
+        ),
+    ],
+)
+def test_a_broken_checkpoint_is_refused_with_one_line_that_names_what_is_wrong(tmp_path, break_it, reason):
+    folder = checkpoints.write(tmp_path)
+    break_it(folder)
+    with pytest.raises(BrokenCheckpoint) as broken:
+        read(folder, FLOAT32)
+    assert reason in str(broken.value)
+    assert "\n" not in str(broken.value)
+
+
+def test_a_folder_that_is_not_there_or_is_a_file_is_named(tmp_path):
+    with pytest.raises(BrokenCheckpoint, match="gone does not exist"):
+        read(tmp_path / "gone", FLOAT32)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrokenCheckpoint, match="file is not a folder"):
+        read(tmp_path / "file", FLOAT32)
+
+
+@pytest.mark.parametrize("files", [("tokenizer.model",), ("vocab.json", "merges.txt")])
+def test_older_kinds_of_tokenizer_files_will_do(tmp_path, files):
+    checkpoints.write(tmp_path)
+    os.unlink(tmp_path / "tokenizer.json")
+    for file in files:
+        (tmp_path / file).write_text("{}")
+    assert read(tmp_path, FLOAT32).vocabulary == 100
+
+
+def touched(path):
+    """Another time of change, whatever the clock's grain."""
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+
+
+def replaced_by_a_copy(path):
+    """The same bytes and times in another inode."""
+    stat, content = path.stat(), path.read_bytes()
+    other = path.with_suffix(".new")
+    other.write_bytes(content)
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize("file", [SINGLE, "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("change", [touched, replaced_by_a_copy, lambda path: os.truncate(path, 5)])
+def test_a_changed_file_makes_another_generation(tmp_path, file, change):
+    checkpoints.write(tmp_path)
+    before = fingerprint(tmp_path)
+    assert before == fingerprint(tmp_path) > 0
+    change(tmp_path / file)
+    assert fingerprint(tmp_path) != before
+
+
+def test_files_that_are_no_part_of_the_model_do_not_change_its_generation(tmp_path):
+    checkpoints.write(tmp_path)
+    before = fingerprint(tmp_path)
+    (tmp_path / "README.md").write_text(json.dumps("hello"))
+    assert fingerprint(tmp_path) == before
