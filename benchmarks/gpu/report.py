@@ -47,7 +47,8 @@ def circumstances(commit: str) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": commit,
-        "command": " ".join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+        # Names of files, not the paths of the machine that it ran on.
+        "command": " ".join(pathlib.Path(argument).name for argument in sys.argv),
         "gpu": gpu,
         "driver": smi("driver_version"),
         "cuda": torch.version.cuda,
