@@ -74,10 +74,10 @@ def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original.__wrapped__(*args, **kwargs)
 
 
-def never_pad(_parameter: Any, dim: int, _start: int, length: int) -> None:
-    """On a CPU SGLang fills up weights that are too short with zeros, for layouts that do not divide. One device always
-    divides: there, short means broken. Raises ValueError."""
-    if length > 0 and _made == [(1, 1)]:
+def never_make_up(_parameter: Any, dim: int, _start: int, length: int) -> None:
+    """On a CPU SGLang fills up weights that are too short with zeros, because it widens some models. Where it did not
+    widen this one, short means broken. Raises ValueError."""
+    if length > 0 and length not in current.instance().paddings:
         raise ValueError(f"a tensor of the checkpoint lacks {length} of the model's places in dimension {dim}")
 
 
@@ -87,7 +87,7 @@ HOOKS = [
     Hook("sglang.srt.distributed.bootstrap._init_parallel_groups", parallel_groups, "AROUND"),
     Hook(f"{_CONFIGURATIONS}.config.get_config", read_again, "AROUND"),
     Hook(f"{_CONFIGURATIONS}.common.get_generation_config", read_again, "AROUND"),
-    Hook("sglang.srt.model_loader.weight_utils.reset_param_data_if_needed", never_pad, "BEFORE"),
+    Hook("sglang.srt.model_loader.weight_utils.reset_param_data_if_needed", never_make_up, "BEFORE"),
     Hook(f"{_MANAGERS}.scheduler_components.invariant_checker.create_scheduler_watchdog", watchdog, "REPLACE"),
     Hook(f"{_MANAGERS}.scheduler.Scheduler.init_ipc_channels", ipc_channels, "REPLACE"),
 ]

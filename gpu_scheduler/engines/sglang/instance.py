@@ -57,6 +57,8 @@ class Instance:
         self.outputs = Outputs(self.book, self.send_chunks, self._heard_probe)
         self.reference: Trace | None = None
         """What the model said after its first load in this process."""
+        self.paddings: set[int] = set()
+        """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
         self.checksum = load.expected_checksum
         self._weights: torch.Tensor | None = None
         self._manifest = b""
@@ -172,7 +174,7 @@ class Instance:
         return engine_pb2.Measured(
             weights_bytes=self.memory.weights_bytes,
             kv_bytes_per_token=self.kv.envelopes.envelope_bytes,
-            private_bytes=max(0, _resident_bytes() - self.memory.weights_bytes - self.memory.kv_bytes()[0]),
+            private_bytes=max(0, _resident_bytes() - self.memory.weights_bytes - self.kv.memory.mapped_bytes),
             prefill_tokens_per_s=trace.prefill_tokens_per_s,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=self.context_tokens,

@@ -60,6 +60,7 @@ class CheckpointLoader(DefaultModelLoader):
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        current.instance().paddings = _paddings(model_config.hf_config)
         with blame(model_config.model_path):
             model = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=True)
@@ -119,6 +120,13 @@ def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Param
         ):
             parameter.data.fill_(torch.nan)
             yield name, parameter
+
+
+def _paddings(config: Any) -> set[int]:
+    """By how many places SGLang widened layers of this model, so that they suit its kernels."""
+    original = "original_"
+    widened = {name for name in vars(config) if name.startswith(original) and hasattr(config, name[len(original) :])}
+    return {getattr(config, name[len(original) :]) - getattr(config, name) for name in widened} - {0}
 
 
 def _file_bytes(folder: str) -> int:

@@ -219,10 +219,7 @@ class Loop:
     def _send_stats(self, now: float) -> None:
         instance = self._instance
         self._stats_at = now
-        mapped, reserve = instance.memory.kv_bytes()
-        stats = engine_stats(
-            instance.scheduler, instance.kv, mapped, reserve, instance.memory.limit_bytes, instance.counters
-        )
+        stats = engine_stats(instance.scheduler, instance.kv, instance.memory.limit_bytes, instance.counters)
         instance.channel.send(stats=stats)
 
     def changed(self) -> None:

@@ -20,6 +20,11 @@ class KvRange(Protocol):
     extent_bytes: int
     wake_fd: int
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Owned, reserve and quarantined."""
+        ...
+
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]: ...
 
     def release(self, indices: Sequence[int]) -> None: ...
@@ -54,6 +59,8 @@ class WeightsRange(Protocol):
 class Driver(Protocol):
     """One lease with balloond and what can be made on it."""
 
+    page_bytes: int
+
     @property
     def lease_id(self) -> str: ...
 
@@ -63,10 +70,6 @@ class Driver(Protocol):
         ...
 
     def kv_range(self, span_bytes: int) -> KvRange: ...
-
-    def kv_bytes(self, kv: KvRange) -> tuple[int, int]:
-        """(mapped, of which reserve) bytes of KV."""
-        ...
 
     def weights_range(self, span_bytes: int) -> WeightsRange: ...
 
@@ -80,14 +83,13 @@ class Driver(Protocol):
 class Memory:
     """Opened by a Load, closed when the model leaves. Addresses stay in between."""
 
-    def __init__(self, driver: Driver, weights_extent_bytes: int) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._weights_extent_bytes = weights_extent_bytes
         self.kv: KvRange | None = None
         self._kv_span = 0
         self._weights: WeightsRange | None = None
         self.weights_bytes = 0
-        """Whole extents."""
+        """Whole pages."""
 
     @property
     def lease_id(self) -> str:
@@ -108,14 +110,10 @@ class Memory:
         assert self.kv is not None
         return self._driver.tensor(self.kv.address, self._kv_span)
 
-    def kv_bytes(self) -> tuple[int, int]:
-        """(mapped, of which reserve) bytes of KV."""
-        return (0, 0) if self.kv is None else self._driver.kv_bytes(self.kv)
-
     def open_weights(self, nbytes: int) -> torch.Tensor:
-        """Reserves and maps addresses for weights, zero. The tensor covers whole extents. Raises NoMemory."""
+        """Reserves and maps addresses for weights, zero. The tensor covers whole pages. Raises NoMemory."""
         assert self._weights is None
-        self.weights_bytes = -(-nbytes // self._weights_extent_bytes) * self._weights_extent_bytes
+        self.weights_bytes = -(-nbytes // self._driver.page_bytes) * self._driver.page_bytes
         self._weights = self._driver.weights_range(self.weights_bytes)
         self._weights.grow(self.weights_bytes)
         return self._driver.tensor(self._weights.address, self.weights_bytes)

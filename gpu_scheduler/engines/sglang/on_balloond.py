@@ -1,7 +1,91 @@
-"""Memory from balloond."""
+"""A model's memory from balloond, through its driver."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
 
-def open_memory(load, options):
-    raise NotImplementedError
+from balloond.backends.cpu import CpuMapper
+from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.range import ElasticRange
+from balloond.driver.tensor import tensor_over
+from balloond.driver.weights import WeightsRange
+from gpu_scheduler.engines.sglang.errors import NoMemory
+from gpu_scheduler.engines.sglang.memory import Memory
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_scheduler.engines.sglang.options import Options
+    from protos import engine_pb2
+
+_ATTACH_S = 10.0
+_WEIGHTS_S = 30.0
+"""Others may have to give back first."""
+
+
+class _Weights:
+    """A weights range that says NoMemory."""
+
+    def __init__(self, lease: Lease, mapper: CpuMapper, span_bytes: int, extent_bytes: int) -> None:
+        self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes)
+        self.address = self._range.address
+
+    def grow(self, total_bytes: int) -> None:
+        try:
+            self._range.grow(total_bytes, timeout_s=_WEIGHTS_S)
+        except GrowRefused as error:
+            raise NoMemory(f"no memory for {total_bytes} bytes of weights: {error}") from None
+
+    def leave(self) -> None:
+        self._range.leave()
+
+    def close(self) -> None:
+        self._range.close()
+
+
+class LeaseDriver:
+    """One lease."""
+
+    def __init__(self, load: engine_pb2.Load, options: Options) -> None:
+        self._load = load
+        self._options = options
+        self._device = load.device.partition(":")[0]
+        self._mapper = CpuMapper()
+        self.page_bytes = self._mapper.page_bytes
+        try:
+            self._lease = Lease.attach(load.balloond_socket, load.device, load.model.name, timeout_s=_ATTACH_S)
+        except LeaseRefused as error:
+            raise NoMemory(f"no lease for {load.model.name} on {load.device}: {error}") from None
+
+    @property
+    def lease_id(self) -> str:
+        return self._lease.lease_id
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._lease.limit.bytes
+
+    def kv_range(self, span_bytes: int) -> ElasticRange:
+        return ElasticRange(
+            self._lease,
+            self._mapper,
+            span_bytes=span_bytes,
+            extent_bytes=self._load.kv_extent_bytes,
+            low=self._options.reserve_low,
+            high=self._options.reserve_high,
+            poison=self._load.poison_fresh_pages,
+        )
+
+    def weights_range(self, span_bytes: int) -> _Weights:
+        return _Weights(self._lease, self._mapper, span_bytes, self._load.weights_extent_bytes)
+
+    def tensor(self, address: int, nbytes: int) -> torch.Tensor:
+        return tensor_over(address, nbytes, self._device)
+
+    def close(self) -> None:
+        self._lease.detach()
+
+
+def open_memory(load: engine_pb2.Load, options: Options) -> Memory:
+    """Raises NoMemory."""
+    return Memory(LeaseDriver(load, options))

@@ -33,17 +33,16 @@ def running(scheduler: Any) -> int:
     return len(requests)
 
 
-def engine_stats(
-    scheduler: Any, kv: ElasticKv, mapped_bytes: int, reserve_bytes: int, limit_bytes: int, counters: Counters
-) -> engine_pb2.EngineStats:
+def engine_stats(scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Counters) -> engine_pb2.EngineStats:
+    mapped = kv.memory.mapped_bytes
     cached = scheduler.tree_cache.evictable_size()
     return engine_pb2.EngineStats(
         running=running(scheduler),
         waiting=len(scheduler.waiting_queue),
-        kv_held_bytes=mapped_bytes,
+        kv_held_bytes=mapped,
         kv_used_bytes=kv.bytes_of(kv.used - cached),
         kv_cached_bytes=kv.bytes_of(cached),
-        kv_reserve_bytes=reserve_bytes,
+        kv_reserve_bytes=mapped - kv.envelopes.held * kv.memory.extent_bytes,
         kv_limit_bytes=limit_bytes,
         retractions=counters.retractions,
         evicted_tokens=counters.evicted_tokens,

@@ -18,6 +18,10 @@ class ScriptedRange:
         self.waits: list[float] = []
         self.emptied = False
 
+    @property
+    def mapped_bytes(self) -> int:
+        return len(self.owned) * self.extent_bytes
+
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
         self.waits.append(timeout_s)
         free = (index for index in range(10_000) if index not in self.owned)

@@ -1,0 +1,87 @@
+"""Small random checkpoints in Hugging Face's format, and what Transformers says they generate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+VOCABULARY = 1024
+CONTEXT = 512
+
+
+def llama(folder: Path, seed: int = 0) -> Path:
+    """Two key-value heads of 32 in three layers: 1,536 bytes a token."""
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=False,
+        initializer_range=0.08,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _save(LlamaForCausalLM, config, folder, seed)
+
+
+def qwen(folder: Path, seed: int = 1) -> Path:
+    """Another shape, tied embeddings, biases; 1,920 bytes a token, which no extent is a multiple of."""
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=144,
+        intermediate_size=200,
+        num_hidden_layers=5,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return _save(Qwen2ForCausalLM, config, folder, seed)
+
+
+def _save(kind: type, config: object, folder: Path, seed: int) -> Path:
+    torch.manual_seed(seed)
+    model = kind(config).eval()
+    model.generation_config.pad_token_id = 1
+    model.save_pretrained(folder)
+    return folder
+
+
+def prompts(count: int, seed: int = 5) -> list[list[int]]:
+    """Of 5 to 120 tokens; every third one begins like the one before it."""
+    generator = torch.Generator().manual_seed(seed)
+    made: list[list[int]] = []
+    for number in range(count):
+        length = 5 + int(torch.randint(0, 115, (1,), generator=generator))
+        tokens = torch.randint(2, VOCABULARY, (length,), generator=generator).tolist()
+        made.append(made[-1][: len(made[-1]) // 2] + tokens[:20] if number % 3 == 2 else tokens)
+    return made
+
+
+def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
+    """Greedy tokens, end-of-sequence ignored."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    said = []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([list(prompt)])
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=new_tokens,
+                min_new_tokens=new_tokens,
+            )
+            said.append(out[0, ids.shape[1] :].tolist())
+    return said

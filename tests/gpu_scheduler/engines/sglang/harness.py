@@ -1,0 +1,277 @@
+"""A keeper, a balloond and one engine process, and the parent's end of the engine's socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import socket
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from balloond.client import BalloondClient
+from loader.handoff_client import HandoffClient
+from protos import common_pb2, engine_pb2
+from services.errors import PrismError
+from services.framing import FramedChannel
+
+DEVICE = "cpu:0"
+KV_EXTENT = 64 << 10
+WEIGHTS_EXTENT = 1 << 20
+MODEL_BYTES = 40 << 20
+START_S = 60.0
+STEP_S = 60.0
+
+
+@contextlib.asynccontextmanager
+async def node(folder: Path, capacity_bytes: int = 512 << 20) -> AsyncIterator[Node]:
+    """A keeper and a balloond with one CPU device."""
+    config = folder / "balloond.toml"
+    config.write_text(
+        f'name = "balloond"\nlisten = "unix:{folder}/b.sock"\nnode = "test"\nhandoff = "{folder}/h.sock"\n'
+        f'keeper = "{folder}/k.sock"\nlog_level = "warning"\n'
+        f'[[devices]]\nname = "{DEVICE}"\ncapacity_bytes = {capacity_bytes}\n'
+    )
+    with contextlib.ExitStack() as stack:
+        for arguments in (["balloond.keeper", "--socket", f"{folder}/k.sock"], ["balloond", "--config", str(config)]):
+            process = subprocess.Popen([sys.executable, "-m", *arguments])
+            stack.callback(_end, process)
+        client = BalloondClient(f"unix:{folder}/b.sock")
+        try:
+            async with asyncio.timeout(START_S):
+                while not await _answers(client):
+                    await asyncio.sleep(0.05)
+            yield Node(client, f"{folder}/h.sock")
+        finally:
+            await client.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait(10)
+
+
+async def _answers(client: BalloondClient) -> bool:
+    try:
+        await client.inspect()
+    except PrismError:
+        return False
+    return True
+
+
+@dataclass
+class Node:
+    client: BalloondClient
+    handoff: str
+
+    async def book(self, model: str, *, floor_bytes: int = 4 << 20) -> None:
+        await self.client.set_booking(DEVICE, model, quota_bytes=0, weights_bytes=MODEL_BYTES, floor_bytes=floor_bytes)
+
+    async def limit(self, model: str, nbytes: int) -> None:
+        await self.client.set_limit(DEVICE, model, nbytes)
+
+    async def leased_bytes(self) -> int:
+        return (await self.client.inspect()).devices[0].leased_bytes
+
+    async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(STEP_S):
+            while not await what():
+                await asyncio.sleep(0.01)
+
+
+@dataclass
+class Answer:
+    """What came back of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
+    error: str = ""
+    parked: bool = False
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class EngineEnd:
+    """The parent of one engine process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, channel: FramedChannel[engine_pb2.FromEngine]) -> None:
+        self.process = process
+        self.answers: dict[str, Answer] = defaultdict(Answer)
+        self.stats = engine_pb2.EngineStats()
+        self.order: list[str] = []
+        """Request ids by their first token."""
+        self._channel = channel
+        self._heard: asyncio.Queue[engine_pb2.FromEngine] = asyncio.Queue()
+        self._changed = asyncio.Condition()
+        self._number = 0
+        self._reader = asyncio.get_running_loop().create_task(self._read())
+
+    async def _read(self) -> None:
+        while (message := await self._channel.recv()) is not None:
+            kind = message.WhichOneof("message")
+            if kind == "tokens":
+                for chunk in message.tokens.chunks:
+                    self._take(chunk)
+            elif kind == "parked":
+                answer = self.answers[message.parked.request_id]
+                answer.parked = True
+                answer.ended.set()
+            elif kind == "stats":
+                self.stats.CopyFrom(message.stats)
+            elif kind != "progress":
+                self._heard.put_nowait(message)
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _take(self, chunk: common_pb2.TokenChunk) -> None:
+        answer = self.answers[chunk.request_id]
+        if chunk.token_ids and not answer.tokens:
+            self.order.append(chunk.request_id)
+            answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
+        answer.tokens += chunk.token_ids
+        answer.logprobs += chunk.logprobs
+        if chunk.finish:
+            assert not answer.ended.is_set(), "a request ended twice"
+            answer.finish, answer.error = chunk.finish, chunk.error
+            answer.ended.set()
+
+    async def until(self, what: Callable[[], bool]) -> None:
+        """Until `what` is true; looked at after every message of the engine."""
+        async with asyncio.timeout(STEP_S), self._changed:
+            await self._changed.wait_for(what)
+
+    # --- commands
+
+    async def hear(self, *kinds: str) -> engine_pb2.FromEngine:
+        """The next message that is not about requests; it must be one of `kinds`."""
+        async with asyncio.timeout(START_S):
+            message = await self._heard.get()
+        assert message.WhichOneof("message") in kinds, message
+        return message
+
+    def send(self, **message: object) -> int:
+        """Gives a command; its command_id is filled in and returned."""
+        command = engine_pb2.ToEngine(**message)  # type: ignore[arg-type]
+        inner = getattr(command, str(command.WhichOneof("message")))
+        if hasattr(inner, "command_id") and not inner.command_id:
+            self._number += 1
+            inner.command_id = self._number
+        self._channel.send(command)
+        return self._number
+
+    async def do(self, **message: object) -> engine_pb2.Done:
+        """Gives a command that has to succeed."""
+        self.send(**message)
+        return (await self.hear("done")).done
+
+    async def fail(self, **message: object) -> engine_pb2.Failed:
+        """Gives a command that has to fail."""
+        self.send(**message)
+        return (await self.hear("failed")).failed
+
+    # --- requests
+
+    def ask(
+        self, request_id: str, tokens: Sequence[int], max_new_tokens: int, priority: int = 0, **sampling: object
+    ) -> None:
+        parameters = common_pb2.Sampling(max_new_tokens=max_new_tokens, **sampling)  # type: ignore[arg-type]
+        generate = engine_pb2.Generate(request_id=request_id, token_ids=tokens, sampling=parameters, priority=priority)
+        self.send(generate=generate)
+
+    async def answer(self, request_id: str) -> Answer:
+        async with asyncio.timeout(STEP_S):
+            await self.answers[request_id].ended.wait()
+        return self.answers[request_id]
+
+    async def close(self) -> int:
+        """Closes the socket, as the death of the parent does; returns the exit status."""
+        self._channel.close()
+        self._reader.cancel()
+        async with asyncio.timeout(STEP_S):
+            return await self.process.wait()
+
+
+@contextlib.asynccontextmanager
+async def engine(
+    *arguments: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
+) -> AsyncIterator[EngineEnd]:
+    """A warm engine process."""
+    ours, theirs = socket.socketpair()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "gpu_scheduler.engines.sglang", "--channel-fd", str(theirs.fileno()), "--log-level", "error"),
+        *arguments,
+        pass_fds=[theirs.fileno(), *pass_fds],
+        # SGLang adds up its pool after every step, and ends the process when a token is missing.
+        env={**os.environ, "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", **(environment or {})},
+    )
+    theirs.close()
+    end = EngineEnd(process, await FramedChannel(ours, engine_pb2.FromEngine).open())
+    try:
+        hello = (await end.hear("hello")).hello
+        assert hello.pid == process.pid and hello.engine == "sglang"
+        yield end
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await end.close()
+
+
+def load(
+    at: Node,
+    model: str,
+    path: Path,
+    *,
+    context_tokens: int,
+    from_image: bool = False,
+    expected_checksum: str = "",
+    **options: int,
+) -> engine_pb2.Load:
+    spec = common_pb2.ModelSpec(name=model, path=str(path), context_tokens=context_tokens)
+    return engine_pb2.Load(
+        model=spec,
+        device=DEVICE,
+        balloond_socket=at.handoff,
+        from_image=from_image,
+        expected_checksum=expected_checksum,
+        kv_extent_bytes=KV_EXTENT,
+        weights_extent_bytes=WEIGHTS_EXTENT,
+        poison_fresh_pages=True,
+        options={"kv_span_bytes": str(256 << 20), **{name: str(value) for name, value in options.items()}},
+    )
+
+
+class Images:
+    """The loader's part: copies weights extents out and in."""
+
+    def __init__(self, at: Node) -> None:
+        self._client = HandoffClient(at.handoff, answer_timeout_s=10.0)
+        self._task = asyncio.get_running_loop().create_task(self._client.run())
+
+    async def take(self, lease_id: str) -> bytes:
+        async with self._client.borrowed(lease_id) as extents:
+            parts = []
+            for extent in extents:
+                with mmap.mmap(extent.fd, extent.nbytes, prot=mmap.PROT_READ) as memory:
+                    parts.append(memory[:])
+            return b"".join(parts)
+
+    async def put(self, lease_id: str, image: bytes) -> None:
+        async with self._client.borrowed(lease_id) as extents:
+            at = 0
+            for extent in extents:
+                with mmap.mmap(extent.fd, extent.nbytes) as memory:
+                    assert not any(memory[:64]), "a new extent is zero"
+                    memory[:] = image[at : at + extent.nbytes]
+                at += extent.nbytes
+            assert at == len(image)
+
+    def close(self) -> None:
+        self._task.cancel()

@@ -1,0 +1,167 @@
+"""A real engine on a real balloond: its tokens are Transformers' own, whatever happens to its memory meanwhile.
+
+New memory is NaN here, and SGLang recounts its pool after every step, so neither a wrong slot nor a lost one passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from protos import common_pb2, engine_pb2
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, engine, load, node
+
+pytestmark = pytest.mark.sglang
+FLOOR = 16 * KV_EXTENT
+
+
+async def burst(end: EngineEnd, tag: str, prompts: list[list[int]], said: list[list[int]], times: int) -> None:
+    """All prompts at once, `times` over; every answer must be Transformers'."""
+    names = {f"{tag}-{time}-{i}": i for time in range(times) for i in range(len(prompts))}
+    for name, i in names.items():
+        end.ask(name, prompts[i], NEW_TOKENS, ignore_eos=True)
+    for name, i in names.items():
+        answer = await end.answer(name)
+        assert (answer.finish, answer.error, answer.parked) == (common_pb2.LENGTH, "", False), name
+        assert answer.tokens == said[i], name
+        assert answer.prompt_tokens == len(prompts[i])
+
+
+async def move_limit(at: Node, model: str, extents: list[int]) -> None:
+    """For ever, another limit every few steps."""
+    chance = random.Random(3)
+    while True:
+        await at.limit(model, chance.choice(extents) * KV_EXTENT)
+        await asyncio.sleep(0.08)
+
+
+async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("qwen", floor_bytes=FLOOR)
+        images = Images(at)
+        end.send(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48))
+        mapped = (await end.hear("weights_mapped")).weights_mapped
+        measured = (await end.hear("done")).done.measured
+        assert measured.kv_bytes_per_token == 5 * 2 * 2 * 24 * 4 and measured.context_tokens == CONTEXT
+        assert measured.prefill_tokens_per_s > 0 and measured.decode_step_ms > 0
+
+        await burst(end, "alone", prompts, said["qwen"], 1)
+        await burst(end, "cached", prompts, said["qwen"], 2)
+        assert end.answers["cached-0-0"].cached_tokens == len(prompts[0]) - 1
+
+        mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+        await burst(end, "moving", prompts, said["qwen"], 6)
+        mover.cancel()
+        await end.until(lambda: not end.stats.running)
+        assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
+
+        # An idle engine shrinks under a lowered limit without being asked.
+        await at.limit("qwen", FLOOR)
+        await end.until(lambda: 0 < end.stats.kv_held_bytes <= FLOOR)
+
+        image = await images.take(mapped.lease_id)
+        for turn in range(2):
+            await end.do(hibernate=engine_pb2.Hibernate())
+            await at.until(lambda: _is(at.leased_bytes(), 0))
+            end.send(wake=engine_pb2.Wake())
+            again = (await end.hear("weights_mapped")).weights_mapped
+            assert again.lease_id == mapped.lease_id and again.manifest == mapped.manifest
+            await images.put(again.lease_id, image)
+            await end.do(verify=engine_pb2.Verify(command_id=again.command_id))
+            await at.limit("qwen", 200 * KV_EXTENT)
+            await burst(end, f"awake-{turn}", prompts, said["qwen"], 2)
+        await end.until(lambda: end.stats.hibernations == 2)
+        assert end.stats.forward_steps > 0 and end.stats.prefill_tokens > 0 and end.stats.decode_tokens > 0
+        images.close()
+
+
+async def _is(value: object, expected: int) -> bool:
+    return await value == expected  # type: ignore[misc]
+
+
+async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        images = Images(at)
+        taken: dict[str, tuple[bytes, engine_pb2.WeightsMapped]] = {}
+        for name in ("llama", "qwen"):
+            await at.book(name)
+            end.send(load=load(at, name, models[name], context_tokens=CONTEXT))
+            mapped = (await end.hear("weights_mapped")).weights_mapped
+            await end.hear("done")
+            await burst(end, f"{name}-disk", prompts, said[name], 1)
+            taken[name] = await images.take(mapped.lease_id), mapped
+            await end.do(unload=engine_pb2.Unload())
+            assert await at.leased_bytes() == 0
+        assert len(taken["llama"][0]) == taken["llama"][1].weights_bytes
+
+        for name in ("llama", "qwen"):
+            image, first = taken[name]
+            end.send(
+                load=load(
+                    at, name, models[name], context_tokens=CONTEXT, from_image=True, expected_checksum=first.checksum
+                )
+            )
+            mapped = (await end.hear("weights_mapped")).weights_mapped
+            assert mapped.manifest == first.manifest
+            await images.put(mapped.lease_id, image)
+            await end.do(verify=engine_pb2.Verify(command_id=mapped.command_id))
+            await burst(end, f"{name}-image", prompts, said[name], 1)
+            await end.do(unload=engine_pb2.Unload())
+        images.close()
+
+
+async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("llama")
+        images = Images(at)
+        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        mapped = (await end.hear("weights_mapped")).weights_mapped
+        await end.hear("done")
+        image = await images.take(mapped.lease_id)
+        await end.do(hibernate=engine_pb2.Hibernate())
+
+        broken = bytearray(image)
+        broken[1000] ^= 0x40
+        end.send(wake=engine_pb2.Wake())
+        again = (await end.hear("weights_mapped")).weights_mapped
+        await images.put(again.lease_id, bytes(broken))
+        failed = await end.fail(verify=engine_pb2.Verify(command_id=again.command_id))
+        assert "do not verify" in failed.reason and not failed.model_at_fault
+        await at.until(lambda: _is(at.leased_bytes(), 0))
+
+        end.send(wake=engine_pb2.Wake())
+        again = (await end.hear("weights_mapped")).weights_mapped
+        await images.put(again.lease_id, image)
+        await end.do(verify=engine_pb2.Verify(command_id=again.command_id))
+        await burst(end, "right", prompts, said["llama"], 1)
+
+        # An image that is not the one that was announced.
+        await end.do(unload=engine_pb2.Unload())
+        end.send(
+            load=load(
+                at,
+                "llama",
+                models["llama"],
+                context_tokens=CONTEXT,
+                from_image=True,
+                expected_checksum="crc32:00000000",
+            )
+        )
+        mapped = (await end.hear("weights_mapped")).weights_mapped
+        await images.put(mapped.lease_id, image)
+        failed = await end.fail(verify=engine_pb2.Verify(command_id=mapped.command_id))
+        assert "instead of crc32:00000000" in failed.reason
+        await end.do(unload=engine_pb2.Unload())
+        assert await at.leased_bytes() == 0
+        images.close()
