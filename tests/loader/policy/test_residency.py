@@ -1,0 +1,74 @@
+"""Which images give way."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader.policy.residency import Held, Room, make_room
+
+
+def held(model, nbytes=10, last_used=0.0, **keys):
+    return Held(model, nbytes, last_used, **keys)
+
+
+def test_nothing_is_dropped_while_there_is_room():
+    assert make_room([held("a"), held("b")], taken_bytes=5, need_bytes=5, capacity_bytes=30) == Room((), 0)
+
+
+def test_the_least_recently_used_goes_first():
+    images = [held("a", last_used=3), held("b", last_used=1), held("c", last_used=2)]
+    assert make_room(images, 0, 10, 30).drop == ("b",)
+    assert make_room(images, 0, 20, 30).drop == ("b", "c")
+
+
+def test_what_nobody_can_ask_for_any_more_goes_before_all_others_even_when_pinned():
+    images = [held("a", last_used=1), held("b", last_used=9, wanted=False, pinned=True)]
+    assert make_room(images, 0, 10, 20).drop == ("b",)
+
+
+def test_pinned_images_and_those_in_use_never_go():
+    images = [held("a", pinned=True), held("b", in_use=True), held("c", in_use=True, wanted=False)]
+    assert make_room(images, 0, 10, 30) == Room((), 10)
+
+
+def test_nobody_loses_an_image_when_that_is_not_enough():
+    assert make_room([held("a"), held("b", pinned=True)], taken_bytes=10, need_bytes=25, capacity_bytes=40) == Room(
+        (), 5
+    )
+
+
+def test_an_image_that_a_later_larger_one_made_unnecessary_stays():
+    images = [held("small", 5, last_used=1), held("large", 50, last_used=2)]
+    assert make_room(images, 0, 40, 60).drop == ("large",)
+
+
+IMAGES = st.lists(
+    st.builds(
+        Held,
+        model=st.just("?"),
+        nbytes=st.integers(1, 20),
+        last_used=st.integers(0, 5).map(float),
+        pinned=st.booleans(),
+        wanted=st.booleans(),
+        in_use=st.booleans(),
+    ),
+    max_size=8,
+).map(lambda images: [replace(image, model=str(number)) for number, image in enumerate(images)])
+
+
+@given(images=IMAGES, taken=st.integers(0, 30), need=st.integers(0, 60), capacity=st.integers(1, 100))
+def test_room_is_made_exactly_when_it_can_be_and_nothing_goes_that_could_stay(images, taken, need, capacity):
+    room = make_room(images, taken, need, capacity)
+    by_name = {image.model: image for image in images}
+    may_go = [image for image in images if not image.in_use and not (image.pinned and image.wanted)]
+    least = sum(image.nbytes for image in images) - sum(image.nbytes for image in may_go) + taken + need
+    assert room.short_bytes == max(0, least - capacity)
+    dropped = [by_name[model] for model in room.drop]
+    assert all(image in may_go for image in dropped)
+    if room.short_bytes:
+        assert not dropped
+        return
+    left = sum(image.nbytes for image in images) + taken + need - sum(image.nbytes for image in dropped)
+    assert left <= capacity
+    assert all(left + image.nbytes > capacity for image in dropped)

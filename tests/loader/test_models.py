@@ -1,0 +1,144 @@
+"""What the catalogue says together with what the checkpoints say."""
+
+import os
+
+import pytest
+
+from loader.catalogue import Listed
+from loader.errors import BrokenCheckpoint
+from loader.models import Models, Sizes, read_model
+from services.errors import Exists, NotFound
+from tests.loader import checkpoints
+
+SIZES = Sizes(dtype_bytes=4, kv_extent_bytes=10_000, quota_bytes=77)
+KV = 2 * 2 * 2 * 8 * 4
+"""Bytes per token of the test checkpoint; its context is 64 tokens."""
+
+
+def listed(folder, name="m", **keys):
+    return Listed(name=name, path=str(folder), **keys)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return checkpoints.write(tmp_path / "m")
+
+
+@pytest.fixture
+def models():
+    changes = []
+    models = Models(SIZES, lambda: changes.append(None))
+    models.changes = changes
+    return models
+
+
+def write_catalogue(tmp_path, *folders):
+    path = tmp_path / "catalogue.toml"
+    path.write_text("".join(f'[[model]]\nname = "{folder.name}"\npath = "{folder.name}"\n' for folder in folders))
+    return str(path)
+
+
+def test_a_floor_is_one_longest_request_in_whole_extents(folder):
+    model = read_model(listed(folder), SIZES)
+    assert 64 * KV == 16_384 and model.floor_bytes == 20_000
+    assert model.quota_bytes == 77
+
+
+def test_the_catalogue_may_shorten_the_context_raise_the_floor_and_set_the_quota(folder):
+    assert read_model(listed(folder, context_tokens=30), SIZES).floor_bytes == 10_000
+    assert read_model(listed(folder, floor_tokens=128), SIZES).floor_bytes == 40_000
+    assert read_model(listed(folder, quota_bytes=0), SIZES).quota_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"context_tokens": 65}, "context_tokens 65, its checkpoint has 64"),
+        ({"floor_tokens": 63}, "floor_tokens 63, less than one request of 64 tokens"),
+    ],
+)
+def test_lengths_that_the_checkpoint_cannot_have_are_the_models_error(folder, keys, reason):
+    model = read_model(listed(folder, **keys), SIZES)
+    assert reason in model.error and model.checkpoint is None and model.generation == 0
+
+
+async def test_a_broken_checkpoint_is_an_error_of_its_model_and_the_others_are_read(tmp_path, models):
+    good, bad = checkpoints.write(tmp_path / "good"), checkpoints.write(tmp_path / "bad")
+    os.truncate(bad / checkpoints.SINGLE, 100)
+    await models.reload(write_catalogue(tmp_path, good, bad))
+    assert models.get("good").error == "" and models.get("good").generation > 0
+    assert "is truncated" in models.get("bad").error
+    assert len(models.changes) == 1
+
+
+async def test_adding_the_same_path_again_reads_it_afresh(folder, models):
+    first = await models.add(listed(folder))
+    os.truncate(folder / "tokenizer.json", 2)
+    (folder / "tokenizer.json").write_text("{}")
+    second = await models.add(listed(folder, pinned=True))
+    assert second.generation != first.generation and second.listed.pinned
+    assert models.get("m") == second
+
+
+async def test_adding_another_path_under_a_taken_name_is_refused(tmp_path, folder, models):
+    await models.add(listed(folder))
+    other = checkpoints.write(tmp_path / "other")
+    with pytest.raises(Exists, match=f"taken by the model at {folder}"):
+        await models.add(listed(other))
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    await models.add(listed(link))  # the same folder by another name
+
+
+async def test_a_broken_checkpoint_is_not_added(folder, models):
+    os.unlink(folder / "tokenizer.json")
+    with pytest.raises(BrokenCheckpoint, match="no tokenizer"):
+        await models.add(listed(folder))
+    assert models.all() == []
+
+
+async def test_inspecting_changes_nothing(folder, models):
+    assert (await models.inspect(listed(folder))).checkpoint.layers == 2
+    assert models.all() == [] and models.changes == []
+
+
+async def test_what_was_added_by_a_call_survives_a_reload_and_what_left_the_file_does_not(tmp_path, folder, models):
+    one, two = checkpoints.write(tmp_path / "one"), checkpoints.write(tmp_path / "two")
+    await models.reload(write_catalogue(tmp_path, one, two))
+    await models.add(listed(folder, "added"))
+    await models.reload(write_catalogue(tmp_path, two))
+    assert {model.listed.name for model in models.all()} == {"two", "added"}
+
+
+async def test_a_reload_notices_changed_files(tmp_path, models):
+    one = checkpoints.write(tmp_path / "one")
+    path = write_catalogue(tmp_path, one)
+    await models.reload(path)
+    before = models.get("one").generation
+    checkpoints.change_config(one, max_position_embeddings=32)
+    await models.reload(path)
+    assert models.get("one").generation != before and models.get("one").context_tokens == 32
+
+
+async def test_a_reload_of_a_file_that_cannot_be_used_changes_nothing(tmp_path, models):
+    one = checkpoints.write(tmp_path / "one")
+    path = write_catalogue(tmp_path, one)
+    await models.reload(path)
+    (tmp_path / "catalogue.toml").write_text("nonsense = 1")
+    with pytest.raises(ValueError, match="nonsense: unknown key"):
+        await models.reload(path)
+    assert models.get("one").error == ""
+
+
+async def test_the_settings_of_a_listed_model_stay_the_operators(tmp_path, models):
+    one = checkpoints.write(tmp_path / "one")
+    await models.reload(write_catalogue(tmp_path, one))
+    model = await models.add(listed(one, "one", pinned=True))
+    assert not model.listed.pinned and not model.added
+
+
+async def test_removing_takes_a_model_out_once(folder, models):
+    await models.add(listed(folder))
+    await models.remove("m")
+    with pytest.raises(NotFound, match="no model 'm'"):
+        await models.remove("m")
