@@ -13,11 +13,6 @@ from tests.end_to_end.world import MODELS, world
 PROMPT = list(range(20, 60))
 
 
-@pytest.fixture(scope="module")
-def event_loop_policy():
-    return asyncio.DefaultEventLoopPolicy()
-
-
 @pytest.fixture
 async def slow():
     """Streams of 20 ms steps, so that there is a middle to be killed in."""
@@ -115,23 +110,18 @@ async def test_explain_tells_why_a_model_is_where_it_is(slow):
     assert decisions[0].outcome.startswith("done in")
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "names"),
-    [
-        ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
-        ({"model": MODELS[0], "prompt": "x", "n": 0}, 400, "n"),
-        ({"model": MODELS[0], "prompt": "x", "max_tokens": 10**6}, 400, "max_tokens"),
-        ({"model": MODELS[0], "prompt": [5] * 5000}, 400, "prompt"),
-        ({"model": MODELS[0], "prompt": "x", "temperature": "hot"}, 400, "temperature"),
-    ],
-)
-async def test_bad_requests_are_refused_by_field(slow_shared, body, status, names):
-    got, answer = await slow_shared.post("/v1/completions", body)
-    assert got == status, answer
-    assert names in json.dumps(answer["error"])
+BAD = [
+    ({"model": "nobody", "prompt": "x"}, 404, "nobody"),
+    ({"model": MODELS[0], "prompt": "x", "n": 0}, 400, "n"),
+    ({"model": MODELS[0], "prompt": "x", "max_tokens": 10**6}, 400, "max_tokens"),
+    ({"model": MODELS[0], "prompt": [5] * 5000}, 400, "prompt"),
+    ({"model": MODELS[0], "prompt": "x", "temperature": "hot"}, 400, "temperature"),
+]
 
 
-@pytest.fixture(scope="module")
-async def slow_shared():
-    async with world("echo", options={"step_ms": "1"}) as it:
-        yield it
+async def test_bad_requests_are_refused_by_field_and_cost_nothing(slow):
+    for body, status, names in BAD:
+        got, answer = await slow.post("/v1/completions", body)
+        assert got == status, answer
+        assert names in json.dumps(answer["error"])
+    assert (await slow.placement.explain()) == [], "no model was woken for a bad request"

@@ -22,6 +22,7 @@ from placement.client import PlacementClient
 from protos import common_pb2, placement_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
 MODELS = ("llama-prose", "qwen2-docs", "qwen3-manual")
 
 
@@ -35,7 +36,7 @@ def catalogue(folder: Path, engine: str, models: dict[str, dict[str, Any]] | Non
     """A catalogue file of the example models, or of others; the entry of each may add keys."""
     lines = []
     for name, keys in (models or {name: {} for name in MODELS}).items():
-        entry = {"name": name, "path": str(ROOT / "examples" / "models" / name), "engine": engine, **keys}
+        entry = {"name": name, "path": str(FOLDER / name), "engine": engine, **keys}
         lines.append("[[model]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entry.items()))
     path = folder / "catalogue.toml"
     path.write_text("\n".join(lines))

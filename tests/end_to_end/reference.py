@@ -1,0 +1,43 @@
+"""What Transformers itself says: the greedy continuation of a prompt by `generate`, in a process of its own (torch and Transformers
+stay out of the test's)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+_PROGRAM = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM
+torch.set_num_threads(1)
+path, prompts, new = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+out = []
+with torch.inference_mode():
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
+        out.append(done[0, len(prompt):].tolist())
+print("REFERENCE" + json.dumps(out))
+"""
+
+
+async def greedy(path: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
+    """Tokens after each prompt, at most `new`, with the end-of-sequence token if it came."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        _PROGRAM,
+        str(path),
+        json.dumps(prompts),
+        str(new),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    out, _ = await process.communicate()
+    line = next(line for line in out.decode().splitlines() if line.startswith("REFERENCE"))
+    tokens: list[list[int]] = json.loads(line.removeprefix("REFERENCE"))
+    return tokens

@@ -1,0 +1,128 @@
+"""The whole system with real SGLang: what `make serve` promises, seen through the official client."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+from openai import AsyncOpenAI
+from transformers import AutoTokenizer
+
+from protos import common_pb2
+from tests.end_to_end.reference import greedy
+from tests.end_to_end.world import MODELS, ROOT, world
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+TEXTS = (
+    "The file is opened",
+    "A list is",
+    "This function returns",
+    "In the simplest case, the",
+    "Note that the value of",
+)
+
+
+def path(model):
+    return ROOT / "examples" / "models" / model
+
+
+def prompts(model):
+    tokenizer = AutoTokenizer.from_pretrained(path(model))
+    return [tokenizer(text, add_special_tokens=False).input_ids for text in TEXTS]
+
+
+def text_of(model, tokens):
+    return AutoTokenizer.from_pretrained(path(model)).decode(tokens, skip_special_tokens=True)
+
+
+async def expected_texts(new=40):
+    """model -> (prompts, the texts that Transformers continues them with)."""
+    expected = {}
+    for model in MODELS:
+        ids = prompts(model)
+        expected[model] = (ids, [text_of(model, tokens) for tokens in await greedy(path(model), ids, new)])
+    return expected
+
+
+async def stream_text(client, model, prompt, new=40):
+    text, usage = "", None
+    stream = await client.completions.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=new,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    async for event in stream:
+        usage = event.usage or usage
+        for choice in event.choices:
+            text += choice.text
+    assert usage.prompt_tokens == len(prompt)
+    return text
+
+
+async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault():
+    """One system for the whole story: starting SGLang is what takes time."""
+    expected = await expected_texts()
+    async with world("sglang", idle_s=0.5, poison=True, placement={"rebalance": False}) as it:
+        client = AsyncOpenAI(base_url=it.base + "/v1", api_key="none", timeout=120, max_retries=0)
+
+        # All three at once: more than the two devices hold, so somebody has to leave and come back.
+        async def all_of(model):
+            ids, texts = expected[model]
+            return [await stream_text(client, model, prompt) for prompt in ids] == texts
+
+        assert await asyncio.gather(*(all_of(model) for model in MODELS)) == [True] * 3
+        cluster = await it.placement.cluster()
+        active = [m.model for g in cluster.groups for m in g.models if m.residency == common_pb2.ACTIVE]
+        assert len(active) < 3, "three models were active at once: the test's devices are too large to show anything"
+
+        # A chat by the model's own template.
+        answer = await client.chat.completions.create(
+            model=MODELS[0], messages=[{"role": "user", "content": "What is a list?"}], max_tokens=20, temperature=0
+        )
+        assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
+
+        # An engine killed in the middle of ten streams.
+        model = MODELS[0]
+        ids, texts = expected[model]
+        await stream_text(client, model, ids[0])
+        started = [asyncio.Event() for _ in range(10)]
+        streams = [
+            asyncio.get_running_loop().create_task(it.stream(model, ids[i % 5], 40, started[i])) for i in range(10)
+        ]
+        await asyncio.wait([asyncio.get_running_loop().create_task(event.wait()) for event in started], timeout=60)
+        pid = await engine_of(it, model)
+        os.kill(pid, signal.SIGKILL)
+        assert [text for text, _, _ in await asyncio.gather(*streams)] == [texts[i % 5] for i in range(10)]
+
+        # balloond killed under the same.
+        streams = [asyncio.get_running_loop().create_task(it.stream(model, ids[i % 5], 40)) for i in range(10)]
+        it.kill("balloond")
+        assert [text for text, _, _ in await asyncio.gather(*streams)] == [texts[i % 5] for i in range(10)]
+
+        # Asleep and awake again, beside another that streams.
+        await asyncio.sleep(0)
+        await it.placement.evict(model, common_pb2.HIBERNATING)
+        beside = asyncio.get_running_loop().create_task(all_of(MODELS[1]))
+        assert await stream_text(client, model, ids[1]) == texts[1]
+        assert await beside
+        await client.close()
+
+
+async def engine_of(it, model):
+    """The pid of the engine that serves the model."""
+    from gpu_scheduler.client import GpuSchedulerClient
+
+    for device in it.local.devices:
+        client = GpuSchedulerClient(it.local.unix(it.local.group(device)))
+        try:
+            async for state in client.watch():
+                for resident in state.residents:
+                    if resident.model == model and resident.engine_pid:
+                        return resident.engine_pid
+                break
+        finally:
+            await client.close()
+    raise AssertionError(f"{model} has no engine")
