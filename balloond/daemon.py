@@ -216,7 +216,7 @@ class Daemon:
         """The loader has unmapped these; none named: all of that lease."""
         facts = self._borrows.get((str(borrower), lease_id))
         if facts is None:
-            return
+            return  # ended already: a loader says it again when it does not know whether it was heard
         returned = set(ids or facts.extents)
         left = tuple(id for id in facts.extents if id not in returned)
         if left:
@@ -225,6 +225,8 @@ class Daemon:
         else:
             del self._borrows[str(borrower), lease_id]
             self._keeper.forget_soon([records.borrow_id(borrower, lease_id)])
+        if lease_id not in self._facts:
+            return  # its engine gave everything back before anything was borrowed
         device = self._device_of(lease_id)
         self._carry_out(device, device.give_back(self.now(), lease_id, returned, str(borrower)))
 

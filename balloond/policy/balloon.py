@@ -167,30 +167,33 @@ def _decodes(
     left: dict[str, int] = {}
     extent: dict[str, int] = {}
     for holder in holders:
-        left[holder.model] = left.get(holder.model, 0) + holder.held
-        extent[holder.model] = max(extent.get(holder.model, 1), holder.extent)
+        if holder.held > 0:
+            left[holder.model] = left.get(holder.model, 0) + holder.held
+            extent[holder.model] = max(extent.get(holder.model, 1), holder.extent)
     for step in steps:
         left[step.model] -= step.bytes
     most = {model: spare.whole(model, extent[model]) for model in left}
     excess = {model: left[model] - shares.get(model, 0.0) for model in left if most[model] > 0}
-    if not excess:
-        return 0
+    taken = dict.fromkeys(excess, 0)
 
-    def freed_at(level: float) -> float:
-        return sum(min(most[model], max(0.0, above - level)) for model, above in excess.items())
+    def above(model: str, level: float) -> float:
+        return min(most[model], max(0.0, excess[model] - level))
 
-    low, high = min(excess.values()) - max(most.values()), max(excess.values())
-    while high - low > 0.5:
-        middle = (low + high) / 2
-        low, high = (middle, high) if freed_at(middle) >= need else (low, middle)
-    taken = 0
-    for model in sorted(excess, key=lambda m: (-excess[m], m)):
-        if taken >= need:
+    if excess:
+        # First to a level that does not free enough, in whole extents; then one extent at a time, from whoever is on top.
+        low, high = min(excess.values()) - max(most.values()), max(excess.values())
+        while high - low > 1:
+            middle = (low + high) / 2
+            low, high = (low, middle) if sum(above(m, middle) for m in excess) < need else (middle, high)
+        taken = {model: int(above(model, high)) // extent[model] * extent[model] for model in excess}
+    while sum(taken.values()) < need:
+        able = [model for model in taken if most[model] - taken[model] >= extent[model]]
+        if not able:
             break
-        down_to_level = min(max(0.0, excess[model] - low), need - taken)
-        nbytes = min(count_up(int(-(-down_to_level // 1)), extent[model]) * extent[model], most[model])
-        if nbytes > 0:
-            spare.take(model, nbytes)
-            steps.append(LowerLimit(model, left[model] - nbytes, nbytes))
-            taken += nbytes
-    return taken
+        top = max(able, key=lambda model: excess[model] - taken[model])
+        taken[top] += extent[top]
+    for model in sorted(excess, key=lambda m: (-excess[m], m)):
+        if taken[model]:
+            spare.take(model, taken[model])
+            steps.append(LowerLimit(model, left[model] - taken[model], taken[model]))
+    return sum(taken.values())

@@ -151,7 +151,8 @@ class Device:
         out: list[Decision] = []
         self._serve(now, out)
         if claim in self.claims:
-            self._refuse(claim, claim.need - self._available(claim.model), out)
+            spoken_for = sum(self._beyond_hold(other, other.need) for other in self.claims if other is not claim)
+            self._refuse(claim, claim.need - max(0, self._available(claim.model) - spoken_for), out)
         return out
 
     def _entitled(self, model: str, kind: Kind, nbytes: int) -> bool:
@@ -348,20 +349,20 @@ class Device:
     def _take_from_others(self, now: float, out: list[Decision]) -> bool:
         """Asks others for what the claims lack and nobody was asked for yet. A claim for which nothing is left to
         take is answered; True then, so that those after it are looked at anew."""
-        lacking = self._lacking(now)
+        lacking = self._lacking()
         if lacking > 0:
             # A quota was booked that others still occupy.
-            plan = self.reclaims.plan(now, lacking, None, (), may_retract=True)
+            plan = self.reclaims.plan(lacking, None, (), may_retract=True)
             out += self.reclaims.take(now, plan, _BOOKINGS, [])
         earlier = 0
         for claim in self.claims:
             first = claim is self.claims[0]
-            lacking = earlier + self._lacking(now)
+            lacking = earlier + self._lacking()
             earlier += self._beyond_hold(claim, claim.need)
             wanted = lacking + self._beyond_hold(claim, claim.want)
             if wanted <= 0:
                 continue
-            plan = self.reclaims.plan(now, wanted, claim.model, claim.dry, claim.may_retract)
+            plan = self.reclaims.plan(wanted, claim.model, claim.dry, claim.may_retract)
             short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
             if isinstance(claim, Growth):
                 # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find
@@ -375,14 +376,14 @@ class Device:
             out += self.reclaims.take(now, plan, claim.id, claim.taken)
             if short > 0:
                 out += (more := self.reclaims.ask_again(now, short, claim.id, claim.began, claim.model, claim.dry))
-                if not more and not self.reclaims.coming(now):
+                if not more and not self.reclaims.coming():
                     self._answer(now, claim, short, out)
                     return True
         return False
 
-    def _lacking(self, now: float) -> int:
+    def _lacking(self) -> int:
         """How far the holds and bookings exceed what is free or coming; negative: what is left for claims."""
-        return -self._unheld() - self.reclaims.coming(now)
+        return -self._unheld() - self.reclaims.coming()
 
 
 def _freed(extents: list[Extent]) -> list[Decision]:

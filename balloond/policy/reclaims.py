@@ -24,6 +24,8 @@ class Reclaims:
         self.asks: dict[int, Ask] = {}
         self._lowered_at: dict[str, float] = {}
         """When the limit of a model that holds more last fell."""
+        self._stuck: set[str] = set()
+        """Models that did not come down to their limit in time: nothing is expected of them, nor asked."""
         self._ledger = ledger
         self._limits = limits
         self._serials = serials
@@ -55,15 +57,21 @@ class Reclaims:
     def lowered(self, now: float, model: str) -> None:
         """The limit of `model` changed."""
         self._lowered_at[model] = now
+        self._stuck.discard(model)
 
     def expire(self, now: float) -> list[Ask]:
         """Forgets what came or will not come; returns the asks that nobody answered."""
         late = [ask for ask in self.asks.values() if ask.deadline <= now]
         for ask in late:
             del self.asks[ask.id]
-        for model in list(self._lowered_at):
+        for model in [*self._lowered_at, *self._stuck]:
             if self._ledger.kv_of(model) <= self._limits.get(model).bytes:
+                self._lowered_at.pop(model, None)
+                self._stuck.discard(model)
+        for model, at in list(self._lowered_at.items()):
+            if at + self._patience.shrink_s <= now:
                 del self._lowered_at[model]
+                self._stuck.add(model)
         return late
 
     def deadlines(self) -> list[float]:
@@ -73,10 +81,10 @@ class Reclaims:
 
     # --- what may still come
 
-    def coming(self, now: float) -> int:
+    def coming(self) -> int:
         """Bytes that were asked for and may still come."""
         asked = sum(ask.remaining for ask in self.asks.values())
-        return asked + sum(self.overage(model) for model in self._lowered_at if not self._overdue(now, model))
+        return asked + sum(self.overage(model) for model in self._lowered_at)
 
     def overage(self, model: str) -> int:
         """What the model holds above its limit, save what it was asked for apart from that."""
@@ -86,12 +94,9 @@ class Reclaims:
     def asked_of(self, lease_id: str) -> int:
         return sum(ask.remaining for ask in self.asks.values() if ask.lease_id == lease_id)
 
-    def _overdue(self, now: float, model: str) -> bool:
-        return model in self._lowered_at and self._lowered_at[model] + self._patience.shrink_s <= now
-
     # --- taking more
 
-    def plan(self, now: float, need: int, without: str | None, dry: Collection[str], may_retract: bool) -> balloon.Plan:
+    def plan(self, need: int, without: str | None, dry: Collection[str], may_retract: bool) -> balloon.Plan:
         """What to take for `need` bytes, from other models than `without` and other leases than the `dry` ones."""
         ledger = self._ledger
         holders = [
@@ -99,7 +104,7 @@ class Reclaims:
             for lease in ledger.leases.values()
             if lease.model != without
             and lease.kv_bytes
-            and not (lease.ended or lease.suspended or lease.id in dry or self._overdue(now, lease.model))
+            and not (lease.ended or lease.suspended or lease.id in dry or lease.model in self._stuck)
         ]
         floors = {model: booking.floor for model, booking in ledger.bookings.items()}
         weights = sum(lease.weights_bytes for lease in ledger.leases.values())

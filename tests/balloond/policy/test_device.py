@@ -1,0 +1,475 @@
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from balloond.policy.claims import AskBack, Freed, Grant, LimitChanged, Patience, Refuse, Report, RoomAnswer
+from balloond.policy.device import Device
+from balloond.policy.ledger import Booking
+from services.errors import Invalid, NotFound, PrismError
+
+PATIENCE = Patience(reclaim_s=2, shrink_s=5, grow_s=10)
+
+
+def make(capacity=100):
+    return Device("cpu:0", capacity, 1, itertools.count(1), itertools.count(1), PATIENCE)
+
+
+@pytest.fixture
+def device():
+    """Two models, with a lease each."""
+    device = make()
+    for model in "ab":
+        device.book(0, model, Booking())
+        device.open(model.upper(), model, model)
+    return device
+
+
+def told(device, decisions):
+    """The decisions that leave the device, as one would say them; notes left out."""
+    words = []
+    for decision in decisions:
+        match decision:
+            case Grant(lease, _, extents):
+                words.append(f"{lease} gets {sum(e.bytes for e in extents)}")
+            case Refuse(lease, _, why, short, _):
+                words.append(f"{lease} refused: {why}, short {short}")
+            case AskBack(lease, _, nbytes, deep):
+                words.append(f"{lease} asked for {nbytes}{' deep' if deep else ''}")
+            case LimitChanged(model):
+                words.append(f"limit of {model} {device.limits.get(model).bytes}")
+            case RoomAnswer(_, free, short, _):
+                words.append(f"room {free}, short {short}")
+            case Freed(extents):
+                words.append(f"freed {sum(e.bytes for e in extents)}")
+    device.ledger.check()
+    return words
+
+
+def grow(device, now, lease, count, nbytes=1, least=0, kind="kv", reserve=False):
+    return told(device, device.grow(now, lease, 1, kind, nbytes, count, least, reserve))
+
+
+def some_kv(device, lease, nbytes):
+    ids = [id for id, extent in device.ledger.leases[lease].extents.items() if extent.kind == "kv"]
+    return ids[:nbytes]
+
+
+def back(device, now, lease, nbytes):
+    """`nbytes` of one-byte extents come back."""
+    return told(device, device.give_back(now, lease, some_kv(device, lease, nbytes)))
+
+
+def report(device, now, lease, answers=None, returned=0, **of_kv):
+    ask = 0
+    if answers is not None:
+        ask = [a.id for a in device.reclaims.asks.values() if a.lease_id == lease][answers]
+    return told(device, device.report(now, lease, Report(at=now, reclaim_id=ask, returned=returned, **of_kv)))
+
+
+# --- growth
+
+
+def test_free_memory_is_granted_at_once(device):
+    assert grow(device, 0, "A", 10, nbytes=4) == ["A gets 40"]
+    assert device.ledger.free == 60
+
+
+def test_a_growth_over_the_limit_is_refused_at_once_with_what_it_is_short_of(device):
+    device.set_limit(0, "a", 10, 0, 0)
+    assert grow(device, 0, "A", 8) == ["A gets 8"]
+    assert grow(device, 0, "A", 3) == ["A refused: over_limit, short 1"]
+    assert grow(device, 0, "A", 3, least=1) == ["A gets 2"]
+    assert grow(device, 0, "A", 3, kind="weights") == ["A gets 3"]
+
+
+def test_fewer_will_do_when_the_process_says_so(device):
+    grow(device, 0, "A", 95)
+    assert grow(device, 0, "B", 10, least=3) == ["B gets 5"]
+
+
+def test_without_anything_to_take_the_device_is_exhausted_at_once(device):
+    grow(device, 0, "A", 95)
+    assert grow(device, 0, "B", 10) == ["B refused: exhausted, short 5"]
+    assert device.claims == []
+
+
+def test_a_growth_in_broken_pages_or_without_a_booking_is_refused():
+    device = Device("cpu:0", 100, 10, itertools.count(), itertools.count(1), PATIENCE)
+    device.book(0, "a", Booking())
+    device.open("A", "a", "t")
+    assert grow(device, 0, "A", 1, nbytes=15) == ["A refused: unknown, short 0"]
+    with pytest.raises(NotFound):
+        device.grow(0, "Z", 1, "kv", 10, 1, 0, False)
+
+
+def test_the_reserve_of_another_is_asked_for_before_a_growth_is_refused(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=80, reserve=20)
+    assert grow(device, 1, "B", 15) == ["A asked for 15"]
+    assert back(device, 1, "A", 15) == ["freed 15", "B gets 15"]
+    assert report(device, 1, "A", answers=0, returned=15) == []
+    assert device.reclaims.asks == {}
+
+
+def test_prefixes_are_asked_for_when_reserves_do_not_suffice(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=60, reserve=20, cached=((-5.0, 20),))
+    assert grow(device, 1, "B", 30) == ["A asked for 20", "A asked for 10 deep"]
+
+
+def test_nobody_is_disturbed_for_a_growth_that_cannot_be_met_anyway(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=95, reserve=5)
+    assert grow(device, 1, "B", 10) == ["B refused: exhausted, short 5"]
+
+
+def test_what_is_on_its_way_is_not_asked_for_twice(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=60, reserve=40)
+    assert grow(device, 1, "B", 10) == ["A asked for 10"]
+    assert grow(device, 1, "B", 10) == ["A asked for 10"]
+    assert back(device, 1, "A", 5) == ["freed 5"]
+    assert back(device, 1, "A", 5) == ["freed 5", "B gets 10"]
+    assert back(device, 1, "A", 10) == ["freed 10", "B gets 10"]
+
+
+def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
+    device.book(0, "c", Booking())
+    device.open("C", "c", "c")
+    grow(device, 0, "A", 50)
+    grow(device, 0, "C", 50)
+    report(device, 0, "A", reserve=20)
+    report(device, 0, "C", reserve=10)
+    assert grow(device, 1, "B", 10) == ["A asked for 10"]
+    assert report(device, 1, "A", answers=0, returned=0, reserve=20) == ["C asked for 10"]
+    assert report(device, 1, "C", answers=0, returned=0, reserve=10) == ["B refused: exhausted, short 10"]
+
+
+def test_a_reclaim_that_is_not_answered_in_time_gives_nothing(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", reserve=20)
+    grow(device, 1, "B", 10)
+    assert device.next_deadline() == 1 + PATIENCE.reclaim_s
+    assert told(device, device.tick(3)) == ["B refused: exhausted, short 10"]
+
+
+def test_reserves_are_filled_from_free_memory_only(device):
+    grow(device, 0, "A", 95)
+    report(device, 0, "A", reserve=50)
+    assert grow(device, 0, "B", 10, reserve=True) == ["B refused: exhausted, short 5"]
+    assert grow(device, 0, "B", 10, least=1, reserve=True) == ["B gets 5"]
+
+
+def test_growths_are_served_first_come_first_served(device):
+    device.book(0, "c", Booking())
+    device.open("C", "c", "c")
+    grow(device, 0, "A", 90)
+    report(device, 0, "A", reserve=60)
+    assert grow(device, 1, "B", 40) == ["A asked for 30"]
+    assert grow(device, 1, "C", 10) == ["A asked for 10"]
+    assert grow(device, 1, "C", 5, reserve=True) == ["C refused: exhausted, short 5"]
+    assert back(device, 1, "A", 10) == ["freed 10"]
+    assert back(device, 1, "A", 30) == ["freed 30", "B gets 40", "C gets 10"]
+
+
+def test_a_dead_neighbours_memory_goes_to_those_who_wait(device):
+    grow(device, 0, "A", 90)
+    report(device, 0, "A", reserve=50)
+    assert grow(device, 1, "B", 40) == ["A asked for 30"]
+    assert told(device, device.end(1, "A")) == ["freed 90", "B gets 40"]
+
+
+def test_a_suspended_lease_waits_for_nothing_and_is_asked_for_nothing(device):
+    grow(device, 0, "A", 60)
+    grow(device, 0, "B", 30)
+    report(device, 0, "A", reserve=50)
+    assert grow(device, 1, "B", 20) == ["A asked for 10"]
+    assert told(device, device.suspend(1, "A")) == ["B refused: exhausted, short 10"]
+    assert told(device, device.suspend(1, "B")) == []
+    assert told(device, device.resume(2, "A", [(id, 1, "kv") for id in some_kv(device, "A", 20)])) == ["freed 40"]
+
+
+def test_for_its_weights_and_floor_a_model_may_have_decodes_of_others_stopped(device):
+    device.book(0, "b", Booking(weights=30, floor=20))
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=100)
+    assert grow(device, 1, "B", 30, kind="weights") == ["limit of a 70"]
+    assert back(device, 1, "A", 30) == ["freed 30", "B gets 30", "limit of a 100"]
+    assert grow(device, 1, "B", 31, kind="weights") == ["B refused: exhausted, short 31"]
+    assert grow(device, 1, "B", 20) == ["limit of a 50"]
+    assert back(device, 1, "A", 20) == ["freed 20", "B gets 20", "limit of a 100"]
+    assert grow(device, 1, "B", 1) == ["B refused: exhausted, short 1"]
+
+
+def test_a_lowered_limit_that_frees_nothing_in_time_refuses_the_growth(device):
+    device.book(0, "b", Booking(floor=20))
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=100)
+    grow(device, 1, "B", 20)
+    assert device.next_deadline() == 1 + PATIENCE.shrink_s
+    assert told(device, device.tick(6)) == ["limit of a 100", "B refused: exhausted, short 20"]
+
+
+# --- limits and bookings
+
+
+def test_limits_are_applied_deferred_and_refused_below_the_floor(device):
+    device.book(0, "a", Booking(floor=10))
+    grow(device, 0, "A", 50)
+    outcome, decisions = device.set_limit(0, "a", 40, 0, 100)
+    assert (outcome.state, outcome.overage) == ("deferred", 10)
+    assert told(device, decisions) == ["limit of a 40"]
+    with pytest.raises(Invalid, match="limit of 9 bytes is below the floor of a, 10 bytes"):
+        device.set_limit(0, "a", 9, 0, 0)
+    with pytest.raises(NotFound):
+        device.set_limit(0, "z", 9, 0, 0)
+
+
+def test_a_quota_that_others_occupy_is_taken_back_for(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=80, reserve=20)
+    assert told(device, device.book(1, "c", Booking(quota=30))) == ["A asked for 20", "limit of a 70"]
+    assert back(device, 1, "A", 20) == ["freed 20"]
+    assert back(device, 1, "A", 10) == ["freed 10", "limit of a 100"]
+    assert (device.ledger.booked, device.ledger.free) == (30, 0)
+
+
+def test_a_floor_that_rises_lifts_the_limit(device):
+    device.set_limit(0, "a", 10, 0, 0)
+    assert told(device, device.book(0, "a", Booking(floor=30))) == ["limit of a 30"]
+
+
+# --- rooms
+
+
+def room(device, now, model, nbytes, retract=False, hold=5.0, deadline=100.0):
+    return told(device, device.make_room(now, model, nbytes, retract, hold, deadline)[1])
+
+
+def test_room_that_is_there_is_held_for_its_model(device):
+    assert room(device, 0, "b", 60) == ["room 100, short 0"]
+    assert grow(device, 0, "A", 50, least=1) == ["A gets 40"]
+    assert grow(device, 0, "A", 1) == ["A refused: exhausted, short 1"]
+    assert grow(device, 0, "B", 50, kind="weights") == ["B gets 50"]
+    assert grow(device, 0, "B", 20, least=1) == ["B gets 10"]
+    assert device.holds == {}
+
+
+def test_a_hold_ends_with_its_time(device):
+    room(device, 0, "b", 60, hold=5)
+    grow(device, 0, "A", 40)
+    assert device.next_deadline() == 5
+    device.tick(5)
+    assert grow(device, 5, "A", 60) == ["A gets 60"]
+
+
+def test_room_is_made_from_reserves_then_prefixes_then_decodes(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=60, reserve=20, cached=((-9.0, 20),))
+    claim, decisions = device.make_room(1, "b", 70, True, 5.0, 100.0)
+    assert told(device, decisions) == ["A asked for 20", "A asked for 20 deep", "limit of a 30"]
+    back(device, 1, "A", 20)
+    report(device, 1, "A", answers=0, returned=20, used=60, cached=((-9.0, 20),))
+    back(device, 1, "A", 20)
+    report(device, 1, "A", answers=0, returned=20, used=60)
+    decisions = device.give_back(2, "A", some_kv(device, "A", 30))
+    assert told(device, decisions) == ["freed 30", "room 70, short 0"]
+    answer = next(d for d in decisions if isinstance(d, RoomAnswer))
+    assert [(t.model, t.what, t.bytes) for t in answer.taken] == [
+        ("a", "decodes", 30),
+        ("a", "reserve", 20),
+        ("a", "prefixes", 20),
+    ]
+    # The victim's limit stays low until the room is used.
+    assert grow(device, 2, "A", 1) == ["A refused: over_limit, short 1"]
+    assert grow(device, 2, "B", 70) == ["B gets 70", "limit of a 100"]
+
+
+def test_room_that_cannot_be_made_says_what_is_short_and_holds_nothing(device):
+    device.book(0, "a", Booking(floor=50))
+    grow(device, 0, "A", 100)
+    report(device, 1, "A", used=100)
+    assert room(device, 1, "b", 70) == ["room 0, short 70"]
+    assert room(device, 1, "b", 70, retract=True) == ["limit of a 50"]
+    assert back(device, 1, "A", 50) == ["freed 50", "limit of a 100", "room 50, short 20"]
+    assert device.holds == {}
+
+
+def test_before_a_room_is_given_up_those_who_have_not_spoken_since_are_asked(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=100)
+    assert room(device, 1, "b", 10) == ["A asked for 10 deep"]
+    assert report(device, 1, "A", answers=0, returned=0, used=100) == ["room 0, short 10"]
+
+
+def test_a_room_is_answered_at_its_deadline(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", reserve=10)
+    assert room(device, 1, "b", 10, deadline=1.5) == ["A asked for 10"]
+    assert told(device, device.tick(1.5)) == ["room 0, short 10"]
+
+
+def test_who_goes_away_waits_no_more(device):
+    device.book(0, "b", Booking(floor=10))
+    grow(device, 0, "A", 100)
+    report(device, 1, "A", used=100)
+    claim, _ = device.make_room(1, "b", 10, True, 1.0, 100.0)
+    assert device.limits.get("a").bytes == 90
+    assert told(device, device.cancel(1, claim)) == ["limit of a 100"]
+    assert device.claims == []
+
+
+def test_the_same_room_asked_for_again_is_held_once(device):
+    room(device, 0, "b", 60)
+    assert room(device, 1, "b", 60) == ["room 100, short 0"]
+    assert device.holds["b"].bytes == 60
+
+
+# --- whatever happens, the ledger adds up and nobody waits for ever
+
+
+class DeviceMachine(RuleBasedStateMachine):
+    """Leases that tell the truth, lie, answer, answer half and stay silent."""
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.device = make(60)
+        self.waiting = {}
+        self.rooms = set()
+        self.requests = itertools.count(1)
+
+    @initialize()
+    def begin(self):
+        for model in "abc":
+            self.device.book(0, model, Booking())
+            self.device.open(model.upper(), model, model)
+
+    def took(self, decisions):
+        for decision in decisions:
+            match decision:
+                case Grant(lease, request, extents):
+                    assert self.waiting.pop(request) == lease
+                    assert extents
+                case Refuse(lease, request):
+                    assert self.waiting.pop(request) == lease
+                case RoomAnswer(claim):
+                    self.rooms.discard(claim)
+
+    def live(self, lease):
+        return lease in self.device.ledger.leases and not self.device.ledger.leases[lease].suspended
+
+    LEASES = st.sampled_from("ABC")
+
+    @rule(lease=LEASES, count=st.integers(1, 30), least=st.integers(0, 30), reserve=st.booleans(), kv=st.booleans())
+    def grow(self, lease, count, least, reserve, kv):
+        if self.live(lease):
+            request = next(self.requests)
+            self.waiting[request] = lease
+            kind = "kv" if kv else "weights"
+            self.took(self.device.grow(self.now, lease, request, kind, 1, count, least, reserve))
+
+    @rule(lease=LEASES, count=st.integers(1, 30))
+    def give_back(self, lease, count):
+        if self.live(lease):
+            ids = list(self.device.ledger.leases[lease].extents)[:count]
+            self.took(self.device.give_back(self.now, lease, ids))
+
+    @rule(
+        lease=LEASES, honest=st.booleans(), reserve=st.integers(0, 60), cached=st.integers(0, 60), part=st.floats(0, 1)
+    )
+    def report_or_answer(self, lease, honest, reserve, cached, part):
+        if not self.live(lease):
+            return
+        held = self.device.ledger.leases[lease].kv_bytes
+        if honest:
+            reserve, cached = min(reserve, held), min(cached, max(0, held - reserve))
+        told = dict(at=self.now, held=held, reserve=reserve, cached=((self.now - 1, cached),))
+        asks = [ask for ask in self.device.reclaims.asks.values() if ask.lease_id == lease]
+        if asks:
+            returned = min(int(asks[0].asked * part), held)
+            ids = some_kv(self.device, lease, returned)
+            self.took(self.device.give_back(self.now, lease, ids))
+            told |= dict(reclaim_id=asks[0].id, returned=len(ids))
+        self.took(self.device.report(self.now, lease, Report(**told)))
+
+    @rule(model=st.sampled_from("abc"))
+    def obey_the_limit(self, model):
+        lease = model.upper()
+        if self.live(lease):
+            over = self.device.ledger.kv_of(model) - self.device.limits.get(model).bytes
+            if over > 0:
+                self.took(self.device.give_back(self.now, lease, some_kv(self.device, lease, over)))
+
+    @rule(model=st.sampled_from("abc"), nbytes=st.integers(-1, 60))
+    def set_limit(self, model, nbytes):
+        try:
+            self.took(self.device.set_limit(self.now, model, nbytes, 0, 0)[1])
+        except PrismError:
+            pass
+
+    @rule(model=st.sampled_from("abc"), quota=st.integers(0, 20), weights=st.integers(0, 20), floor=st.integers(0, 20))
+    def book(self, model, quota, weights, floor):
+        try:
+            self.took(self.device.book(self.now, model, Booking(quota, weights, floor)))
+        except PrismError:
+            pass
+
+    @rule(model=st.sampled_from("abc"), nbytes=st.integers(1, 60), retract=st.booleans(), hold=st.floats(0, 3))
+    def make_room(self, model, nbytes, retract, hold):
+        claim, decisions = self.device.make_room(self.now, model, nbytes, retract, hold, self.now + 8)
+        self.rooms.add(claim)
+        self.took(decisions)
+
+    @rule(lease=LEASES)
+    def suspend_or_resume(self, lease):
+        ledger = self.device.ledger
+        if ledger.leases[lease].suspended:
+            held = [(e.id, e.bytes, e.kind) for e in list(ledger.leases[lease].extents.values())[1:]]
+            self.took(self.device.resume(self.now, lease, held))
+        else:
+            self.took(self.device.suspend(self.now, lease))
+            self.waiting = {request: other for request, other in self.waiting.items() if other != lease}
+
+    @rule(lease=LEASES)
+    def die_and_be_replaced(self, lease):
+        self.took(self.device.end(self.now, lease))
+        self.waiting = {request: other for request, other in self.waiting.items() if other != lease}
+        self.device.open(lease, lease.lower(), lease)
+
+    @rule(seconds=st.floats(0.1, 4))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.took(self.device.tick(self.now))
+
+    @invariant()
+    def the_ledger_adds_up(self):
+        self.device.ledger.check()
+
+    @invariant()
+    def no_limit_is_below_a_floor(self):
+        for model, booking in self.device.ledger.bookings.items():
+            assert self.device.limits.get(model).bytes >= booking.floor
+
+    @invariant()
+    def what_is_held_for_somebody_is_not_granted_to_others(self):
+        held = sum(hold.bytes for hold in self.device.holds.values())
+        assert self.device.ledger.free >= held or self.device.ledger.booked or not held
+
+    def teardown(self):
+        """However it stands, it ends: nobody answers any more, and every claim is over after the longest patience."""
+        for _ in range(200):
+            due = self.device.next_deadline()
+            if due is None:
+                break
+            self.now = max(self.now, due)
+            self.took(self.device.tick(self.now))
+        assert self.waiting == {} and self.rooms == set() and self.device.claims == []
+        assert self.device.holds == {}
+
+
+DeviceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDeviceUnderEverything = DeviceMachine.TestCase

@@ -1,0 +1,21 @@
+import pytest
+
+from balloond.policy.extents import count_down, count_up, cut, whole_pages
+
+
+def test_weights_are_cut_into_full_extents_and_one_of_the_pages_that_are_left():
+    assert cut(10, 4, 1) == [4, 4, 2]
+    assert cut(9, 4, 2) == [4, 4, 2]
+    assert cut(8, 4, 2) == [4, 4]
+    assert cut(0, 4, 2) == []
+
+
+def test_an_extent_of_broken_pages_is_refused():
+    with pytest.raises(ValueError, match="3 bytes is not whole pages of 2"):
+        cut(8, 3, 2)
+
+
+def test_counting_rounds_towards_the_side_that_is_named():
+    assert (whole_pages(1, 4), whole_pages(8, 4)) == (4, 8)
+    assert (count_up(9, 4), count_down(9, 4)) == (3, 2)
+    assert (count_up(-9, 4), count_down(-9, 4)) == (0, 0)
