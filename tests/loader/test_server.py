@@ -1,0 +1,235 @@
+"""The loader as other services meet it: real processes, real gRPC, real extents of a real balloond."""
+
+import asyncio
+import os
+
+import pytest
+
+from services.errors import Exists, Invalid, NotFound, Refused, Unavailable, Unmet
+from tests.loader import checkpoints
+from tests.loader.fakes import manifest
+
+CONTENT = os.urandom(1_300_000)
+"""Five extents and a part of a sixth, which is padded to a page."""
+
+
+async def test_the_catalogue_has_the_models_with_what_their_checkpoints_say(node):
+    catalogue = await node.until(lambda catalogue: True)
+    a, b = catalogue.entries
+    assert (a.model.name, b.model.name) == ("a", "b")
+    assert (a.model.context_tokens, b.model.context_tokens) == (64, 128)
+    assert a.model.path == str(node.folder / "models" / "a") and a.model.generation > 0
+    assert a.model.kv_bytes_per_token == 256 and a.model.floor_bytes == 256 << 10 and a.model.devices == 1
+    assert a.error == "" and not a.has_image
+    assert (catalogue.host_capacity_bytes, catalogue.host_used_bytes) == (16 << 20, 0)
+
+
+async def test_models_are_inspected_added_and_removed(node):
+    path = str(node.checkpoint("c"))
+    inspected = await node.client.inspect("c", path)
+    added = await node.client.add("c", path, pinned=True, engine="echo")
+    assert added.weights_bytes == inspected.weights_bytes > 0
+    assert (await node.entry("c")).model == added
+    assert added.pinned and added.engine == "echo"
+    assert (await node.client.add("c", path)).generation == added.generation
+    with pytest.raises(Exists, match="'c' is taken"):
+        await node.client.add("c", str(node.checkpoint("d")))
+    with pytest.raises(Exists, match="'a' is taken"):
+        await node.client.add("a", path)
+    await node.client.remove("c")
+    with pytest.raises(NotFound, match="no model 'c'"):
+        await node.client.remove("c")
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "reason"),
+    [
+        ("c", "models/c", "path: 'models/c' is not absolute"),
+        ("a b", "/x", "name: String should match pattern"),
+        ("", "/x", "name: "),
+    ],
+)
+async def test_an_impossible_model_is_invalid_by_its_field(node, name, path, reason):
+    with pytest.raises(Invalid, match=reason):
+        await node.client.add(name, path)
+
+
+async def test_a_broken_checkpoint_is_refused_when_it_is_added_with_its_reason(node):
+    path = node.checkpoint("broken")
+    os.truncate(path / checkpoints.SINGLE, 3000)
+    for call in (node.client.inspect, node.client.add):
+        with pytest.raises(Unmet, match="model.safetensors is truncated"):
+            await call("broken", str(path))
+
+
+async def test_a_reload_shows_changed_and_broken_checkpoints_and_serves_the_others(node):
+    before = {name: (await node.entry(name)).model.generation for name in "ab"}
+    os.truncate(node.folder / "models" / "a" / checkpoints.SINGLE, 3000)
+    checkpoints.change_config(node.folder / "models" / "b", max_position_embeddings=32)
+    node.reload()
+    catalogue = await node.until(lambda catalogue: catalogue.entries[0].error)
+    a, b = catalogue.entries
+    assert "is truncated" in a.error and a.model.generation == 0 and a.model.name == "a"
+    assert b.error == "" and b.model.context_tokens == 32 and b.model.generation not in (0, before["b"])
+    # A file that cannot be used changes nothing; the next one that can does.
+    node.catalogue.write_text("nonsense = 1")
+    node.reload()
+    node.list_models("b")
+    node.reload()
+    catalogue = await node.until(lambda catalogue: len(catalogue.entries) == 1)
+    assert catalogue.entries[0].model.name == "b"
+
+
+async def test_weights_leave_into_an_image_and_come_back_into_new_extents(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    saved = await node.save(engine, spec)
+    assert (saved.checksum, saved.image_bytes) == (engine.checksum, len(CONTENT))
+    assert saved.progress.done == saved.progress.total == len(CONTENT)
+    entry = await node.entry("a")
+    assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, len(CONTENT), engine.checksum)
+
+    # Hibernation: every extent goes back, the lease and the addresses stay. Waking: new extents, empty.
+    await asyncio.to_thread(engine.range.leave)
+    await asyncio.to_thread(engine.map)
+    assert not any(engine.content())
+    told = []
+    loaded = await node.load(engine, spec, on_progress=told.append)
+    assert engine.content() == CONTENT
+    assert loaded.checksum == engine.checksum
+    assert told[-1].done == told[-1].total == len(CONTENT) and told[-1].unit == "bytes"
+
+
+async def test_what_cannot_be_loaded_is_refused_by_kind(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    with pytest.raises(Unmet, match="no image of a"):
+        await node.load(engine, spec)
+    with pytest.raises(NotFound, match="no model 'ghost'"):
+        await node.client.save_image("ghost", 1, engine.lease.lease_id, engine.manifest)
+    with pytest.raises(NotFound):
+        await node.client.save_image("a", spec.generation, "gone", engine.manifest)
+    with pytest.raises(Unmet, match="the engine's weights are of 5"):
+        await node.client.save_image("a", 5, engine.lease.lease_id, engine.manifest)
+    with pytest.raises(Invalid, match="manifest"):
+        await node.client.save_image("a", spec.generation, engine.lease.lease_id, b"\xff")
+    with pytest.raises(Invalid, match="manifest: total_bytes 0"):
+        await node.client.save_image("a", spec.generation, engine.lease.lease_id, b"")
+    with pytest.raises(Unmet, match="their engine said crc32:00000001"):
+        await node.client.save_image("a", spec.generation, engine.lease.lease_id, engine.manifest, "crc32:00000001")
+    with pytest.raises(Unmet, match="do not hold"):
+        too_much = manifest(2 * len(CONTENT))
+        await node.client.save_image("a", spec.generation, engine.lease.lease_id, too_much)
+    with pytest.raises(Refused, match="of 16777216 for images 0 are used"):
+        huge = await node.engine("b", bytes(20 << 20))
+        await node.save(huge, (await node.entry("b")).model)
+    assert not (await node.entry("a")).has_image
+    await node.save(engine, spec)
+    with pytest.raises(Unmet, match="lays its weights out in another way"):
+        other = manifest(len(CONTENT), "other")
+        await node.client.load_image("a", spec.generation, engine.lease.lease_id, other)
+    with pytest.raises(NotFound):
+        await node.client.load_image("a", spec.generation, "gone", engine.manifest)
+
+
+async def test_a_dropped_image_frees_its_memory_and_dropping_again_does_nothing(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    await node.save(engine, spec)
+    await node.client.drop_image("a")
+    await node.client.drop_image("a")
+    catalogue = await node.until(lambda catalogue: not catalogue.entries[0].has_image)
+    assert catalogue.host_used_bytes == 0
+
+
+async def test_an_image_of_changed_files_is_not_shown_but_still_wakes_who_was_made_from_it(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    await node.save(engine, spec)
+    checkpoints.change_config(node.folder / "models" / "a", max_position_embeddings=32)
+    node.reload()
+    catalogue = await node.until(lambda catalogue: catalogue.entries[0].model.generation != spec.generation)
+    assert not catalogue.entries[0].has_image
+    await node.load(engine, spec)
+    with pytest.raises(Unmet, match=f"is of generation {spec.generation}"):
+        await node.load(engine, catalogue.entries[0].model)
+
+
+async def test_two_models_are_loaded_at_the_same_time(node):
+    engines = [await node.engine(name, os.urandom(1_000_000)) for name in "ab"]
+    specs = [(await node.entry(name)).model for name in "ab"]
+    contents = [engine.content() for engine in engines]
+    await asyncio.gather(*(node.save(engine, spec) for engine, spec in zip(engines, specs, strict=True)))
+    for engine in engines:
+        await asyncio.to_thread(engine.range.leave)
+        await asyncio.to_thread(engine.map)
+    await asyncio.gather(*(node.load(engine, spec) for engine, spec in zip(engines, specs, strict=True)))
+    assert [engine.content() for engine in engines] == contents
+
+
+async def test_a_save_cancelled_by_its_caller_leaves_no_memory_behind(node):
+    content = os.urandom(12 << 20)
+    engine = await node.engine("a", content)
+    spec = (await node.entry("a")).model
+    begun = asyncio.Event()
+    saving = asyncio.get_running_loop().create_task(node.save(engine, spec, on_progress=lambda progress: begun.set()))
+    await begun.wait()
+    saving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await saving
+    await node.until(lambda catalogue: catalogue.entries[0].has_image or not catalogue.host_used_bytes)
+    # And nothing is in the way of the next one.
+    assert (await node.save(engine, spec)).checksum == engine.checksum
+
+
+async def test_a_killed_loader_comes_back_with_its_images(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    await node.save(engine, spec)
+    node.kill("loader")
+    await asyncio.to_thread(engine.range.leave)
+    await asyncio.to_thread(engine.map)
+    node.start("loader")
+    entry = await node.entry("a")
+    assert (entry.has_image, entry.image_checksum) == (True, engine.checksum)
+    assert entry.model == spec  # the generation too: no file has changed
+    await node.load(engine, spec)
+    assert engine.content() == CONTENT
+
+
+async def test_a_killed_keeper_is_given_the_images_back(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    await node.save(engine, spec)
+    node.kill("keeper")
+    node.start("keeper")
+    # A save ends when the keeper holds it, and what it lost was put back before.
+    other = await node.engine("b", CONTENT[:1000])
+    await node.save(other, (await node.entry("b")).model)
+    node.kill("loader")
+    node.start("loader")
+    assert (await node.entry("a")).has_image and (await node.entry("b")).has_image
+
+
+async def test_a_killed_balloond_is_found_again_by_loader_and_engine(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    await node.save(engine, spec)
+    node.kill("balloond")
+    loading = asyncio.get_running_loop().create_task(node.load(engine, spec))
+    node.start("balloond")
+    await node.healthy()
+    await loading
+    assert engine.content() == CONTENT
+    await asyncio.to_thread(engine.range.leave)
+    await asyncio.to_thread(engine.map)
+    await node.load(engine, spec)
+    assert engine.content() == CONTENT
+
+
+async def test_while_the_loader_is_away_a_copy_is_unavailable(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    node.kill("loader")
+    with pytest.raises(Unavailable):
+        await node.load(engine, spec)
