@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway import errors, http, openai
 from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
@@ -24,16 +25,16 @@ from protos import common_pb2
 from services.errors import PrismError
 
 
-def build(serving: Serving, *, most_body_bytes: int) -> Starlette:
+def build(serving: Serving, *, most_body_bytes: int) -> ASGIApp:
     """The application over `serving`."""
     other = Endpoints(serving, most_body_bytes)
-    generate = [
-        Route(form.path, GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes), methods=["POST"])
+    generate = {
+        form.path: GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes)
         for form in (ChatForm(), CompletionForm())
-    ]
-    return Starlette(
+    }
+    everything = Starlette(
         routes=[
-            *generate,
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generate.items()),
             Route("/v1/models", other.models),
             Route("/v1/models/{model:path}", other.model),
             Route("/health", other.health),
@@ -43,6 +44,14 @@ def build(serving: Serving, *, most_body_bytes: int) -> Starlette:
         ],
         exception_handlers={HTTPException: _http_error, PrismError: _prism_error, 500: _fault},
     )
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        # What generates needs none of the layers that a general framework puts around a response, each of which every
+        # token's event would pass.
+        hot = generate.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (hot or everything)(scope, receive, send)
+
+    return application
 
 
 class Endpoints:

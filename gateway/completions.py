@@ -24,6 +24,7 @@ from protos import common_pb2
 from services import log
 from services.errors import PrismError
 
+_log = log.get(__name__)
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -140,7 +141,7 @@ class GenerateEndpoint:
         self._most_body_bytes = most_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrival_s = asyncio.get_running_loop().time()
+        arrival_s = time.monotonic()
         headers = http.headers_of(scope)
         request_id = http.request_id(headers)
         log.bind(request_id=request_id)
@@ -155,6 +156,9 @@ class GenerateEndpoint:
             return
         except PrismError as error:
             await reply.fail(error)
+        except Exception:  # the outermost edge of a request: it gets an answer, the log the trace
+            _log.exception("request failed")
+            await reply.fault()
 
     async def _answer(self, body: Body, request: Request, reply: Reply) -> None:
         with await self._serving.begin(request) as served:
@@ -249,6 +253,14 @@ class Reply:
             await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
         else:
             await http.respond_error(self._send, error, self._headers)
+
+    async def fault(self) -> None:
+        """By a fault of ours."""
+        body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
+        if self._streaming:
+            await self.events(sse.error(body) + sse.DONE, more=False)
+        else:
+            await http.respond(self._send, 500, body, self._headers)
 
 
 async def _each(work: Any, choices: Sequence[Choice]) -> None:

@@ -83,13 +83,19 @@ class GroupLink:
     async def _serve(self, channel: grpc.aio.Channel) -> str:
         """One stream from its opening to its end; why it ended."""
         call = gpu_scheduler_pb2_grpc.GpuSchedulerStub(channel).Serve()
-        writer = tasks.spawn(self._write(call), f"write to {self.address}")
+        # A writer that fails ends the stream: half a stream would leave requests waiting for ever.
+        writer = tasks.spawn(self._write(call), f"write to {self.address}", lambda failure: call.cancel())
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self._take(message)
             return "closed by the group"
         except grpc.aio.AioRpcError as error:
             return f"{error.code().name}: {error.details()}"
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return "writing failed"
         finally:
             call.cancel()
             await tasks.cancel(writer)

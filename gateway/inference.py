@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 import uuid
 from collections.abc import AsyncIterator
 
@@ -27,7 +27,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
     async def Generate(
         self, message: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
-        request = decode(message, asyncio.get_running_loop().time())
+        request = decode(message, time.monotonic())
         with await self._serving.begin(request) as served:
             choice = served.choices[0]
             while choice.finish_reason is None:

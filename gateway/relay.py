@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -165,7 +166,7 @@ class Tokens:
         self._tries += 1
         self._strikes += strike
         if self._stranded_at is None:
-            self._stranded_at = self._loop.time()
+            self._stranded_at = time.monotonic()
         _log.info("request goes on elsewhere", request_id=self._job.request_id, emitted=len(self._emitted), why=why)
         if self._strikes > self._relay.patience.strikes:
             self._end(Unavailable(f"given up after {self._strikes} failures in a row, the last: {why}"))
@@ -256,7 +257,7 @@ class Tokens:
             slo=job.slo,
             ttft_left_ms=self._ttft_left_ms(),
             has_target=job.slo.ttft_ms > 0,
-            time_out_left_ms=max(1, int(1000 * (self._total_deadline() - self._loop.time()))) if total else 0,
+            time_out_left_ms=max(1, int(1000 * (self._total_deadline() - time.monotonic()))) if total else 0,
             resumed_tokens=len(emitted),
         )
         link = self._relay.links.get(place.address)
@@ -265,7 +266,7 @@ class Tokens:
         link.submit(submit, self._attempt)
 
     def _ttft_left_ms(self) -> int:
-        return int(self._job.slo.ttft_ms - 1000 * (self._loop.time() - self._job.arrival_s))
+        return int(self._job.slo.ttft_ms - 1000 * (time.monotonic() - self._job.arrival_s))
 
     # Running out of time.
 
@@ -295,7 +296,7 @@ class Tokens:
         self._timer = None
         if self._attempt is None or self._attempt.link.address != address:
             return
-        if self._loop.time() >= self._total_deadline() or self._waits_for_waking(address):
+        if time.monotonic() >= self._total_deadline() or self._waits_for_waking(address):
             self._end(self._out_of_time())
         else:
             self._set_timer(address)
@@ -303,7 +304,7 @@ class Tokens:
     def _out_of_time(self) -> PrismError:
         patience = self._relay.patience
         why = f": {self._why}" if self._why else ""
-        if self._loop.time() >= self._total_deadline():
+        if time.monotonic() >= self._total_deadline():
             return TimedOut(f"not finished within {patience.total_s:g} s{why}")
         return NotUp(f"model '{self._job.model}' could not be brought up within {patience.park_s:g} s{why}")
 

@@ -29,7 +29,7 @@ class Request:
     request_id: str
     model: str
     arrival_s: float
-    """By the loop's clock."""
+    """By time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
     prompts: Sequence[Prompt]
     sampling: common_pb2.Sampling
     """Its max_new_tokens 0: as many as the context leaves."""

@@ -37,6 +37,7 @@ class HttpServer:
                 lifespan="off",
                 access_log=False,
                 log_config=None,
+                proxy_headers=False,
                 server_header=False,
                 date_header=False,
                 timeout_keep_alive=75,

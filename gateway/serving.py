@@ -7,6 +7,7 @@ answers are read, each by its own consumer. A route with a place costs no call t
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from types import TracebackType
 
@@ -168,7 +169,6 @@ class Choice:
         self.answer = answer
         self._job = job
         self._tokens = tokens
-        self._clock = asyncio.get_running_loop().time
         self._first_s = self._last_s = 0.0
         self._gap = metrics.GAP.labels(job.model)
         self._counted = False
@@ -198,7 +198,7 @@ class Choice:
         self._ended("cancelled")
 
     def _time(self) -> None:
-        now = self._clock()
+        now = time.monotonic()
         if not self._first_s:
             self._first_s = now
             metrics.TTFT.labels(self._job.model).observe(now - self._job.arrival_s)

@@ -7,6 +7,7 @@ by a few threads; the tokenizer's own code releases the interpreter lock while i
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import sys
@@ -122,10 +123,14 @@ def load(path: str) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
-        return Tokenizer(AutoTokenizer.from_pretrained(path, local_files_only=True))
+        tokenizer = Tokenizer(AutoTokenizer.from_pretrained(path, local_files_only=True))
     except Exception as error:  # the libraries raise all kinds at a broken file, a bare Exception among them
         text = str(error).strip().splitlines()
         raise Unmet(f"the tokenizer in {path} cannot be used: {text[0] if text else type(error).__name__}") from error
+    # Transformers and vocabularies are some hundred thousand objects that stay: walking them in every full collection
+    # would stop all streams for tens of milliseconds.
+    gc.freeze()
+    return tokenizer
 
 
 def without_torch() -> None:

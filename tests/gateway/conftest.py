@@ -12,13 +12,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.gateway import fakes, tokenizers
-from tests.gateway.fakes import FakeGroup, FakePlacement, Output
 
 from gateway.__main__ import build
 from gateway.config import GatewayConfig
 from protos import placement_pb2
 from services.service import Service
+from tests.gateway import fakes, tokenizers
+from tests.gateway.fakes import FakeGroup, FakePlacement, Output
 
 MODEL = "org/tiny"
 

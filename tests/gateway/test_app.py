@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from tests.gateway import fakes
-from tests.gateway.conftest import MODEL, World
 
 from protos import common_pb2
+from tests.gateway import fakes
+from tests.gateway.conftest import MODEL, World
 
 
 def refusal(response: httpx.Response, status: int) -> dict[str, object]:
