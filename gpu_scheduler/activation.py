@@ -28,6 +28,7 @@ from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
 
 _log = log.get(__name__)
 _ROOM_TIMEOUT_S = 20.0
+_UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
 
@@ -135,13 +136,20 @@ class Activation:
         )
 
     async def drop_booking(self, resident: Resident) -> None:
+        """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again."""
         if self._balloond is None:
             return
-        try:
-            await self._balloond.drop_booking(self._device, resident.spec.name)
-        except (NotFound, Unmet) as error:
-            # A dying engine's lease may live a moment longer; the next activation replaces the booking.
-            _log.info("booking kept", model=resident.spec.name, why=str(error))
+        for pause_s in (*_UNTIL_BURIED_S, None):
+            try:
+                await self._balloond.drop_booking(self._device, resident.spec.name)
+                return
+            except NotFound:
+                return
+            except PrismError as error:
+                if pause_s is None or not isinstance(error, Unmet):
+                    _log.warning("booking kept", model=resident.spec.name, why=str(error))
+                    return
+                await asyncio.sleep(pause_s)
 
     # --- engine and weights
 

@@ -20,6 +20,9 @@ class PlacementConfig(Config):
     """How often placement looks whether a model should move."""
     tau: float = Field(default=0.2, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
+    least_pressure: float = Field(default=0.05, ge=0)
+    """Below it nothing moves off a group: with a TPOT target of 0.1 s and requests of 10 s it means that 5 % of the
+    KV memory is in use, and a move would cost more than it brings."""
     cool_down_s: float = Field(default=30.0, ge=0)
     """A model that moved stays at least this long."""
     idle_s: float = Field(default=45.0, ge=0)

@@ -113,7 +113,8 @@ class Judge:
         return answer.reason if answer is not None else ""
 
     def _residents(self, groups: list[Group]) -> list[Resident]:
-        """What holds memory on the groups, in the policy's terms."""
+        """What holds memory on the groups, in the policy's terms: their residents, and what balloond's ledger has
+        booked beside them (an engine that is being buried)."""
         found = []
         for group in groups:
             place = self._place(group)
@@ -133,6 +134,17 @@ class Judge:
                         host_bytes=resident.private_bytes,
                     )
                 )
+            present = {resident.model.name for resident in found if resident.place == place}
+            for device in group.state.memory:
+                for booking in device.bookings:
+                    if booking.model not in present:
+                        left = kvpr.Model(
+                            booking.model,
+                            weights=booking.weights_bytes,
+                            floor=booking.floor_bytes,
+                            quota=booking.quota_bytes,
+                        )
+                        found.append(Resident(left, kvpr.Place(group.name, (device.device,))))
         return found
 
     @staticmethod
@@ -191,6 +203,8 @@ class Judge:
         verdicts = []
         for move in plan.waves[0] if plan.waves else ():
             reason = assignment.reasons[move.model]
+            if reason.stay_pressure < self._config.least_pressure:
+                continue
             verdicts.append(
                 Verdict(
                     move.model,

@@ -227,9 +227,9 @@ class Engine:
         elif kind == "hello":
             if not self._hello.done():
                 self._hello.set_result(message.hello)
-        elif kind == "progressed":
-            if command := self._commands.get(message.progressed.command_id):
-                command.progressed(message.progressed.progress)
+        elif kind == "progress":
+            if command := self._commands.get(message.progress.command_id):
+                command.progressed(message.progress.progress)
         elif kind == "weights_mapped":
             if command := self._commands.get(message.weights_mapped.command_id):
                 command.weights_mapped(message.weights_mapped)

@@ -118,6 +118,16 @@ async def test_a_failed_migration_leaves_the_source_serving():
     assert not world.actuator.moving and not world.actuator.leaving
 
 
+async def test_where_memory_is_not_scarce_nothing_moves():
+    world = FakeCluster()
+    for name in "ab":
+        world.model(name)
+        world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=20)
+    world.tell()
+    world.judge.observe()
+    assert world.judge.moves() == []
+
+
 async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down():
     world = FakeCluster(cool_down_s=30)
     for name in "ab":
