@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,7 +13,7 @@ from loader import image_memory
 from loader.image_memory import Image
 from loader.policy import residency
 from protos import keeper_pb2
-from services import log
+from services import log, tasks
 from services.errors import Refused
 
 _log = log.get(__name__)
@@ -70,7 +71,7 @@ class Images:
         finally:
             self._others.discard(image)
             if self._images.get(model) is not image:
-                image.close()
+                _free(image)
             self._on_change()
 
     def _make_room(self, model: str, need: int) -> None:
@@ -133,7 +134,7 @@ class Images:
             image.users -= 1
             if image.users == 0 and image in self._others:
                 self._others.discard(image)
-                image.close()
+                _free(image)
                 self._on_change()
 
     # --- dropping
@@ -151,7 +152,7 @@ class Images:
         if image.users:
             self._others.add(image)
         else:
-            image.close()
+            _free(image)
 
     # --- the keeper
 
@@ -172,6 +173,11 @@ class Images:
     def everything(self) -> Iterable[Kept]:
         """For a keeper that came back empty."""
         return [_kept(image) for image in {**self._images, **self._arriving}.values()]
+
+
+def _free(image: Image) -> None:
+    """In a thread: the kernel takes a second to free 16 GB, and whoever lets go last waits for it."""
+    tasks.spawn(asyncio.to_thread(image.close), f"free the image of {image.model}")
 
 
 def _kept(image: Image) -> Kept:

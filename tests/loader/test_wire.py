@@ -1,0 +1,93 @@
+"""Between the protocol and what the loader works with."""
+
+import pytest
+
+from loader import image_memory, wire
+from loader.catalogue import Listed
+from loader.checkpoint import Checkpoint
+from loader.models import Model, Sizes
+from protos import common_pb2, engine_pb2, loader_pb2
+from services.errors import Invalid
+
+LISTED = Listed(name="m", path="/models/m", ttft_ms=5, tpot_ms=6, pinned=True, engine="echo", context_tokens=10)
+FOUND = Checkpoint(
+    generation=9,
+    architecture="LlamaForCausalLM",
+    context_tokens=64,
+    layers=2,
+    kv_heads=2,
+    head_dim=8,
+    vocabulary=100,
+    weights_bytes=1000,
+    kv_bytes_per_token=256,
+)
+SIZES = Sizes(dtype_bytes=4, kv_extent_bytes=2000, quota_bytes=77)
+
+
+@pytest.fixture
+def image():
+    image = image_memory.create("m", 9, 100, b"manifest")
+    image.checksum = "crc32:5"
+    yield image
+    image.close()
+
+
+def test_a_request_to_add_says_what_a_catalogue_entry_says():
+    slo = common_pb2.Slo(ttft_ms=5, tpot_ms=6)
+    request = loader_pb2.AddRequest(name="m", path="/models/m", default_slo=slo, pinned=True, engine="echo")
+    assert wire.listed(request) == LISTED.model_copy(update={"context_tokens": 0})
+    assert wire.listed(loader_pb2.InspectRequest(path="/x")).name  # a name is not needed to look
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [({"path": "x"}, "path: 'x' is not absolute"), ({"engine": "x"}, "engine: "), ({"name": "/"}, "name: ")],
+)
+def test_a_request_that_makes_no_sense_is_invalid_by_its_field(changes, reason):
+    with pytest.raises(Invalid, match=reason):
+        wire.listed(loader_pb2.AddRequest(**{"name": "m", "path": "/x", **changes}))
+
+
+def test_a_model_is_told_with_its_sizes_and_settings():
+    assert wire.model_spec(Model(LISTED, SIZES, FOUND)) == common_pb2.ModelSpec(
+        name="m",
+        path="/models/m",
+        architecture="LlamaForCausalLM",
+        context_tokens=10,
+        weights_bytes=1000,
+        kv_bytes_per_token=256,
+        floor_bytes=4000,
+        quota_bytes=77,
+        vocab_size=100,
+        default_slo=common_pb2.Slo(ttft_ms=5, tpot_ms=6),
+        pinned=True,
+        generation=9,
+        engine="echo",
+        devices=1,
+    )
+
+
+def test_a_broken_model_is_told_with_its_reason_and_without_sizes():
+    entry = wire.entry(Model(LISTED, SIZES, None, "no tokenizer"), None)
+    assert entry.error == "no tokenizer" and entry.model.name == "m"
+    assert (entry.model.generation, entry.model.weights_bytes, entry.model.floor_bytes) == (0, 0, 0)
+
+
+def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(image):
+    entry = wire.entry(Model(LISTED, SIZES, FOUND), image)
+    assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 100, "crc32:5")
+    image.generation = 8
+    assert not wire.entry(Model(LISTED, SIZES, FOUND), image).has_image
+
+
+def test_a_manifest_gives_the_size_of_its_range():
+    assert wire.manifest_bytes(engine_pb2.Manifest(total_bytes=5).SerializeToString()) == 5
+    for nonsense in (b"", b"\xff", engine_pb2.Manifest(total_bytes=-5).SerializeToString()):
+        with pytest.raises(Invalid, match="manifest: "):
+            wire.manifest_bytes(nonsense)
+
+
+def test_the_last_message_of_a_copy_has_the_image(image):
+    last = wire.finished(image)
+    assert (last.progress.done, last.progress.total, last.progress.unit) == (100, 100, "bytes")
+    assert (last.checksum, last.image_bytes) == ("crc32:5", 100)
