@@ -11,6 +11,7 @@ import gc
 import json
 import re
 import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,9 +119,14 @@ def _byte_of_character() -> dict[str, int]:
     return {chr(number): number for number in printable} | {chr(0x100 + i): number for i, number in enumerate(others)}
 
 
+_importing = threading.Lock()
+"""Transformers fills its module in as names are asked for: two threads that import it at once may find it half filled."""
+
+
 def load(path: str) -> Tokenizer:
     """Reads the tokenizer of a folder. Takes about a second. Raises Unmet when there is none that can be read."""
-    from transformers import AutoTokenizer
+    with _importing:
+        from transformers import AutoTokenizer
 
     try:
         tokenizer = Tokenizer(AutoTokenizer.from_pretrained(path, local_files_only=True))

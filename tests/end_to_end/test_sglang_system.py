@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from protos import common_pb2
 from tests.end_to_end.reference import greedy
-from tests.end_to_end.world import MODELS, ROOT, world
+from tests.end_to_end.world import FOLDER, MODELS, world
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 TEXTS = (
@@ -23,7 +23,7 @@ TEXTS = (
 
 
 def path(model):
-    return ROOT / "examples" / "models" / model
+    return FOLDER / model
 
 
 def prompts(model):

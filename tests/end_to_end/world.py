@@ -23,7 +23,7 @@ from protos import common_pb2, placement_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
-MODELS = ("llama-prose", "qwen2-docs", "qwen3-manual")
+MODELS = ("llama-debian", "qwen2-python", "qwen3-perl")
 
 
 def free_port() -> int:
