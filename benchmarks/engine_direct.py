@@ -56,6 +56,10 @@ class DirectEngine:
                 self._ready.set_result(None)
             elif kind == "failed":
                 self._ready.set_exception(RuntimeError(message.failed.reason))
+        for _, done in self._streams.values():
+            done.set_exception(RuntimeError("the engine is gone"))
+        if not self._ready.done():
+            self._ready.set_exception(RuntimeError("the engine did not start"))
 
     async def ask(self, token_ids: list[int], tokens: int) -> Stream:
         self._number += 1

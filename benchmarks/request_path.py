@@ -56,22 +56,24 @@ class Client(Protocol):
 
 
 async def load(clients: Sequence[Client], prompt: Any, tokens: int, seconds: float) -> list[Stream]:
-    """Each client asks again and again; they start spread over the time of one answer, so that they do not march in
-    step."""
-    loop = asyncio.get_running_loop()
-    spread = random.Random(7)
+    """Each client asks again and again, with a pause of a random part of a step between two requests: clients that ask
+    the moment an answer ends would all arrive in the middle of a step's burst. They start spread over the time of one
+    answer, and only then the `seconds` begin whose requests are returned."""
+    chance = random.Random(7)
     streams: list[Stream] = []
-    until = loop.time() + seconds
+    ramp_s = tokens * PERIOD_S
+    from_ = time.monotonic() + ramp_s
 
     async def one(client: Client) -> None:
-        await asyncio.sleep(spread.uniform(0, min(tokens * PERIOD_S, seconds / 2)))
-        while loop.time() < until:
+        await asyncio.sleep(chance.uniform(0, ramp_s))
+        while time.monotonic() < from_ + seconds:
             streams.append(await client.ask(prompt, tokens))
+            await asyncio.sleep(chance.uniform(0, PERIOD_S))
 
     async with asyncio.TaskGroup() as group:
         for client in clients:
             group.create_task(one(client))
-    return streams
+    return [stream for stream in streams if stream.sent_s >= from_]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -85,7 +87,16 @@ def late_by_s(stream: Stream) -> list[float]:
     return [came - (first + k * PERIOD_S) for k, came in enumerate(stream.token_s)]
 
 
-def describe(streams: list[Stream], tokens: int, wall_s: float) -> dict[str, Any]:
+def rate(streams: list[Stream], tokens: int) -> float:
+    """Tokens per second while all clients were at it: not in the first answer's time nor the last's."""
+    first, last = min(stream.sent_s for stream in streams), max(stream.sent_s for stream in streams)
+    start, end = first + tokens * PERIOD_S, last
+    if end <= start:
+        return float("nan")
+    return sum(start <= came < end for stream in streams for came in stream.token_s) / (end - start)
+
+
+def describe(streams: list[Stream], tokens: int) -> dict[str, Any]:
     good = [stream for stream in streams if not stream.error and len(stream.token_s) == tokens]
     ttft_ms = [1000 * stream.ttft_s for stream in good]
     late_ms = [1000 * late for stream in good for late in late_by_s(stream)]
@@ -94,7 +105,7 @@ def describe(streams: list[Stream], tokens: int, wall_s: float) -> dict[str, Any
         "requests": len(streams),
         "failed": len(streams) - len(good),
         "errors": sorted({stream.error for stream in streams if stream.error})[:3],
-        "tokens_per_s": len(late_ms) / wall_s,
+        "tokens_per_s": rate(streams, tokens),
         "ttft_p50_ms": percentile(ttft_ms, 0.5),
         "ttft_p99_ms": percentile(ttft_ms, 0.99),
         "tokens": len(late_ms),
@@ -127,7 +138,10 @@ async def through_gateway(options: argparse.Namespace, folder: Path) -> dict[str
             for client in clients:
                 client.close()
             if round_:
-                results[str(count)] = {**describe(streams, tokens_for(count), wall_s), "cores_used": used}
+                results[str(count)] = {
+                    **describe(streams, tokens_for(count)),
+                    "cores_used": used,
+                }
     return results
 
 
@@ -143,9 +157,8 @@ async def directly(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
     await load([engine], ids, 5, 1.0)
     for count in options.streams:
-        began = time.monotonic()
         streams = await load([engine] * count, ids, tokens_for(count), options.seconds)
-        results[str(count)] = describe(streams, tokens_for(count), time.monotonic() - began)
+        results[str(count)] = describe(streams, tokens_for(count))
     await engine.close()
     return results
 

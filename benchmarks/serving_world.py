@@ -81,6 +81,14 @@ class World:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     async def __aenter__(self) -> World:
+        try:
+            await self._bring_up()
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _bring_up(self) -> None:
         place = placement_pb2.Place(group="bench", address=self._group, residency=common_pb2.ACTIVE)
         route = placement_pb2.Route(model=self.spec, residency=common_pb2.ACTIVE, places=[place])
         self._placement = rpc.Server(f"unix:{self.folder}/placement.sock")
@@ -101,10 +109,9 @@ class World:
         for name in ("group", "gateway"):
             address = self._group if name == "group" else f"unix:{self.folder}/gateway.sock"
             if not await rpc.healthy(address, _START_S):
-                raise RuntimeError(f"{name} did not start; see {self.folder}/{name}.log")
+                raise RuntimeError(f"{name} did not start: {self.log(name)}")
         if self._kind != "stand-in":
             await self._activate()
-        return self
 
     async def _activate(self) -> None:
         async with rpc.channel(self._group) as channel:
@@ -113,7 +120,7 @@ class World:
             )
             progress = [step async for step in gpu_scheduler_pb2_grpc.GpuSchedulerStub(channel).SetResidency(request)]
             if not progress or progress[-1].residency != common_pb2.ACTIVE:
-                raise RuntimeError(f"the model did not come up: {progress[-1:]}")
+                raise RuntimeError(f"the model did not come up: {progress[-1:]} {self.log('group')}")
 
     def _start_service(self, name: str, module: str, listen: str, settings: str) -> None:
         config = self.folder / f"{name}.toml"
@@ -129,6 +136,9 @@ class World:
                 stdout=log,
                 stderr=log,
             )
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()[-2000:]
 
     def pid(self, name: str) -> int:
         return self._processes[name].pid
