@@ -29,9 +29,9 @@ class Hook:
 
 
 def all_hooks() -> list[Hook]:
-    from gpu_scheduler.engines.sglang import hooks_loop, hooks_memory, hooks_process
+    from gpu_scheduler.engines.sglang import hooks_cpu, hooks_loop, hooks_memory, hooks_process
 
-    return [*hooks_process.HOOKS, *hooks_loop.HOOKS, *hooks_memory.HOOKS]
+    return [*hooks_process.HOOKS, *hooks_loop.HOOKS, *hooks_memory.HOOKS, *hooks_cpu.HOOKS]
 
 
 def register() -> None:

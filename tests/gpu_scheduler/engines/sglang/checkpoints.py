@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -67,13 +68,24 @@ def prompts(count: int, seed: int = 5) -> list[list[int]]:
     return made
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Beside engines on the same cores, several threads are many times slower than one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[list[int]]:
     """Greedy tokens, end-of-sequence ignored."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     said = []
-    with torch.inference_mode():
+    with _one_thread(), torch.inference_mode():
         for prompt in prompts:
             ids = torch.tensor([list(prompt)])
             out = model.generate(

@@ -153,7 +153,8 @@ class EngineEnd:
         """The next message that is not about requests; it must be one of `kinds`."""
         async with asyncio.timeout(START_S):
             message = await self._heard.get()
-        assert message.WhichOneof("message") in kinds, message
+        kind = message.WhichOneof("message")
+        assert kind in kinds, message.failed if kind == "failed" else kind
         return message
 
     def send(self, **message: object) -> int:
@@ -170,6 +171,12 @@ class EngineEnd:
         """Gives a command that has to succeed."""
         self.send(**message)
         return (await self.hear("done")).done
+
+    async def hold(self, load: engine_pb2.Load) -> tuple[engine_pb2.WeightsMapped, engine_pb2.Measured]:
+        """Loads a model from disk."""
+        self.send(load=load)
+        mapped = (await self.hear("weights_mapped")).weights_mapped
+        return mapped, (await self.hear("done")).done.measured
 
     async def fail(self, **message: object) -> engine_pb2.Failed:
         """Gives a command that has to fail."""

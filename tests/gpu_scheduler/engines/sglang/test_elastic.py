@@ -46,9 +46,9 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
     async with node(tmp_path) as at, engine() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
-        end.send(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48))
-        mapped = (await end.hear("weights_mapped")).weights_mapped
-        measured = (await end.hear("done")).done.measured
+        mapped, measured = await end.hold(
+            load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48)
+        )
         assert measured.kv_bytes_per_token == 5 * 2 * 2 * 24 * 4 and measured.context_tokens == CONTEXT
         assert measured.prefill_tokens_per_s > 0 and measured.decode_step_ms > 0
 
@@ -94,9 +94,7 @@ async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
         taken: dict[str, tuple[bytes, engine_pb2.WeightsMapped]] = {}
         for name in ("llama", "qwen"):
             await at.book(name)
-            end.send(load=load(at, name, models[name], context_tokens=CONTEXT))
-            mapped = (await end.hear("weights_mapped")).weights_mapped
-            await end.hear("done")
+            mapped, _ = await end.hold(load(at, name, models[name], context_tokens=CONTEXT))
             await burst(end, f"{name}-disk", prompts, said[name], 1)
             taken[name] = await images.take(mapped.lease_id), mapped
             await end.do(unload=engine_pb2.Unload())
@@ -125,9 +123,7 @@ async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped
     async with node(tmp_path) as at, engine() as end:
         await at.book("llama")
         images = Images(at)
-        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
-        mapped = (await end.hear("weights_mapped")).weights_mapped
-        await end.hear("done")
+        mapped, _ = await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
         image = await images.take(mapped.lease_id)
         await end.do(hibernate=engine_pb2.Hibernate())
 

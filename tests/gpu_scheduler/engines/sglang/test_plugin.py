@@ -1,0 +1,66 @@
+"""The plugin: what it hooks is checked before an engine says that it is warm."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from gpu_scheduler.engines.sglang import plugin
+
+pytestmark = pytest.mark.sglang
+
+
+def start(**environment: str) -> subprocess.CompletedProcess[str]:
+    """An engine that has no parent's socket to speak on: it must end before it needs one."""
+    import os
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        return subprocess.run(
+            [sys.executable, "-m", "gpu_scheduler.engines.sglang", "--channel-fd", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+
+def test_an_engine_whose_hooks_did_not_take_refuses_to_start_in_one_line() -> None:
+    ended = start(SGLANG_PLUGINS="another")
+    assert ended.returncode == 1
+    said = [line for line in ended.stderr.splitlines() if "hook on" in line]
+    assert len(said) == 1 and "sglang.srt.distributed.bootstrap._init_parallel_groups did not take" in said[0]
+
+
+def test_a_hook_counts_only_when_it_is_in_the_chain_around_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    def original() -> None: ...
+
+    def ours() -> None: ...
+
+    def wrapper() -> None:
+        ours()
+
+    wrapper.__wrapped__ = original  # type: ignore[attr-defined]
+
+    def outer() -> None:
+        original()
+
+    outer.__wrapped__ = wrapper  # type: ignore[attr-defined]
+    place = SimpleNamespace(hooked=outer, plain=original)
+    monkeypatch.setattr("pkgutil.resolve_name", lambda name: getattr(place, name))
+    plugin.verify([plugin.Hook("hooked", ours, "AROUND")])
+    with pytest.raises(SystemExit, match="hook on plain did not take"):
+        plugin.verify([plugin.Hook("plain", ours, "AROUND")])
+    with pytest.raises(SystemExit, match="SGLang has no gone"):
+        plugin.verify([plugin.Hook("gone", ours, "AROUND")])
+
+
+def test_outside_an_engine_process_the_plugin_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PRISM_ENGINE", raising=False)
+    monkeypatch.setattr(plugin, "all_hooks", lambda: pytest.fail("hooks were made"))
+    plugin.register()

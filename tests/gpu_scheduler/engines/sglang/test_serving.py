@@ -1,0 +1,233 @@
+"""A real engine serving: the order of requests, their ends, what is refused, and the prefill turn."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpu_scheduler.engines import turn
+from protos import common_pb2, engine_pb2
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
+from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, engine, load, node
+
+pytestmark = pytest.mark.sglang
+
+
+async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("llama")
+        end.ask("early", prompts[0], 4)
+        assert (await end.answer("early")).error == "not serving"
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        assert "is active" in (await end.fail(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))).reason
+        assert "is active" in (await end.fail(wake=engine_pb2.Wake())).reason
+
+        await _impossible_requests(end)
+        await _logprobs(end, models["llama"], prompts[1])
+        await _seeds(end, prompts[2])
+        await _stop_tokens(end, prompts[3], said["llama"][3])
+
+        # A prompt that fills the context but for one token.
+        long = [2 + i % 1000 for i in range(CONTEXT - 1)]
+        end.ask("full", long, 0)
+        answer = await end.answer("full")
+        assert len(answer.tokens) == 1 and answer.finish == common_pb2.LENGTH
+
+        for i in range(3):
+            end.ask(f"r{i}", prompts[i], 450 - len(prompts[i]), ignore_eos=True)
+        end.ask("r10", prompts[3], NEW_TOKENS, ignore_eos=True)
+        await end.until(lambda: all(end.answers[f"r{i}"].tokens for i in (0, 1, 2)))
+        end.send(abort=engine_pb2.Abort(request_id="r1"))
+        end.send(abort=engine_pb2.Abort(request_id="nobody"))
+        assert (await end.answer("r1")).finish == common_pb2.ABORTED
+        assert (await end.answer("r10")).tokens == said["llama"][3], "an abort ends one request, not those it begins"
+        assert "requests run" in (await end.fail(hibernate=engine_pb2.Hibernate())).reason
+
+        await end.do(drain=engine_pb2.Drain(finish_ms=0))
+        for name in ("r0", "r2"):
+            answer = await end.answer(name)
+            assert (answer.finish, answer.error) == (common_pb2.FAILED, "handed back") and answer.tokens
+        end.ask("late", prompts[0], 4)
+        assert (await end.answer("late")).error == "not serving"
+        await end.do(unload=engine_pb2.Unload())
+        assert await end.close() == 0
+
+
+async def _impossible_requests(end: EngineEnd) -> None:
+    end.ask("empty", [], 4)
+    end.ask("long", [5] * CONTEXT, 4)
+    end.ask("foreign", [VOCABULARY], 4)
+    end.ask("hot", [5, 6], 4, temperature=-1.0)
+    for name, why in (("empty", "empty"), ("long", "context"), ("foreign", "vocabulary"), ("hot", "temperature")):
+        answer = await end.answer(name)
+        assert answer.finish == common_pb2.REJECTED and why in answer.error
+
+
+async def _logprobs(end: EngineEnd, path: Path, prompt: list[int]) -> None:
+    """They are the model's own, also when tokens are drawn at another temperature."""
+    from transformers import AutoModelForCausalLM
+
+    end.ask("cold", prompt, 5, ignore_eos=True, logprobs=True, top_logprobs=3)
+    end.ask("warm", prompt, 5, ignore_eos=True, logprobs=True, temperature=0.7, seed=11)
+    end.ask("plain", prompt, 5, ignore_eos=True)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    for name in ("cold", "warm"):
+        answer = await end.answer(name)
+        assert len(answer.logprobs) == len(answer.tokens) == 5
+        with torch.inference_mode():
+            logits = model(torch.tensor([prompt + answer.tokens])).logits[0, len(prompt) - 1 : -1]
+        right = torch.log_softmax(logits, dim=-1)
+        for place, (token, told) in enumerate(zip(answer.tokens, answer.logprobs, strict=True)):
+            assert math.isclose(told.logprob, right[place, token].item(), abs_tol=1e-3)
+    top = end.answers["cold"].logprobs[0].top
+    assert [t.token_id for t in top] == torch.topk(right_first(model, prompt), 3).indices.tolist()
+    assert not (await end.answer("plain")).logprobs and not end.answers["warm"].logprobs[0].top
+
+
+def right_first(model: torch.nn.Module, prompt: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([prompt])).logits[0, -1]
+
+
+async def _seeds(end: EngineEnd, prompt: list[int]) -> None:
+    for name, seed in (("a", 7), ("b", 7), ("c", 8)):
+        end.ask(f"seed-{name}", prompt, 24, ignore_eos=True, temperature=1.0, top_p=0.95, seed=seed)
+    one, same, other = [(await end.answer(f"seed-{name}")).tokens for name in "abc"]
+    assert one == same != other
+    # A stream that goes on elsewhere, with what was said so far as its prompt, draws the same.
+    end.ask("seed-rest", prompt + one[:10], 14, ignore_eos=True, temperature=1.0, top_p=0.95, seed=7)
+    assert (await end.answer("seed-rest")).tokens == one[10:]
+
+
+async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> None:
+    stop = said[6]
+    first = said.index(stop)
+    end.ask("stop", prompt, NEW_TOKENS, stop_token_ids=[stop])
+    answer = await end.answer("stop")
+    assert answer.finish == common_pb2.STOP and answer.tokens == said[: first + 1]
+    end.ask("at-least", prompt, NEW_TOKENS, stop_token_ids=[stop], min_new_tokens=first + 2)
+    answer = await end.answer("at-least")
+    assert len(answer.tokens) >= first + 2 and stop not in answer.tokens[: first + 2]
+
+
+async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("llama", floor_bytes=2 * KV_EXTENT)
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        tokens = KV_EXTENT // (3 * 2 * 2 * 32 * 4)
+        await at.limit("llama", 3 * KV_EXTENT)
+        end.ask("big", [2 + i % 1000 for i in range(4 * tokens)], 4)
+        end.ask("small", prompts[0][:10], 4, ignore_eos=True)
+        assert (await end.answer("big")).parked
+        assert (await end.answer("small")).finish == common_pb2.LENGTH
+
+        # One that fits at first and grows out of its limit: what it said was delivered, and what follows elsewhere
+        # is what it would have said.
+        await at.limit("llama", 9 * KV_EXTENT)
+        end.ask("growing", prompts[0], CONTEXT - len(prompts[0]), ignore_eos=True)
+        answer = await end.answer("growing")
+        assert answer.parked and NEW_TOKENS < len(answer.tokens) < CONTEXT - len(prompts[0])
+        assert answer.tokens[:NEW_TOKENS] == said["llama"][0]
+        await at.limit("llama", 60 * KV_EXTENT)
+        end.ask("again", prompts[0] + answer.tokens, 8, ignore_eos=True)
+        end.ask("whole", prompts[0], len(answer.tokens) + 8, ignore_eos=True)
+        assert answer.tokens + (await end.answer("again")).tokens == (await end.answer("whole")).tokens
+
+
+async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_turn(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    word = turn.create()
+    turns = turn.Turn(word)
+    arguments = ("--turn-fd", str(word), "--turn-index", "2")
+    async with node(tmp_path) as at, engine(*arguments, pass_fds=[word]) as end:
+        await at.book("llama")
+        turns.give(1)
+        # Activation takes no turn; requests do.
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, max_running_requests=2))
+        turns.give(turn.ANYBODY)
+        end.ask("running", prompts[0], 120, ignore_eos=True)
+        await end.until(lambda: len(end.answers["running"].tokens) > 0)
+        turns.give(1)
+        for priority in (30, 10, 20):
+            end.ask(f"p{priority}", prompts[1], NEW_TOKENS, priority=priority, ignore_eos=True)
+        assert len((await end.answer("running")).tokens) == 120, "decoding goes on out of turn"
+        assert end.order == ["running"]
+        turns.give(2)
+        for priority in (10, 20, 30):
+            assert (await end.answer(f"p{priority}")).tokens == said["llama"][1]
+        assert end.order == ["running", "p10", "p20", "p30"]
+    os.close(word)
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-5000])
+
+
+def _lose(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.self_attn.k_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _shorten(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.2.mlp.down_proj.weight"
+    weights[name] = weights[name][:, :100].contiguous()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _garble(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+def _name_unknown_architecture(folder: Path) -> None:
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace("LlamaForCausalLM", "NoSuchModel"))
+
+
+BROKEN: list[tuple[Callable[[Path], None], str]] = [
+    (_truncate, "SafetensorError"),
+    (_lose, "does not set 1 of the model's parameters: model.layers.1.self_attn.qkv_proj.weight"),
+    (_shorten, "lacks 156 of the model's places"),
+    (_garble, "not a valid JSON"),
+    (_name_unknown_architecture, "NoSuchModel"),
+]
+
+
+async def test_broken_checkpoints_are_the_models_fault_and_the_engine_takes_the_next(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("llama")
+        folder = tmp_path / "broken"
+        for breaks, why in BROKEN:
+            shutil.rmtree(folder, ignore_errors=True)
+            shutil.copytree(models["llama"], folder)
+            breaks(folder)
+            failed = await end.fail(load=load(at, "llama", folder, context_tokens=CONTEXT))
+            assert failed.model_at_fault and why in failed.reason and "\n" not in failed.reason
+            assert await at.leased_bytes() == 0
+        failed = await end.fail(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, no_such_option=1))
+        assert not failed.model_at_fault and "no_such_option" in failed.reason
+        failed = await end.fail(load=load(at, "nobody", models["llama"], context_tokens=CONTEXT))
+        assert not failed.model_at_fault and "not_booked" in failed.reason
+        # The same folder, whole again: nothing of it was remembered.
+        shutil.rmtree(folder)
+        shutil.copytree(models["llama"], folder)
+        await end.hold(load(at, "llama", folder, context_tokens=CONTEXT))
+        end.ask("whole", prompts[0], NEW_TOKENS, ignore_eos=True)
+        assert (await end.answer("whole")).tokens == said["llama"][0]
