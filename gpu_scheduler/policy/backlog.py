@@ -275,23 +275,19 @@ class Backlog:
         ends = islice(accumulate(compress(costs, in_s), initial=start), 1, None)
         room = min(map(sub, compress(line.deadlines, in_s), ends), default=inf)
 
-        second = [(line.keys[i][1], line.keys[i][2], line.ids[i]) for i in left_out]
-        dearest = max((costs[i] for i in left_out), default=0.0)
-        self._late = {request_id for _, _, request_id in second}
-        if self._droppable and (drops := self._drop([line.ids[i] for i in left_out], now)):
+        late = [line.ids[i] for i in left_out]
+        ages = [line.keys[i][1] for i in left_out]
+        self._late = set(late)
+        if self._droppable and (drops := self._drop(late, now)):
             decisions += drops
-            second = [item for item in second if item[2] in self._late]
-        if self._best_effort:
-            later = self.rules.best_effort_yield_s
-            rest = zip(self._best_effort.keys, self._best_effort.ids, strict=True)
-            second += [(arrival + later, seq, request_id) for (_, arrival, seq), request_id in rest]
-            dearest = max(dearest, max(self._best_effort.costs(rates)))
-        second.sort()
-        queue = tuple([request_id for _, _, request_id in second])
+            ages = list(compress(ages, map(self._late.__contains__, late)))
+            late = [request_id for request_id in late if request_id in self._late]
+        second = self._by_age(late, ages)
 
-        self._credit.cap(dearest if queue else 0.0)
-        self._wake_at = min(start + room + TICK, self._credit_suffices(queue, now))
-        return Agenda(now, start, on_time, queue, room, self._credit.seconds, tuple(decisions))
+        dearest = max([costs[i] for i in left_out] + self._best_effort.costs(rates), default=0.0)
+        self._credit.cap(dearest if second else 0.0)
+        self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
+        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions))
 
     def next_deadline(self) -> float:
         """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
@@ -368,6 +364,14 @@ class Backlog:
                     missing = model.prefill_cost(request) - self._credit.seconds
                     return now + missing + TICK if missing > 0 else inf
         return inf
+
+    def _by_age(self, late: list[str], ages: list[float]) -> tuple[str, ...]:
+        """The second queue: late requests (`ages` are their arrivals) and best effort, oldest first; of equals the late
+        one with the earlier deadline."""
+        ids = late + self._best_effort.ids
+        later = self.rules.best_effort_yield_s
+        ages = ages + [key[1] + later for key in self._best_effort.keys]
+        return tuple([ids[i] for i in sorted(range(len(ids)), key=ages.__getitem__)])
 
     def _stands(self, expires: float, request_id: str) -> bool:
         """Whether an item of the heap of time-outs is still true: the request waits, and with that time-out."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappush, heappushpop
 from itertools import accumulate, compress, count, islice
-from operator import gt
+from operator import attrgetter, gt
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Plan:
 
 def schedule(jobs: Iterable[Job], start: float) -> Plan:
     """The largest on-time set of `jobs` if the first may begin at `start`: now + what is dispatched and unfinished."""
-    ordered = sorted(jobs, key=lambda job: job.deadline)
+    ordered = sorted(jobs, key=attrgetter("deadline"))
+    ids = [job.request_id for job in ordered]
     late = late_indices([job.deadline for job in ordered], [job.cost for job in ordered], start)
-    dropped = set(late)
-    return Plan(
-        on_time=tuple(job.request_id for i, job in enumerate(ordered) if i not in dropped),
-        late=tuple(ordered[i].request_id for i in late),
-    )
+    in_s = [True] * len(ids)
+    for i in late:
+        in_s[i] = False
+    return Plan(on_time=tuple(compress(ids, in_s)), late=tuple([ids[i] for i in late]))
 
 
 def late_indices(deadlines: Sequence[float], costs: Sequence[float], start: float) -> list[int]:
@@ -56,19 +56,19 @@ def late_indices(deadlines: Sequence[float], costs: Sequence[float], start: floa
     first = next(compress(count(), map(gt, islice(starts, 1, None), deadlines)), None)
     if first is None:
         return []
-    heap = [(-costs[i], i) for i in range(first)]
-    heapify(heap)
     end = starts[first]
+    heap = [(-cost, i) for i, cost in enumerate(costs[:first])]
+    heapify(heap)
     late: list[int] = []
-    for i in range(first, len(costs)):
-        cost = costs[i]
-        if end + cost <= deadlines[i]:
+    for i, cost, deadline in zip(range(first, len(costs)), costs[first:], deadlines[first:], strict=True):
+        after = end + cost
+        if after <= deadline:
             heappush(heap, (-cost, i))
-            end += cost
+            end = after
             continue
         longest, dropped = heappushpop(heap, (-cost, i))
         late.append(dropped)
         if dropped != i:
-            end += cost + longest
+            end = after + longest
     late.sort()
     return late

@@ -1,0 +1,274 @@
+"""What the pure policies cost on one core.
+
+    python benchmarks/policy.py                     # all, about a minute
+    python benchmarks/policy.py --only arbitration  # or: placement
+
+arbitration: a shared queue with 10,000 waiting requests of 24 models, at different loads (work that waits / time until
+the last deadline).
+
+    schedule     Moore-Hodgson on a list of jobs in any order, sorting included
+    late         Moore-Hodgson alone, on lists that are in order: what a queue that keeps itself sorted pays
+    plan         the whole run of the queue: costs anew, time-outs, Moore-Hodgson, room, the second queue in order
+    event        one event of the dispatcher: a request arrives, plan, admission, the first one starts
+
+placement: Algorithm 1 for 10,000 models on 10,000 devices.
+
+    place        nothing is placed yet
+    settled      everything is where a run just put it, demands as they were
+    shifted      the same with demands that changed, which is where models move
+    packed       as many models as fill small devices: by demand some find no place, first-fit-decreasing decides
+
+Groups of one device, and groups of eight with tensor-parallel models among the others. Times are on the clock, and on
+the core: what the policy used; the difference is other work on the machine. Workloads are drawn from a fixed seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count, cycle
+from math import inf
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # one core is the question
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import _report
+from gpu_scheduler.policy.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.backlog import Backlog
+from gpu_scheduler.policy.decisions import Start
+from gpu_scheduler.policy.moore_hodgson import Job, late_indices, schedule
+from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+from placement.policy.assign import Assignment, Candidate, assign
+from placement.policy.kvpr import Device, Group, Model
+
+SEED = 20260731
+GIB = 1 << 30
+MODELS = 24
+LOADS = (0.5, 1.0, 2.0, 10.0)
+ARBITRATION_AIM_MS = 10.0
+PLACEMENT_AIM_S = 2.0
+
+
+def sample(run: Callable[[], Any], runs: int, scale: float) -> dict[str, list[float]]:
+    """`runs` calls after one to warm up: time on the clock, and on the core. Other work on a shared machine shows in
+    the first only. Garbage is collected before, not while, it is measured."""
+    run()
+    gc.collect()
+    gc.disable()
+    wall, core = [], []
+    for _ in range(runs):
+        begin, begin_core = time.perf_counter(), time.thread_time()
+        run()
+        wall.append(scale * (time.perf_counter() - begin))
+        core.append(scale * (time.thread_time() - begin_core))
+    gc.enable()
+    return {"samples": wall, "core_samples": core}
+
+
+# --- arbitration ------------------------------------------------------------------------------------------------------
+
+
+def requests(n: int, load: float) -> list[Waiting]:
+    """Prompts of a few hundred tokens with a long tail, TTFT targets spread so that `load` times the time until the
+    last deadline is waiting; one in ten is best effort."""
+    draw = random.Random(SEED)
+    prompts = [min(32_768, max(1, round(draw.lognormvariate(6.0, 1.2)))) for _ in range(n)]
+    span = sum(prompts) / 25_000 / load
+    made = []
+    for i, tokens in enumerate(prompts):
+        deadline = inf if i % 10 == 0 else draw.uniform(0.0, span)
+        arrival = min(0.0, deadline - draw.choice([0.5, 2.0, 5.0]))
+        made.append(Waiting(f"request-{i}", f"model-{draw.randrange(MODELS)}", arrival, deadline, tokens))
+    return made
+
+
+def filled(waiting: list[Waiting]) -> Backlog:
+    """A queue whose models are active, but for two that wake."""
+    queue = Backlog()
+    for i in range(MODELS):
+        speed = PrefillSpeed(25_000.0)
+        speed.observe(512, 512 / 20_000)
+        queue.add_model(f"model-{i}", speed)
+        if i < 2:
+            queue.model_waking(f"model-{i}", 0.3 + i)
+        else:
+            queue.model_active(f"model-{i}")
+    for request in waiting:
+        queue.add(request, 0.0)
+    return queue
+
+
+def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
+    memory = Memory({f"model-{i}": ModelMemory(1 << 50, 0, page_bytes=GIB >> 9, page_tokens=16) for i in range(MODELS)})
+    for load in LOADS:
+        waiting = requests(n, load)
+        jobs = [Job(r.request_id, r.deadline, r.prompt_tokens / 25_000) for r in waiting]
+        ordered = sorted(jobs, key=lambda job: job.deadline)
+        deadlines, costs = [job.deadline for job in ordered], [job.cost for job in ordered]
+        late = len(late_indices(deadlines, costs, 0.0))
+        queue = filled(waiting)
+
+        event = _Event(queue, waiting, memory)
+        work: dict[str, Callable[[], Any]] = {
+            "schedule": lambda jobs=jobs: schedule(jobs, 0.0),
+            "late": lambda deadlines=deadlines, costs=costs: late_indices(deadlines, costs, 0.0),
+            "plan": lambda queue=queue: queue.plan(0.0),
+            "event": event,
+        }
+        for name, run in work.items():
+            yield {"what": name, "load": load, "waiting": n, "late": late, "unit": "ms", **sample(run, runs, 1e3)}
+
+
+class _Event:
+    """A request arrives, the queue plans, the first that may start does. One in, one out."""
+
+    def __init__(self, queue: Backlog, waiting: list[Waiting], memory: Memory) -> None:
+        self._queue = queue
+        self._next = cycle(waiting)
+        self._number = count()
+        self._memory = memory
+        self._turn = Turn()
+
+    def __call__(self) -> None:
+        facts = next(self._next)
+        queue = self._queue
+        queue.add(replace(facts, request_id=f"new-{next(self._number)}"), 0.0)
+        agenda = queue.plan(0.0)
+        for decision in admit(agenda, queue, self._memory, self._turn):
+            if isinstance(decision, Start):
+                queue.start(decision, 0.0)
+                queue.finish(decision.request_id, 0.0)
+                break
+
+
+# --- placement --------------------------------------------------------------------------------------------------------
+
+
+def cluster(devices: int, size: int, capacity: int = 141 * GIB) -> list[Group]:
+    return [
+        Group(f"group-{g}", tuple(Device(f"gpu-{g}-{d}", capacity) for d in range(size)))
+        for g in range(devices // size)
+    ]
+
+
+def models(n: int, parts: tuple[int, ...]) -> list[Model]:
+    """Weights of 1B to 70B models, demands over five orders of magnitude."""
+    draw = random.Random(SEED)
+    sizes = ((2, 1), (6, 1), (15, 1), (28, 1), (60, 2), (130, 4))
+    made = []
+    for i in range(n):
+        weights, least = draw.choice(sizes if parts != (1,) else sizes[:4])
+        wide = max(least, draw.choice(parts))
+        made.append(Model(f"model-{i}", draw.lognormvariate(15.0, 2.5), weights * GIB, wide * GIB, wide * GIB, wide))
+    return made
+
+
+def shifted(assignment: Assignment, made: list[Model]) -> list[Candidate]:
+    draw = random.Random(SEED + 1)
+    return [
+        Candidate(
+            Model(m.name, m.demand * draw.lognormvariate(0.0, 1.5), m.weights, m.floor, m.quota, m.parts),
+            assignment.places.get(m.name),
+        )
+        for m in made
+    ]
+
+
+def placement(n: int, runs: int) -> Iterator[dict[str, Any]]:
+    for title, size, parts in (("groups of 1", 1, (1,)), ("groups of 8, tensor parallel", 8, (1, 1, 1, 2, 4, 8))):
+        groups, made = cluster(n, size), models(n, parts)
+        fresh = [Candidate(model) for model in made]
+        placed = assign(groups, fresh, 0.0)
+        settled = [Candidate(model, placed.places.get(model.name)) for model in made]
+        yield from _placements("place", title, groups, fresh, runs)
+        yield from _placements("settled", title, groups, settled, runs)
+        yield from _placements("shifted", title, groups, shifted(placed, made), runs)
+    groups, made = cluster(n, 1, 32 * GIB), models(2 * n, (1,))
+    tight = made[: _fill(made, n * 32 * GIB, 0.97)]
+    yield from _placements("packed", "groups of 1, small", groups, [Candidate(model) for model in tight], runs)
+
+
+def _fill(made: list[Model], capacity: int, share: float) -> int:
+    """How many of the models take `share` of the capacity."""
+    total = 0
+    for i, model in enumerate(made):
+        total += model.needed
+        if total > share * capacity:
+            return i
+    return len(made)
+
+
+def _placements(
+    what: str, title: str, groups: list[Group], candidates: list[Candidate], runs: int
+) -> Iterator[dict[str, Any]]:
+    outcome = assign(groups, candidates, 0.0)
+    kinds = Counter(reason.kind.value for reason in outcome.reasons.values())
+    devices = sum(len(group.devices) for group in groups)
+    yield {
+        "what": what,
+        "cluster": title,
+        "models": len(candidates),
+        "devices": devices,
+        "outcome": dict(kinds),
+        "unit": "s",
+        **sample(lambda: assign(groups, candidates, 0.0), runs, 1.0),
+    }
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    assert __doc__
+    parser = _report.arguments("policy", __doc__)
+    parser.add_argument("--only", choices=("arbitration", "placement"), help="one half")
+    parser.add_argument(
+        "--waiting", type=_positive, default=10_000, help="requests in the queue (default: %(default)s)"
+    )
+    parser.add_argument("--models", type=_positive, default=10_000, help="models, and devices (default: %(default)s)")
+    parser.add_argument(
+        "--runs", type=_positive, default=200, help="samples of each arbitration (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--placements", type=_positive, default=5, help="samples of each placement (default: %(default)s)"
+    )
+    arguments = parser.parse_args()
+
+    results: list[dict[str, Any]] = []
+    if arguments.only != "placement":
+        results += arbitration(arguments.waiting, arguments.runs)
+    if arguments.only != "arbitration":
+        results += placement(arguments.models, arguments.placements)
+    rows = []
+    for result in results:
+        result["wall"], result["core"] = _report.spread(result["samples"]), _report.spread(result["core_samples"])
+        case = f"load {result['load']:g}, {result['late']} late" if "load" in result else _cluster(result)
+        wall, core = result["wall"], result["core"]
+        rows.append([result["what"], case, wall["p50"], wall["p99"], core["p50"], core["p99"], result["unit"]])
+    _report.table(("what", "case", "p50", "p99", "core p50", "core p99", "unit"), rows)
+    aims = {"arbitration_ms": ARBITRATION_AIM_MS, "placement_s": PLACEMENT_AIM_S}
+    _report.write(arguments.out, "policy", {"aims": aims, "results": results})
+
+
+def _cluster(result: dict[str, Any]) -> str:
+    return f"{result['models']} models on {result['devices']} devices, {result['cluster']}"
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above zero")
+    return number
+
+
+if __name__ == "__main__":
+    main()
