@@ -66,7 +66,7 @@ class Activation:
         try:
             await self._make_room(resident, asleep)
             if asleep:
-                await self._wake(resident)
+                await self._wake_or_load(resident)
             else:
                 await self._load(resident)
         except (PrismError, asyncio.CancelledError):
@@ -172,6 +172,17 @@ class Activation:
         if kind not in self._pools:
             raise Unmet(f"this group has no {kind} engines")
         return self._pools[kind]
+
+    async def _wake_or_load(self, resident: Resident) -> None:
+        """A sleeper whose image was dropped meanwhile starts from the checkpoint."""
+        try:
+            await self._wake(resident)
+        except (Unmet, NotFound) as error:
+            _log.warning("cannot wake", model=resident.spec.name, why=str(error))
+            self._images.pop(resident.spec.name, None)
+            assert resident.engine is not None
+            await self.release_engine(resident, resident.engine)
+            await self._load(resident)
 
     async def _wake(self, resident: Resident) -> None:
         assert resident.engine is not None

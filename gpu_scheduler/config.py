@@ -24,7 +24,7 @@ class Engines(Section):
     log_level: str = "warning"
     kv_extent_bytes: int = Field(default=256 << 10, gt=0)
     """On CUDA 2 to 8 MiB: small enough to come back, large enough that growing is fast."""
-    weights_extent_bytes: int = Field(default=4 << 20, gt=0)
+    weights_extent_bytes: int = Field(default=512 << 10, gt=0)
     """On CUDA 64 MiB."""
     poison_fresh_pages: bool = False
     """Fill newly mapped KV with NaN: a wrong slot cannot pass a test."""

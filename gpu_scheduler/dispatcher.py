@@ -35,7 +35,8 @@ _FIRST_FORECAST = 128
 _FORECAST_WEIGHT = 0.1
 _STARTED = prometheus_client.Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
 _TTFT = prometheus_client.Counter("prism_ttft_targets_total", "first tokens with a target", ["model", "met"])
-_NOT_HERE = "not here"
+NOT_HERE = "not here"
+"""How an answer begins that means: ask for another place. Nothing failed under the request."""
 _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
 
 
@@ -90,7 +91,7 @@ class Dispatcher:
         request = Request.of(submit, self._numbers, stream, now)
         resident = self._residents.get(request.model)
         if resident is None or resident.residency not in _SERVABLE:
-            request.end(common_pb2.FAILED, _NOT_HERE)
+            request.end(common_pb2.FAILED, NOT_HERE)
             return
         if (stream, request.gateway_id) in self._by_gateway_id:
             request.end(common_pb2.REJECTED, f"request id {request.gateway_id} is in use on this stream")
@@ -124,7 +125,7 @@ class Dispatcher:
         for of_stream, gateway_id in [key for key in self._by_gateway_id if key[0] is stream]:
             self.cancel(of_stream, gateway_id)
 
-    def hand_back(self, model: str, why: str = _NOT_HERE) -> None:
+    def hand_back(self, model: str, why: str = NOT_HERE) -> None:
         """Ends all waiting requests of a model that cannot be served here any more; their gateways ask for another
         place."""
         for waiting in list(self._backlog.waiting()):

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from gpu_scheduler.activation import Activation, at_fault, worth_another_try
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residents import Change, Resident, Residents
@@ -164,7 +164,8 @@ class Residency:
             self.engine_died(engine)
 
     def _could_not(self, resident: Resident, error: PrismError) -> None:
-        self._dispatcher.hand_back(resident.spec.name, str(error))
+        # Nothing is wrong with the requests: their gateways try elsewhere, or here again when there is room.
+        self._dispatcher.hand_back(resident.spec.name, f"{NOT_HERE}: {error}")
         if at_fault(error):
             self._residents.set(resident, common_pb2.ERROR, str(error))
         elif resident.engine is None:

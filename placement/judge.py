@@ -94,6 +94,9 @@ class Judge:
 
     def _model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
         weights = max(spec.weights_bytes, resident.weights_bytes if resident is not None else 0)
+        # As gpu_schedulers book them: whole extents.
+        extent = max((group.state.weights_extent_bytes for group in self._cluster.groups.values()), default=0) or 1
+        weights = -(-weights // extent) * extent
         return kvpr.Model(
             name=spec.name,
             demand=self._demand(spec),

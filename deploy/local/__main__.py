@@ -27,6 +27,14 @@ def say(text: str) -> None:
     print(f"prism: {text}", flush=True)
 
 
+def sizes(text: str) -> tuple[int, ...]:
+    """ "27,13" -> (27, 13): one device each."""
+    values = tuple(int(part) for part in text.split(","))
+    if min(values) < 1:
+        raise ValueError(text)
+    return values
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
     parser.add_argument(
@@ -37,7 +45,7 @@ def arguments() -> argparse.Namespace:
         "--state", type=Path, default=ROOT / ".run", help="sockets, logs and configuration files go here"
     )
     parser.add_argument(
-        "--device-mib", type=int, default=32, help="memory of each of the two CPU devices (default %(default)s)"
+        "--device-mib", type=sizes, default=(27, 13), metavar="A,B", help="memory of the CPU devices (default 27,13)"
     )
     parser.add_argument(
         "--idle-s",
@@ -65,7 +73,7 @@ async def main() -> int:
         state=state,
         catalogue=options.catalogue.resolve(),
         http=options.http,
-        devices={"cpu:0": options.device_mib * MIB, "cpu:1": options.device_mib * MIB},
+        devices={f"cpu:{i}": mib * MIB for i, mib in enumerate(options.device_mib)},
         idle_s=options.idle_s,
         log_level=options.log_level,
     )

@@ -1,5 +1,5 @@
-"""What Transformers itself says: the greedy continuation of a prompt by `generate`, in a process of its own (torch and Transformers
-stay out of the test's)."""
+"""What Transformers itself says: the greedy continuation of a prompt by `generate`, in a process of its own (torch
+and Transformers stay out of the test's)."""
 
 from __future__ import annotations
 

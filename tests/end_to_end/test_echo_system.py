@@ -16,7 +16,8 @@ PROMPT = list(range(20, 60))
 @pytest.fixture
 async def slow():
     """Streams of 20 ms steps, so that there is a middle to be killed in."""
-    async with world("echo", options={"step_ms": "20"}, idle_s=0.2) as it:
+    devices = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
+    async with world("echo", options={"step_ms": "20"}, idle_s=0.2, devices=devices) as it:
         yield it
 
 
