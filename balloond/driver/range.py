@@ -80,8 +80,10 @@ class ElasticRange:
         self._quarantine: list[tuple[Fence, list[int]]] = []
         self._unmapped = list(range(self.n_extents))
         """Heap: the lowest addresses first."""
+        self._wanting = 0
+        """What the engine asked for and did not get; what came for it meanwhile is in the reserve, and stays there."""
         self._missing = 0
-        """What the engine asked for beyond the reserve and has not got."""
+        """What of it has not come."""
         self._asked = 0
         """Extents asked of balloond for it and not answered."""
         self._refused = False
@@ -129,7 +131,8 @@ class ElasticRange:
             self._may_fill = True
             taken = self._take(count)
             self._marks.took(count, now)
-            self._missing = min(count - len(taken), self._allowed_more())
+            self._wanting = count - len(taken)
+            self._missing = min(self._wanting, self._allowed_more())
             if self._missing > 0:
                 self._refused = False
                 self._lease.loop.call(self._tend)
@@ -142,14 +145,14 @@ class ElasticRange:
     def _wait(self, until: float) -> list[int]:
         taken: list[int] = []
         self._waiting = True
-        while self._missing > 0 and not self._refused and (left := until - time.monotonic()) > 0:
+        while (self._missing or self._asked) and not self._refused and (left := until - time.monotonic()) > 0:
             self._changed.wait(left)
-            more = self._take(self._missing)
-            self._missing -= len(more)
+            more = self._take(self._wanting)
+            self._wanting -= len(more)
             taken += more
+            if not self._wanting:
+                break
         self._waiting = False
-        if self._refused:
-            self._missing = 0
         return taken
 
     def _take(self, count: int) -> list[int]:
@@ -236,7 +239,7 @@ class ElasticRange:
             if self._owned:
                 raise ValueError(f"{len(self._owned)} extents are still in use")
             self._may_fill = False
-            self._missing = 0
+            self._missing = self._wanting = 0
             self._used, self._cached = 0, ()
             self._lease.loop.call(self._tend)
             if not self._changed.wait_for(lambda: not self._ids, timeout_s):
@@ -347,7 +350,7 @@ class ElasticRange:
             return len(self._reserve)
         limit = self._lease.limit.bytes // self.extent_bytes
         reclaimed = sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims)
-        surplus = 0 if self._missing else self._marks.surplus(len(self._reserve), now)
+        surplus = self._marks.surplus(len(self._reserve) - self._wanting, now)
         return min(len(self._reserve), max(len(self._ids) - limit, reclaimed, surplus))
 
     def _leaving(self, now: float) -> list[int]:
@@ -393,7 +396,7 @@ class ElasticRange:
             if wanted > 0:
                 self._asked += wanted
             elif self._may_fill and not (self._filling or self._asked or self._missing) and now >= self._fill_after:
-                fill = min(self._marks.missing(len(self._reserve), now), self._allowed_more())
+                fill = min(self._marks.missing(len(self._reserve) - self._wanting, now), self._allowed_more())
                 self._filling = fill > 0
         if wanted > 0:
             self._lease.request(KV, self.extent_bytes, wanted, self._wanted_came(wanted), min_count=1)
@@ -405,11 +408,8 @@ class ElasticRange:
             self._map(extents)
             with self._changed:
                 self._asked -= asked
-                if not self._waiting:
-                    self._missing = max(0, self._missing - len(extents))
-                if refused is not None:
-                    self._refused = True
-                    self._missing = 0 if not self._waiting else self._missing
+                self._missing = 0 if refused is not None else max(0, self._missing - len(extents))
+                self._refused = refused is not None
                 waiting = self._waiting
                 self._changed.notify_all()
             if not waiting and extents:
@@ -445,6 +445,7 @@ class ElasticRange:
         with self._changed:
             self._ids.update((index, extent.id) for index, extent in zip(indices, extents, strict=False))
             self._reserve += reversed(indices)
+            self._tell_soon()
 
     # --- time
 
@@ -459,6 +460,9 @@ class ElasticRange:
 
     def _idle_due(self) -> None:
         self._idle_watch = False
+        with self._changed:
+            if not self._waiting and self._marks.idle(time.monotonic()):
+                self._wanting = 0  # it did not come for it
         self._tend()
 
     # --- reports

@@ -1,0 +1,110 @@
+"""A lease without a balloond: a capacity, a limit, and answers in the order of the questions."""
+
+import itertools
+import os
+import threading
+
+from balloond.backends.cpu import PAGE_BYTES, CpuMaker, CpuMapper
+from balloond.driver.lease import Granted, GrowRefused, Limit
+from balloond.driver.loop import Loop
+from tests.balloond.conftest import TIMEOUT_S
+
+
+class FakeLease:
+    def __init__(self, capacity=100, extent=PAGE_BYTES):
+        self.loop = Loop("fake lease")
+        self.loop.start()
+        self.extent = extent
+        self.capacity = capacity
+        self.limit = Limit(0, capacity * extent)
+        self.held = set()
+        self.reports = []
+        self.asked = []
+        self.silent = False
+        """Questions are kept instead of answered."""
+        self.kept = []
+        self._ids = itertools.count(1)
+
+    def on_limit(self): ...
+    def on_reclaim(self, reclaim_id, nbytes, deep): ...
+    def on_attached(self): ...
+
+    def request(self, kind, extent_bytes, count, done, *, min_count=None, for_reserve=False):
+        self.asked.append((count, min_count, for_reserve))
+        answer = (lambda: self._answer(count, done),)[0]
+        self.kept.append(answer) if self.silent else self.loop.call(answer)
+
+    def _answer(self, count, done):
+        fits = min(count, self.capacity - len(self.held))
+        if fits < 1:
+            done([], GrowRefused("exhausted", 1, "all gone"))
+            return
+        extents = [Granted(next(self._ids), self.extent, CpuMaker().create(self.extent)) for _ in range(fits)]
+        self.held |= {extent.id for extent in extents}
+        done(extents, None)
+
+    def speak(self):
+        """Answers what was kept."""
+        self.silent = False
+        kept, self.kept = self.kept, []
+        for answer in kept:
+            self.loop.call(answer)
+
+    def give_back(self, ids):
+        ids = set(ids)
+        assert ids <= self.held, "given back twice"
+        self.held -= ids
+
+    def report(self, usage):
+        self.reports.append(usage)
+
+    # --- what tests do
+
+    def set_limit(self, extents):
+        self.limit = Limit(self.limit.revision + 1, extents * self.extent)
+        self.loop.call(lambda: self.on_limit())
+
+    def reclaim(self, reclaim_id, extents, deep=False):
+        self.loop.call(lambda: self.on_reclaim(reclaim_id, extents * self.extent, deep))
+
+    def settle(self):
+        """Returns when the thread has done everything there is to do now."""
+        for _ in range(10):
+            done = threading.Event()
+            self.loop.call(done.set)
+            assert done.wait(TIMEOUT_S)
+
+
+class Gate:
+    """A fence that opens when the test says so."""
+
+    def __init__(self):
+        self.open = False
+
+    def done(self):
+        return self.open
+
+
+class GatedMapper(CpuMapper):
+    """Counts what is mapped; its fences may be closed."""
+
+    def __init__(self):
+        self.gates = []
+        self.closed = False
+
+    def fence(self):
+        if not self.closed:
+            return super().fence()
+        self.gates.append(Gate())
+        return self.gates[-1]
+
+
+def readable(fd):
+    """Whether an eventfd was signalled; leaves it as it is."""
+    import select
+
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,67 @@
+import os
+import threading
+
+from balloond.driver.loop import Loop
+from tests.balloond.conftest import TIMEOUT_S
+
+
+def wait(event):
+    assert event.wait(TIMEOUT_S)
+
+
+def test_calls_run_on_the_loops_thread_in_order():
+    loop, seen, done = Loop("test"), [], threading.Event()
+    for number in range(100):
+        loop.call(lambda number=number: seen.append((number, loop.here())))
+    loop.call(done.set)
+    loop.start()
+    wait(done)
+    assert seen == [(number, True) for number in range(100)]
+    assert not loop.here()
+    loop.stop()
+    loop.join(TIMEOUT_S)
+    assert not loop.alive
+
+
+def test_a_call_from_the_thread_itself_runs_too():
+    loop, done = Loop("test"), threading.Event()
+    loop.start()
+    loop.call(lambda: loop.call(lambda: loop.call(done.set)))
+    wait(done)
+    loop.stop()
+
+
+def test_later_calls_come_in_the_order_of_their_times():
+    loop, seen, done = Loop("test"), [], threading.Event()
+
+    def plan():
+        loop.later(0.02, lambda: seen.append("second"))
+        loop.later(0.01, lambda: seen.append("first"))
+        loop.later(0.03, done.set)
+
+    loop.call(plan)
+    loop.start()
+    wait(done)
+    assert seen == ["first", "second"]
+    loop.stop()
+
+
+def test_a_readable_descriptor_is_told_until_it_is_removed():
+    loop, seen, done = Loop("test"), [], threading.Event()
+    reads, writes = os.pipe()
+
+    def readable():
+        seen.append(os.read(reads, 1))
+        if len(seen) == 2:
+            loop.remove_reader(reads)
+            loop.call(done.set)
+
+    loop.call(lambda: loop.add_reader(reads, readable))
+    loop.start()
+    os.write(writes, b"xyz")
+    wait(done)
+    assert seen == [b"x", b"y"]
+    loop.stop()
+    loop.join(TIMEOUT_S)
+    os.close(reads)
+    os.close(writes)

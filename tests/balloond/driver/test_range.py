@@ -1,0 +1,408 @@
+import ctypes
+import select
+import threading
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from balloond.backends.cpu import PAGE_BYTES
+from balloond.driver.range import ElasticRange, _coarse, _runs
+from tests.balloond.conftest import TIMEOUT_S
+from tests.balloond.driver.fakes import FakeLease, GatedMapper, descriptors, readable
+
+
+def make(lease, low=0, high=0, extents=64, poison=False, mapper=None):
+    return ElasticRange(
+        lease,
+        mapper or GatedMapper(),
+        span_bytes=extents * PAGE_BYTES,
+        extent_bytes=PAGE_BYTES,
+        low=low,
+        high=high,
+        poison=poison,
+    )
+
+
+@pytest.fixture
+def lease():
+    lease = FakeLease()
+    yield lease
+    lease.loop.stop()
+
+
+def byte_at(kv, index):
+    return ctypes.string_at(kv.address + index * PAGE_BYTES, 1)[0]
+
+
+def test_extents_come_mapped_at_the_lowest_addresses(lease):
+    kv = make(lease)
+    assert sorted(kv.acquire(3, timeout_s=TIMEOUT_S)) == [0, 1, 2]
+    assert byte_at(kv, 2) == 0
+    assert kv.mapped_bytes == 3 * PAGE_BYTES
+    kv.check()
+    kv.close()
+    assert lease.held == set()
+
+
+def test_the_reserve_is_filled_ahead_and_serves_without_asking(lease):
+    kv = make(lease, low=4, high=8)
+    lease.settle()
+    assert kv.mapped_bytes == 4 * PAGE_BYTES
+    lease.silent = True
+    assert len(kv.acquire(3)) == 3
+    lease.settle()
+    assert lease.asked[-1][2], "what is ahead of need is asked for as such"
+    kv.close()
+
+
+def test_running_out_is_a_reply(lease):
+    lease.capacity = 5
+    kv = make(lease)
+    assert len(kv.acquire(8, timeout_s=TIMEOUT_S)) == 5
+    assert kv.acquire(1, timeout_s=TIMEOUT_S) == []
+    kv.close()
+
+
+def test_the_limit_bounds_what_is_asked_for_and_headroom_says_so(lease):
+    lease.limit = type(lease.limit)(1, 5 * PAGE_BYTES)
+    kv = make(lease)
+    assert kv.headroom() == 5
+    assert len(kv.acquire(8, timeout_s=TIMEOUT_S)) == 5
+    assert (kv.headroom(), lease.asked) == (0, [(5, 1, False)])
+    assert kv.acquire(1, timeout_s=TIMEOUT_S) == []
+    assert len(lease.asked) == 1
+    kv.close()
+
+
+def test_the_addresses_bound_it_too(lease):
+    kv = make(lease, extents=3)
+    assert len(kv.acquire(8, timeout_s=TIMEOUT_S)) == 3
+    assert kv.headroom() == 0
+    kv.close()
+
+
+def test_what_comes_too_late_goes_into_the_reserve_and_wakes_the_loop(lease):
+    lease.silent = True
+    kv = make(lease)
+    assert kv.acquire(3) == []
+    lease.settle()
+    lease.speak()
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    assert kv.take_reclaims() == 0
+    assert not readable(kv.wake_fd)
+    lease.silent = True
+    assert len(kv.acquire(3)) == 3
+    kv.close()
+
+
+def test_released_extents_above_the_high_mark_go_back(lease):
+    kv = make(lease, low=1, high=2)
+    lease.settle()
+    mine = kv.acquire(9, timeout_s=TIMEOUT_S)
+    kv.release(mine)
+    lease.settle()
+    assert kv.mapped_bytes == 2 * PAGE_BYTES
+    assert len(lease.held) == 2
+    kv.check()
+    kv.close()
+
+
+def test_only_what_is_owned_can_be_released_and_once(lease):
+    kv = make(lease)
+    (index,) = kv.acquire(1, timeout_s=TIMEOUT_S)
+    for wrong in ([index, index], [5], [index, 5]):
+        with pytest.raises(ValueError, match="not owned"):
+            kv.release(wrong)
+    kv.release([index])
+    with pytest.raises(ValueError):
+        kv.release([index])
+    kv.close()
+
+
+def test_a_released_extent_stays_mapped_until_its_fence_opens(lease):
+    mapper = GatedMapper()
+    kv = make(lease, mapper=mapper)
+    mine = kv.acquire(2, timeout_s=TIMEOUT_S)
+    mapper.closed = True
+    kv.release(mine)
+    lease.settle()
+    assert byte_at(kv, mine[0]) == 0
+    assert len(lease.held) == 2
+    assert kv.acquire(0) == []
+    kv.check()
+    back = threading.Event()
+    given, lease.give_back = lease.give_back, lambda ids: (given(ids), back.set())
+    mapper.gates[0].open = True
+    assert back.wait(TIMEOUT_S)
+    assert lease.held == set()
+    kv.close()
+
+
+def test_fresh_and_released_memory_is_poisoned_when_asked_for(lease):
+    kv = make(lease, low=1, high=1, poison=True)
+    (index,) = kv.acquire(1, timeout_s=TIMEOUT_S)
+    assert byte_at(kv, index) == 0xFF
+    ctypes.memset(kv.address + index * PAGE_BYTES, 7, PAGE_BYTES)
+    lease.capacity = 2
+    kv.release([index])
+    again = kv.acquire(2, timeout_s=TIMEOUT_S)
+    assert [byte_at(kv, i) for i in again] == [0xFF] * len(again)
+    kv.close()
+
+
+# --- limits and reclaims
+
+
+def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_rest_to_it(lease):
+    kv = make(lease, low=4, high=4)
+    mine = kv.acquire(6, timeout_s=TIMEOUT_S)
+    lease.settle()
+    assert kv.mapped_bytes == 10 * PAGE_BYTES
+    lease.set_limit(4)
+    lease.settle()
+    assert kv.mapped_bytes == 6 * PAGE_BYTES
+    assert readable(kv.wake_fd)
+    assert kv.overage_bytes() == 2 * PAGE_BYTES
+    assert lease.reports[-1].held == 6 * PAGE_BYTES
+    kv.release(mine[:2])
+    lease.settle()
+    assert (kv.mapped_bytes, kv.overage_bytes()) == (4 * PAGE_BYTES, 0)
+    kv.close()
+
+
+def test_a_reclaim_that_the_reserve_covers_is_answered_without_the_engine(lease):
+    kv = make(lease, low=4, high=4)
+    kv.acquire(2, timeout_s=TIMEOUT_S)
+    lease.settle()
+    lease.reclaim(7, 3)
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 3 * PAGE_BYTES)]
+    assert kv.take_reclaims() == 0
+    assert kv.mapped_bytes == 3 * PAGE_BYTES
+    kv.close()
+
+
+def test_a_shallow_reclaim_takes_no_more_than_the_reserve(lease):
+    kv = make(lease, low=2, high=2)
+    kv.acquire(2, timeout_s=TIMEOUT_S)
+    lease.settle()
+    lease.reclaim(7, 9)
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 2 * PAGE_BYTES)]
+    assert not readable(kv.wake_fd)
+    kv.close()
+
+
+def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
+    kv = make(lease, low=2, high=2)
+    mine = kv.acquire(6, timeout_s=TIMEOUT_S)
+    lease.settle()
+    lease.reclaim(7, 5, deep=True)
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    assert kv.take_reclaims() == 3 * PAGE_BYTES
+    assert kv.take_reclaims() == 0
+    assert not any(r.reclaim_id for r in lease.reports)
+    kv.release(mine[:1])
+    kv.reclaimed()
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 3 * PAGE_BYTES)]
+    assert len(lease.held) == 5
+    kv.close()
+
+
+def test_a_reclaim_waits_for_fences_before_it_is_answered(lease):
+    mapper = GatedMapper()
+    kv = make(lease, mapper=mapper)
+    mine = kv.acquire(4, timeout_s=TIMEOUT_S)
+    lease.reclaim(7, 3, deep=True)
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    kv.take_reclaims()
+    mapper.closed = True
+    kv.release(mine[:2])
+    kv.reclaimed()
+    lease.settle()
+    assert not any(r.reclaim_id for r in lease.reports)
+    answered = threading.Event()
+    told, lease.report = lease.report, lambda usage: (told(usage), usage.reclaim_id and answered.set())
+    mapper.gates[0].open = True
+    assert answered.wait(TIMEOUT_S)
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 2 * PAGE_BYTES)]
+    kv.close()
+
+
+def test_a_reclaimed_reserve_is_not_filled_again_before_growth(lease):
+    kv = make(lease, low=4, high=4)
+    lease.settle()
+    lease.reclaim(7, 4)
+    lease.settle()
+    assert kv.mapped_bytes == 0
+    asked = len(lease.asked)
+    lease.settle()
+    assert len(lease.asked) == asked
+    kv.close()
+
+
+# --- reports
+
+
+def test_usage_is_reported_with_the_age_of_prefixes(lease):
+    kv = make(lease)
+    kv.acquire(2, timeout_s=TIMEOUT_S)
+    told = threading.Event()
+    lease.report = lambda usage: (lease.reports.append(usage), usage.used and told.set())
+    kv.usage(100, [(5.0, 30), (1.0, 20)])
+    assert told.wait(TIMEOUT_S)
+    usage = lease.reports[-1]
+    assert (usage.held, usage.used, usage.reserve) == (2 * PAGE_BYTES, 100, 0)
+    assert [nbytes for _, nbytes in usage.cached] == [30, 20]
+    assert usage.cached[0][0] >= 5.0
+    kv.close()
+
+
+def test_many_prefixes_are_told_in_few_entries_that_are_not_older_than_they_are():
+    cached = [(float(age), 1) for age in range(1000)]
+    told = _coarse(cached)
+    assert len(told) <= 64
+    assert sum(nbytes for _, nbytes in told) == 1000
+    assert [age for age, _ in told] == sorted((age for age, _ in told), reverse=True)
+    assert told[0][0] < 999 and told[-1][0] == 0
+    assert _coarse([]) == ()
+
+
+def test_neighbours_are_unmapped_together():
+    assert list(_runs([5, 1, 2, 3, 9])) == [(1, 3), (5, 1), (9, 1)]
+    assert list(_runs([])) == []
+
+
+# --- hibernation and the end
+
+
+def test_emptying_needs_everything_released_and_gives_everything_back(lease):
+    kv = make(lease, low=3, high=3)
+    mine = kv.acquire(2, timeout_s=TIMEOUT_S)
+    with pytest.raises(ValueError, match="2 extents are still in use"):
+        kv.empty()
+    kv.release(mine)
+    kv.empty()
+    assert (kv.mapped_bytes, lease.held) == (0, set())
+    lease.settle()
+    assert kv.mapped_bytes == 0, "nothing is mapped ahead while asleep"
+    address = kv.address
+    assert len(kv.acquire(2, timeout_s=TIMEOUT_S)) == 2
+    lease.settle()
+    assert (kv.address, kv.mapped_bytes) == (address, 5 * PAGE_BYTES)
+    kv.close()
+
+
+def test_what_was_asked_for_and_comes_after_emptying_goes_straight_back(lease):
+    lease.silent = True
+    kv = make(lease, low=3, high=3)
+    lease.settle()
+    kv.empty()
+    lease.speak()
+    lease.settle()
+    assert (kv.mapped_bytes, lease.held) == (0, set())
+    kv.close()
+
+
+def test_closing_gives_everything_back_and_leaks_no_descriptor(lease):
+    before = descriptors()
+    kv = make(lease, low=3, high=3)
+    kv.acquire(5, timeout_s=TIMEOUT_S)
+    lease.settle()
+    lease.silent = True
+    kv.acquire(5)
+    lease.settle()
+    kv.close()
+    assert lease.held == set()
+    lease.speak()
+    lease.settle()
+    assert lease.held == set()
+    assert descriptors() == before
+
+
+def test_broken_extents_are_refused(lease):
+    with pytest.raises(ValueError, match="not whole pages"):
+        ElasticRange(lease, GatedMapper(), span_bytes=PAGE_BYTES, extent_bytes=100, low=0, high=0)
+
+
+# --- whatever the engine does
+
+
+class RangeMachine(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        self.lease = FakeLease(capacity=20)
+        self.mapper = GatedMapper()
+        self.kv = make(self.lease, low=1, high=4, extents=16, poison=True, mapper=self.mapper)
+        self.mine = []
+        self.reclaims = 0
+
+    @rule(count=st.integers(0, 20), wait=st.booleans())
+    def acquire(self, count, wait):
+        taken = self.kv.acquire(count, timeout_s=TIMEOUT_S if wait else 0.0)
+        assert len(taken) <= count and not set(taken) & set(self.mine)
+        for index in taken:
+            assert byte_at(self.kv, index) == 0xFF
+            ctypes.memset(self.kv.address + index * PAGE_BYTES, 1, PAGE_BYTES)
+        self.mine += taken
+
+    @precondition(lambda self: self.mine)
+    @rule(data=st.data(), closed=st.booleans())
+    def release(self, data, closed):
+        count = data.draw(st.integers(1, len(self.mine)))
+        self.mapper.closed = closed
+        self.kv.release(self.mine[:count])
+        del self.mine[:count]
+
+    @rule()
+    def open_fences(self):
+        for gate in self.mapper.gates:
+            gate.open = True
+
+    @rule(extents=st.integers(0, 20))
+    def limit(self, extents):
+        self.lease.set_limit(extents)
+
+    @rule(extents=st.integers(1, 8), deep=st.booleans())
+    def reclaim(self, extents, deep):
+        self.reclaims += 1
+        self.lease.reclaim(self.reclaims, extents, deep)
+
+    @rule()
+    def attend(self):
+        wanted = self.kv.take_reclaims() + self.kv.overage_bytes()
+        count = min(len(self.mine), -(-wanted // PAGE_BYTES))
+        self.kv.release(self.mine[:count])
+        del self.mine[:count]
+        self.kv.reclaimed()
+
+    @invariant()
+    def nothing_is_lost(self):
+        self.lease.settle()
+        self.kv.check()
+        assert len(self.kv._ids) == len(self.lease.held)
+        assert self.kv._owned == set(self.mine)
+        # Untouched extents are still what the engine wrote.
+        assert all(byte_at(self.kv, index) == 1 for index in self.mine)
+
+    def teardown(self):
+        self.open_fences()
+        self.mapper.closed = False
+        self.kv.release(self.mine)
+        # Every reclaim is answered once the engine did what it could and fences are open.
+        self.kv.take_reclaims()
+        self.kv.reclaimed()
+        self.kv.empty()
+        self.lease.settle()
+        answers = sorted(r.reclaim_id for r in self.lease.reports if r.reclaim_id)
+        assert answers == list(range(1, self.reclaims + 1))
+        self.kv.close()
+        assert self.lease.held == set()
+        self.lease.loop.stop()
+
+
+RangeMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestRangeUnderEverything = RangeMachine.TestCase

@@ -1,0 +1,272 @@
+"""Real processes: a keeper, a balloond, and children that hold memory."""
+
+import asyncio
+import resource
+
+from tests.balloond.child import EXTENT
+from tests.balloond.conftest import MIB
+
+
+def kv(count):
+    return lambda device: sum(lease.kv_bytes for lease in device.leases) == count * EXTENT
+
+
+async def test_memory_of_a_killed_process_is_free_again_and_goes_to_a_neighbour_that_waits(shared, child):
+    await shared.book("a", "b", floor=8 * MIB)
+    one, other = child("a"), child("b")
+    assert one.ask("acquire", 64) == "64"
+    other.tell("acquire", 4)  # within its floor: it waits for `a`, whose limit is lowered
+    await shared.until(lambda device: any(b.model == "a" and b.limit_bytes == 15 * MIB for b in device.bookings))
+    one.kill()
+    assert await asyncio.to_thread(other.answer) == "4"
+    device = await shared.until(kv(4))
+    assert device.free_bytes == 15 * MIB
+    assert [lease.model for lease in device.leases] == ["b"]
+
+
+async def test_a_killed_process_frees_its_memory_also_while_suspended(node, child):
+    await node.book("a")
+    one = child("a")
+    one.ask("acquire", 10)
+    # It is stopped before balloond goes away, so it cannot attach again.
+    one.process.send_signal(19)
+    node.kill(node.balloond)
+    await node.start_balloond()
+    device = await node.device()
+    assert [(lease.suspended, lease.kv_bytes) for lease in device.leases] == [(True, 10 * EXTENT)]
+    one.kill()
+    device = await node.until(kv(0))
+    assert device.leases == []
+    assert device.free_bytes == 16 * MIB
+
+
+async def test_balloond_killed_under_two_processes_comes_back_to_the_same_ledger_and_content(node, child):
+    await node.book("a", "b", quota=MIB, weights=2 * MIB)
+    one, other = child("a"), child("b")
+    one.ask("acquire", 5)
+    other.ask("acquire", 7)
+    one.ask("grow_weights", 2 * MIB)
+    one.ask("fill_weights", 77)
+    one.ask("write", "one")
+    other.ask("write", "other")
+    async with node.client() as client:
+        await client.set_limit(node.name, "a", 8 * MIB)
+    before = await node.device()
+    node.kill(node.balloond)
+    assert one.ask("read", "one") == "same"
+    await node.start_balloond()
+    after = await node.until(lambda device: not any(lease.suspended for lease in device.leases))
+
+    def facts(device):
+        leases = sorted((x.lease_id, x.pid, x.kv_bytes, x.weights_bytes, x.extents) for x in device.leases)
+        bookings = sorted((b.model, b.quota_bytes, b.weights_bytes, b.limit_bytes) for b in device.bookings)
+        return leases, bookings, device.leased_bytes, device.free_bytes, device.booked_bytes, device.stranded_bytes
+
+    assert facts(after) == facts(before)
+    assert (one.ask("read", "one"), other.ask("read", "other"), one.ask("weights_byte")) == ("same", "same", "77")
+    assert other.ask("acquire", 2) == "2"
+    assert one.ask("release", 5) == "ok"
+    assert one.ask("empty") == "ok"
+    await node.until(kv(9))
+
+
+async def test_a_growth_that_waits_is_continued_by_the_next_balloond(node, child):
+    await node.book("a")
+    one = child("a")
+    node.kill(node.balloond)
+    one.tell("acquire", 3)
+    await node.start_balloond()
+    assert await asyncio.to_thread(one.answer) == "3"
+    await node.until(kv(3))
+
+
+async def test_what_was_given_back_while_balloond_was_away_is_free_afterwards(node, child):
+    await node.book("a")
+    one = child("a")
+    one.ask("acquire", 6)
+    node.kill(node.balloond)
+    one.ask("release", 6)
+    one.ask("empty")
+    await node.start_balloond()
+    device = await node.until(lambda device: device.free_bytes == 16 * MIB)
+    assert len(device.leases) == 1
+
+
+async def test_a_process_that_died_while_balloond_was_away_leaves_nothing(node, child):
+    await node.book("a", "b")
+    one, other = child("a"), child("b")
+    one.ask("acquire", 6)
+    other.ask("acquire", 2)
+    node.kill(node.balloond)
+    one.kill()
+    await node.start_balloond()
+    device = await node.until(kv(2))
+    assert [lease.model for lease in device.leases] == ["b"]
+
+
+async def test_a_keeper_that_comes_back_empty_is_given_everything_again(node, child):
+    await node.book("a")
+    one = child("a")
+    one.ask("acquire", 5)
+    one.ask("write", "x")
+    before = await node.device()
+    node.kill(node.keeper)
+    await node.start_keeper()
+    assert await one.asked("acquire", 1) == "1"  # granted only when the new keeper has it, and so everything before
+    node.kill(node.balloond)
+    await node.start_balloond()
+    device = await node.until(lambda device: any(not lease.suspended for lease in device.leases))
+    assert device.leased_bytes == before.leased_bytes + EXTENT
+    assert device.stranded_bytes == 0
+    assert one.ask("release", 1) == "ok"
+    assert one.ask("read", "x") == "same"
+
+
+async def test_nothing_is_granted_while_the_keeper_is_away(node, child):
+    await node.book("a")
+    one = child("a")
+    node.kill(node.keeper)
+    one.tell("acquire", 2)
+    # Booked before anything is created, and the grant waits for its record.
+    await node.until(lambda device: device.leased_bytes == 2 * EXTENT)
+    await node.start_keeper()
+    assert await asyncio.to_thread(one.answer) == "2"
+
+
+async def test_when_keeper_and_balloond_both_died_living_extents_are_stranded_until_given_back(node, child):
+    await node.book("a")
+    one = child("a")
+    one.ask("acquire", 5)
+    one.ask("grow_weights", MIB)
+    one.ask("write", "x")
+    node.kill(node.balloond)
+    node.kill(node.keeper)
+    await node.start()
+    device = await node.until(lambda device: device.stranded_bytes > 0)
+    assert (device.stranded_bytes, device.leased_bytes) == (5 * EXTENT + MIB, 0)
+    assert one.ask("read", "x") == "same"
+    # It is entitled to what it has, and grows on.
+    assert one.ask("acquire", 2) == "2"
+    device = await node.until(lambda device: device.leased_bytes == 2 * EXTENT)
+    assert one.ask("release", 7) == "ok"
+    assert one.ask("empty") == "ok"
+    assert one.ask("leave_weights") == "ok"
+    device = await node.until(lambda device: device.stranded_bytes == 0)
+    assert device.free_bytes == 16 * MIB
+
+
+async def test_a_detached_lease_is_over_and_its_booking_can_be_dropped(shared, child):
+    await shared.book("a")
+    one = child("a")
+    one.ask("acquire", 5)
+    assert await one.asked("detach") == "ok"
+    assert (await shared.device()).leases == []
+    async with shared.client() as client:
+        await client.drop_booking(shared.name, "a")
+    assert (await shared.device()).bookings == []
+
+
+async def test_a_neighbour_gives_its_reserve_while_its_main_thread_is_busy(shared, child):
+    await shared.book("a", "b")
+    one, other = child("a", 40, 40), child("b")
+    one.ask("acquire", 4)
+    await shared.until(lambda device: any(lease.kv_reserve_bytes == 40 * EXTENT for lease in device.leases))
+    one.tell("block")
+    assert one.answer() == "blocked"
+    assert await other.asked("acquire", 40) == "40"
+    assert one.ask("go") == "unblocked go"
+    assert one.ask("mapped") == str(24 * EXTENT)
+
+
+async def test_a_lowered_limit_takes_the_reserve_at_once_and_wakes_the_loop_for_the_rest(shared, child):
+    await shared.book("a")
+    one = child("a", 10, 10)
+    one.ask("acquire", 10)
+    await shared.until(kv(20))
+    one.tell("block")
+    one.answer()
+    async with shared.client() as client:
+        answer = await client.set_limit(shared.name, "a", 6 * EXTENT, deadline_ms=100)
+        assert (answer.state, answer.overage_bytes) == (2, 14 * EXTENT)
+    device = await shared.until(kv(10))
+    assert device.leases[0].overage_bytes == 4 * EXTENT
+    assert one.ask("go") == "unblocked go"
+    assert one.ask("wait_wake") == f"reclaim 0 overage {4 * EXTENT}"
+    one.ask("release", 4)
+    device = await shared.until(kv(6))
+    assert device.leases[0].overage_bytes == 0
+    assert one.ask("acquire", 1) == "0"
+
+
+async def test_prefixes_of_an_idle_neighbour_go_to_who_needs_them(shared, child):
+    await shared.book("a", "b")
+    one, other = child("a", 0, 0), child("b", 0, 0)
+    one.ask("acquire", 64)
+    one.ask("usage", 10 * EXTENT, f"5:{30 * EXTENT}", f"1:{24 * EXTENT}")
+    await shared.until(lambda device: any(lease.kv_cached_bytes for lease in device.leases))
+    other.tell("acquire", 12)
+    assert await one.asked("wait_wake") == f"reclaim {12 * EXTENT} overage 0"
+    one.ask("release", 12)
+    one.ask("reclaimed")
+    assert await asyncio.to_thread(other.answer) == "12"
+
+
+async def test_room_is_made_and_held_for_a_model_that_wakes(shared, child):
+    await shared.book("a", floor=2 * MIB)
+    await shared.book("b", weights=8 * MIB, floor=MIB)
+    one = child("a", 20, 20)
+    one.ask("acquire", 40)
+    one.ask("usage", 40 * EXTENT)
+    await shared.until(lambda device: any(lease.kv_reserve_bytes == 20 * EXTENT for lease in device.leases))
+    async with shared.client() as client:
+
+        async def obey():
+            assert await one.asked("wait_wake") == f"reclaim 0 overage {12 * EXTENT}"
+            one.ask("release", 12)
+
+        room, _ = await asyncio.gather(
+            client.make_room(shared.name, "b", bytes=9 * MIB, may_retract=True, hold_ms=60_000, timeout_s=20), obey()
+        )
+        assert room.short_bytes == 0
+        assert {(t.model, t.what) for t in room.taken} == {("a", "reserve"), ("a", "decodes")}
+        assert one.ask("acquire", 8, 0) == "0"
+        other = child("b")
+        assert other.ask("grow_weights", 8 * MIB) == str(8 * MIB)
+        assert other.ask("acquire", 4) == "4"
+        # The room is used up: the limit that was lowered for it is lifted.
+        device = await shared.until(lambda d: all(b.limit_bytes == 16 * MIB for b in d.bookings))
+        assert device.leased_bytes == 16 * MIB
+        events = await client.events()
+    assert {"booked", "lease", "granted", "freed", "reclaim", "limit", "room"} <= {event.what for event in events}
+
+
+async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, node, child):
+    """Descriptors run out long before the memory does."""
+    await node.book("a")
+    one = child("a")
+    resource.prlimit(node.balloond.pid, resource.RLIMIT_NOFILE, (40, 40))
+    assert one.ask("acquire", 60, 5) == "0"
+    device = await node.device()
+    assert device.leased_bytes == 0
+    assert one.ask("acquire", 2) == "2"
+
+
+async def test_two_engines_of_one_model_share_its_limit(shared, child):
+    await shared.book("a")
+    one, other = child("a"), child("a")
+    async with shared.client() as client:
+        await client.set_limit(shared.name, "a", 10 * EXTENT)
+    assert one.ask("acquire", 6) == "6"
+    assert other.ask("acquire", 6) == "4"
+
+
+async def test_devices_of_a_node_are_apart(tmp_path, node, child):
+    node.kill(node.balloond)
+    node.write_config(devices=(("cpu:0", 4 * MIB), ("cpu:1", 8 * MIB)))
+    await node.start_balloond()
+    await node.book("a", device="cpu:0")
+    await node.book("a", device="cpu:1")
+    one, other = child("a"), child("a", device="cpu:1")
+    assert one.ask("acquire", 64) == "16"
+    assert other.ask("acquire", 64) == "32"
+    assert (await node.device("cpu:0")).free_bytes == (await node.device("cpu:1")).free_bytes == 0

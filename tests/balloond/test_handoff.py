@@ -1,0 +1,258 @@
+"""The handoff socket as its peers see it, message by message."""
+
+import asyncio
+import os
+
+import pytest
+
+from protos import handoff_pb2
+from services import seqpacket
+from tests.balloond.child import EXTENT
+from tests.balloond.conftest import MIB, TIMEOUT_S
+
+
+class Peer:
+    """One connection of this process."""
+
+    def __init__(self, path):
+        self.sock = seqpacket.connect(path, TIMEOUT_S)
+        self.sock.settimeout(TIMEOUT_S)
+
+    def send(self, **message):
+        seqpacket.send(self.sock, handoff_pb2.ToBalloond(**message).SerializeToString())
+
+    def recv(self):
+        """(kind, message, descriptors); ("", None, []) at the end."""
+        message, fds = seqpacket.recv(self.sock)
+        if not message:
+            return "", None, []
+        decoded = handoff_pb2.FromBalloond.FromString(message)
+        kind = decoded.WhichOneof("message")
+        return kind, getattr(decoded, kind), fds
+
+    def expect(self, kind):
+        """The next message of this kind."""
+        while True:
+            got, message, fds = self.recv()
+            if got == kind:
+                return message, fds
+            assert got, f"closed while waiting for {kind}"
+
+    def attach(self, **attach):
+        self.send(attach=handoff_pb2.Attach(**attach))
+        return self.recv()
+
+
+@pytest.fixture
+def connect(shared):
+    peers = []
+
+    def new():
+        peers.append(Peer(shared.handoff))
+        return peers[-1]
+
+    yield new
+    for peer in peers:
+        peer.sock.close()
+
+
+ENGINE, LOADER = handoff_pb2.Attach.ENGINE, handoff_pb2.Attach.LOADER
+
+
+def grow(count, kind=handoff_pb2.KV, nbytes=64 << 10, **more):
+    return handoff_pb2.Grow(request_id=1, kind=kind, bytes=nbytes, count=count, **more)
+
+
+def close_all(fds):
+    for fd in fds:
+        os.close(fd)
+
+
+async def test_a_lease_without_a_booking_or_device_is_refused_and_the_connection_closed(shared, connect):
+    peer = connect()
+    kind, refused, _ = peer.attach(role=ENGINE, device=shared.name, model="nobody")
+    assert (kind, refused.why, refused.detail) == ("refused", handoff_pb2.Refused.NOT_BOOKED, "nobody has no booking")
+    assert peer.recv()[0] == ""
+    kind, refused, _ = connect().attach(role=ENGINE, device="gpu:9", model="nobody")
+    assert (kind, refused.why) == ("refused", handoff_pb2.Refused.UNKNOWN)
+
+
+async def test_a_large_grant_comes_in_several_datagrams_the_last_one_marked(shared, connect):
+    await shared.book("a")
+    peer = connect()
+    kind, attached, _ = peer.attach(role=ENGINE, device=shared.name, model="a")
+    assert (kind, attached.page_bytes, attached.limit.bytes) == ("attached", 64 << 10, 16 * MIB)
+    peer.send(grow=grow(256))
+    first, fds = peer.expect("granted")
+    last, more = peer.expect("granted")
+    assert (len(fds), first.last, len(more), last.last) == (253, False, 3, True)
+    assert len({extent.id for extent in [*first.extents, *last.extents]}) == 256
+    assert all(os.fstat(fd).st_size == 64 << 10 for fd in [*fds, *more])
+    close_all(fds + more)
+
+
+async def test_an_extent_never_changes_hands(shared, connect):
+    await shared.book("a", "b")
+    peers = []
+    for model in "ab":
+        peer = connect()
+        peer.attach(role=ENGINE, device=shared.name, model=model)
+        peers.append(peer)
+    one, other = peers
+    one.send(grow=grow(1, nbytes=16 * MIB))
+    granted, (fd,) = one.expect("granted")
+    os.pwrite(fd, b"secret", 0)
+    one.send(**{"return": handoff_pb2.Return(extent_ids=[granted.extents[0].id])})
+    other.send(grow=grow(1, nbytes=16 * MIB))
+    again, (new,) = other.expect("granted")
+    assert again.extents[0].id != granted.extents[0].id
+    assert os.pread(new, 6, 0) == bytes(6)
+    assert os.fstat(new).st_ino != os.fstat(fd).st_ino
+    close_all([fd, new])
+
+
+async def test_a_closed_socket_suspends_and_the_token_resumes_with_what_is_named(shared, connect):
+    await shared.book("a")
+    peer = connect()
+    _, attached, _ = peer.attach(role=ENGINE, device=shared.name, model="a")
+    peer.send(grow=grow(4))
+    granted, fds = peer.expect("granted")
+    peer.sock.close()
+    device = await shared.until(lambda device: any(lease.suspended for lease in device.leases))
+    assert device.leased_bytes == 4 * (64 << 10)
+    held = list(granted.extents)
+    peer = connect()
+    # In two messages, as a long list comes; two of the four extents are not named.
+    peer.send(
+        attach=handoff_pb2.Attach(
+            role=ENGINE, device=shared.name, model="a", token=attached.token, held=held[:1], more=True
+        )
+    )
+    _, again, _ = peer.attach(role=ENGINE, token=attached.token, held=held[1:2])
+    assert (again.lease_id, again.token) == (attached.lease_id, attached.token)
+    device = await shared.until(lambda device: not any(lease.suspended for lease in device.leases))
+    assert device.leased_bytes == 2 * (64 << 10)
+    close_all(fds)
+
+
+async def test_a_second_connection_with_the_token_takes_the_place_of_the_first(shared, connect):
+    await shared.book("a")
+    first = connect()
+    _, attached, _ = first.attach(role=ENGINE, device=shared.name, model="a")
+    second = connect()
+    second.attach(role=ENGINE, device=shared.name, model="a", token=attached.token)
+    assert first.recv()[0] == ""
+    second.send(grow=grow(1))
+    _, fds = second.expect("granted")
+    assert [lease.suspended for lease in (await shared.device()).leases] == [False]
+    close_all(fds)
+
+
+async def test_a_lease_whose_attached_was_lost_does_not_stay_behind(shared, connect):
+    await shared.book("a")
+    peer = connect()
+    peer.attach(role=ENGINE, device=shared.name, model="a")
+    peer.sock.close()
+    await shared.until(lambda device: any(lease.suspended for lease in device.leases))
+    connect().attach(role=ENGINE, device=shared.name, model="a")
+    device = await shared.device()
+    assert [lease.suspended for lease in device.leases] == [False]
+
+
+@pytest.mark.parametrize("message", [b"\xff\xff\xff", b"", handoff_pb2.ToBalloond(grow=grow(1)).SerializeToString()])
+async def test_who_speaks_something_else_is_dropped(shared, connect, message):
+    peer = connect()
+    seqpacket.send(peer.sock, message)
+    assert peer.recv()[0] == ""
+
+
+async def test_an_extent_of_no_kind_drops_the_peer_and_nobody_else(shared, connect):
+    await shared.book("a")
+    peer = connect()
+    peer.attach(role=ENGINE, device=shared.name, model="a")
+    peer.send(grow=grow(1, kind=0))
+    refused, _ = peer.expect("refused")
+    assert refused.detail == "no kind 0 of extents"
+    assert peer.recv()[0] == ""
+    await shared.until(lambda device: any(lease.suspended for lease in device.leases))
+
+
+# --- loaders
+
+
+async def borrowed(peer, lease_id):
+    peer.send(borrow=handoff_pb2.Borrow(request_id=9, lease_id=lease_id))
+    return await asyncio.to_thread(peer.expect, "granted")
+
+
+async def test_a_borrowed_extent_is_free_when_engine_and_loader_gave_it_back(shared, connect, child):
+    await shared.book("a", weights=2 * MIB)
+    one = child("a")
+    one.ask("grow_weights", 2 * MIB)
+    one.ask("fill_weights", 5)
+    loader = connect()
+    assert loader.attach(role=LOADER)[0] == "attached"
+    granted, fds = await borrowed(loader, one.ask("lease_id"))
+    assert [os.pread(fd, 1, 0) for fd in fds] == [b"\5", b"\5"]
+    os.pwrite(fds[0], b"\7", 0)
+    assert one.ask("weights_byte") == "7"
+    one.ask("leave_weights")
+    loader.send(**{"return": handoff_pb2.Return(lease_id=one.ask("lease_id"), extent_ids=[granted.extents[0].id])})
+    device = await shared.until(lambda device: device.leased_bytes == MIB)
+    assert device.leases[0].weights_bytes == MIB
+    loader.send(**{"return": handoff_pb2.Return(lease_id=one.ask("lease_id"))})
+    await shared.until(lambda device: device.leased_bytes == 0)
+    close_all(fds)
+
+
+async def test_borrowed_extents_outlive_their_engine_until_the_loader_returns_them(shared, connect, child):
+    await shared.book("a", weights=2 * MIB)
+    one = child("a")
+    one.ask("grow_weights", 2 * MIB)
+    one.ask("acquire", 3)
+    lease_id = one.ask("lease_id")
+    loader = connect()
+    loader.attach(role=LOADER)
+    _, fds = await borrowed(loader, lease_id)
+    one.kill()
+    device = await shared.until(lambda device: device.leased_bytes == 2 * MIB)
+    assert [lease.lease_id for lease in device.leases] == [lease_id]
+    loader.sock.close()
+    again = connect()
+    again.attach(role=LOADER)
+    again.send(**{"return": handoff_pb2.Return(lease_id=lease_id)})
+    device = await shared.until(lambda device: device.leased_bytes == 0)
+    assert device.leases == []
+    close_all(fds)
+
+
+async def test_a_lease_that_is_not_there_cannot_be_borrowed_from(shared, connect):
+    loader = connect()
+    loader.attach(role=LOADER)
+    loader.send(borrow=handoff_pb2.Borrow(request_id=9, lease_id="nobody"))
+    refused, _ = loader.expect("refused")
+    assert (refused.request_id, refused.why) == (9, handoff_pb2.Refused.UNKNOWN)
+
+
+async def test_a_borrow_is_known_to_the_next_balloond(node, child):
+    await node.book("a", weights=2 * MIB)
+    one = child("a")
+    one.ask("grow_weights", 2 * MIB)
+    lease_id = one.ask("lease_id")
+    loader = Peer(node.handoff)
+    loader.attach(role=LOADER)
+    _, fds = await borrowed(loader, lease_id)
+    node.kill(node.balloond)
+    one.kill()
+    await node.start_balloond()
+    device = await node.device()
+    assert [lease.weights_bytes for lease in device.leases] == [2 * MIB]
+    loader = Peer(node.handoff)
+    loader.attach(role=LOADER)
+    loader.send(**{"return": handoff_pb2.Return(lease_id=lease_id)})
+    await node.until(lambda device: device.free_bytes == 16 * MIB)
+    close_all(fds)
+
+
+def test_sizes_used_here_are_what_they_are():
+    assert EXTENT == 256 << 10

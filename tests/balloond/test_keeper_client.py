@@ -1,0 +1,96 @@
+import asyncio
+import os
+
+import pytest
+
+from balloond.keeper_client import KeeperClient
+from protos import keeper_pb2
+from services.errors import Unavailable
+
+
+def kept(id, fd=None):
+    return keeper_pb2.Record(id=id, owner="o", has_descriptor=fd is not None), fd
+
+
+async def connected(node, everything):
+    client = KeeperClient(node.keeper_path, "o")
+    held = await client.start(10)
+    client.follow(everything)
+    return client, held
+
+
+async def names(node):
+    """What the keeper holds, by another connection."""
+    client = KeeperClient(node.keeper_path, "o")
+    held = await client.start(10)
+    for _, fd in held:
+        if fd >= 0:
+            os.close(fd)
+    await client.close()
+    return {record.id: fd >= 0 for record, fd in held}
+
+
+@pytest.fixture
+async def keeper(tmp_path):
+    from tests.balloond.conftest import Node
+
+    node = Node(tmp_path)
+    await node.start_keeper()
+    yield node
+    node.end()
+
+
+async def test_what_was_kept_is_there_and_what_was_forgotten_is_not(keeper):
+    fds = [os.memfd_create("x") for _ in range(300)]
+    client, _ = await connected(keeper, tuple)
+    await client.keep([kept(f"e{i}", fd) for i, fd in enumerate(fds)] + [kept("lease")])
+    client.forget_soon([f"e{i}" for i in range(299)])
+    await client.keep([kept("last")])
+    assert await names(keeper) == {"e299": True, "lease": False, "last": False}
+    await client.close()
+
+
+async def test_a_keeper_that_lost_everything_is_given_everything(keeper):
+    fd = os.memfd_create("x")
+    world = [kept("e1", fd), kept("lease")]
+    client, _ = await connected(keeper, lambda: world)
+    await client.keep(world)
+    keeper.kill(keeper.keeper)
+    await keeper.start_keeper()
+    await client.keep(world)
+    assert await names(keeper) == {"e1": True, "lease": False}
+    await client.close()
+
+
+async def test_keeping_waits_for_a_keeper_that_is_away_and_survives_descriptors_closed_meanwhile(keeper):
+    world = []
+    client, _ = await connected(keeper, lambda: world)
+    keeper.kill(keeper.keeper)
+    fd = os.memfd_create("x")
+    world.append(kept("e1", fd))
+    keeping = asyncio.create_task(client.keep(list(world)))  # noqa: TID251
+    await asyncio.sleep(0)
+    # Freed while the keeper was away: neither in `everything` nor open any more.
+    world[:] = [kept("lease")]
+    os.close(fd)
+    await keeper.start_keeper()
+    await keeping
+    assert await names(keeper) == {"lease": False}
+    await client.close()
+
+
+async def test_what_was_forgotten_while_the_connection_was_away_is_forgotten_afterwards(keeper):
+    world = [kept("a"), kept("b")]
+    client, _ = await connected(keeper, lambda: world)
+    await client.keep(world)
+    client._connection.close()
+    del world[0]
+    client.forget_soon(["a"])
+    await client.keep(world)
+    assert await names(keeper) == {"b": False}
+    await client.close()
+
+
+async def test_without_a_keeper_the_start_fails_in_one_line(tmp_path):
+    with pytest.raises(Unavailable, match="no keeper answers"):
+        await KeeperClient(str(tmp_path / "none.sock"), "o").start(0.05)

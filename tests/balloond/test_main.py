@@ -1,0 +1,90 @@
+"""The process: how it starts, and how it does not."""
+
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from tests.balloond.conftest import MIB, ROOT, Node
+
+
+def start_another(node, config=None):
+    """A balloond that is expected to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "balloond", "--config", str(config or node.config)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+async def test_a_second_balloond_on_the_socket_says_so_in_one_line_and_leaves_the_first_alone(node):
+    second = start_another(node)
+    assert second.returncode == 1
+    assert f"balloond: {node.handoff}: another process serves it\n" in second.stderr
+    assert "Traceback" not in second.stderr
+    await node.book("a")
+    assert node.balloond.poll() is None
+
+
+async def test_a_stale_socket_file_is_removed(tmp_path):
+    node = Node(tmp_path)
+    for path in (node.handoff, node.keeper_path, node.address.removeprefix("unix:")):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left:
+            left.bind(path)
+    try:
+        await node.start()
+        await node.book("a")
+    finally:
+        node.end()
+
+
+def test_without_a_keeper_it_ends_with_one_line(tmp_path):
+    node = Node(tmp_path, keeper_timeout_s=0.1)
+    ended = start_another(node)
+    assert ended.returncode == 1
+    assert f"balloond: {node.keeper_path}: no keeper answers\n" in ended.stderr
+
+
+def test_a_file_with_an_unknown_key_ends_with_one_line(tmp_path):
+    node = Node(tmp_path, colour='"red"')
+    ended = start_another(node)
+    assert (ended.returncode, ended.stderr) == (1, f"{node.config}: colour: unknown key\n")
+
+
+def test_a_device_without_a_backend_ends_with_one_line(tmp_path):
+    node = Node(tmp_path, devices=(("tpu:0", MIB),))
+    ended = start_another(node)
+    assert ended.returncode == 1
+    assert "balloond: device 'tpu:0': there is a backend for" in ended.stderr
+
+
+async def test_memory_of_a_device_that_the_configuration_lost_ends_with_one_line(node, child):
+    await node.book("a")
+    child("a").ask("acquire", 1)
+    node.kill(node.balloond)
+    node.write_config(devices=(("cpu:7", MIB),))
+    ended = start_another(node)
+    assert ended.returncode == 1
+    assert "balloond: the keeper holds memory of cpu:0, which the configuration lacks\n" in ended.stderr
+    node.write_config()
+    await node.start_balloond()
+    assert (await node.device()).leased_bytes > 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_an_orderly_stop_frees_nothing_either(node, child, number):
+    await node.book("a")
+    one = child("a")
+    one.ask("acquire", 4)
+    one.ask("write", "x")
+    node.balloond.send_signal(number)
+    assert node.balloond.wait(20) == 0
+    assert one.ask("read", "x") == "same"
+    await node.start_balloond()
+    device = await node.until(lambda device: not any(lease.suspended for lease in device.leases))
+    assert device.leased_bytes == 4 * (256 << 10)
+    assert one.ask("acquire", 1) == "1"

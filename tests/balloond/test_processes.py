@@ -1,0 +1,49 @@
+import os
+import select
+import subprocess
+import sys
+
+import pytest
+
+from balloond import processes
+from balloond.processes import Process
+
+
+def test_a_process_is_its_pid_and_its_start():
+    me = Process(os.getpid(), processes.started(os.getpid()))
+    assert me.started > 0
+    assert str(me) == f"{me.pid}-{me.started}"
+
+
+def test_a_pidfd_is_readable_when_the_process_is_dead():
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    pidfd = processes.watch(Process(child.pid, processes.started(child.pid)))
+    assert select.select([pidfd], [], [], 0)[0] == []
+    child.kill()
+    assert select.select([pidfd], [], [], 20)[0] == [pidfd]
+    os.close(pidfd)
+    child.wait()
+    child.stdin.close()
+
+
+def test_another_process_with_the_same_pid_does_not_count():
+    with pytest.raises(ProcessLookupError, match="another process now"):
+        processes.watch(Process(os.getpid(), 1))
+
+
+def test_a_process_that_is_gone_is_not_found():
+    child = subprocess.Popen(["true"])
+    child.wait()
+    with pytest.raises(ProcessLookupError):
+        processes.started(child.pid)
+    with pytest.raises(ProcessLookupError):
+        processes.watch(Process(child.pid, 1))
+
+
+def test_a_name_with_parentheses_and_spaces_is_read_over(tmp_path):
+    odd = tmp_path / "a) b (c"
+    odd.symlink_to("/bin/cat")
+    child = subprocess.Popen([odd], stdin=subprocess.PIPE)
+    assert processes.started(child.pid) >= processes.started(os.getpid())
+    child.stdin.close()
+    child.wait()

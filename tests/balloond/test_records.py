@@ -1,0 +1,42 @@
+import pytest
+
+from balloond import records
+from balloond.policy.ledger import Booking
+from balloond.processes import Process
+from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from protos import keeper_pb2
+
+FACTS = [
+    LeaseFacts("ab", "cpu:0", "some/model", "token", Process(7, 99)),
+    ExtentFacts(12, "cpu:0", 4096, "kv", "token"),
+    ExtentFacts(13, "cpu:1", 8192, "weights", "token"),
+    BookingFacts("cpu:0", "some/model", Booking(1, 2, 3), 4, -1),
+    BorrowFacts(Process(7, 99), "ab", (12, 13)),
+]
+
+
+@pytest.mark.parametrize("facts", FACTS, ids=lambda facts: type(facts).__name__)
+def test_facts_survive_the_keeper(facts):
+    record = keeper_pb2.Record.FromString(records.encode(facts).SerializeToString())
+    assert record.owner == records.OWNER
+    assert record.has_descriptor == isinstance(facts, ExtentFacts)
+    assert records.decode(record) == facts
+
+
+def test_every_record_has_an_id_of_its_own():
+    ids = [records.encode(facts).id for facts in FACTS]
+    assert ids == ["lease/ab", "extent/12", "extent/13", "booking/cpu:0/some/model", "borrow/7-99/ab"]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        keeper_pb2.Record(id="image/m", kind="image"),
+        keeper_pb2.Record(id="lease/x", kind="lease", detail=b"{}"),
+        keeper_pb2.Record(id="lease/x", kind="lease", detail=b"not json"),
+        keeper_pb2.Record(id="extent/x", kind="kv"),
+    ],
+)
+def test_a_record_that_is_not_ours_is_a_value_error(record):
+    with pytest.raises(ValueError):
+        records.decode(record)

@@ -1,0 +1,47 @@
+import os
+
+from balloond import records, recovery
+from balloond.policy.ledger import Booking
+from balloond.processes import Process
+from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from protos import keeper_pb2
+
+LEASE = LeaseFacts("a", "cpu:0", "m", "token", Process(1, 2))
+
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_predecessors_world_is_sorted():
+    fd = os.memfd_create("x")
+    booking = BookingFacts("cpu:0", "m", Booking(), 0, -1)
+    borrow = BorrowFacts(Process(3, 4), "a", (17,))
+    extent = ExtentFacts(17, "cpu:0", 4096, "weights", "token")
+    found = recovery.sort(
+        [(records.encode(facts), fd if facts is extent else -1) for facts in (extent, borrow, booking, LEASE)]
+    )
+    assert (found.bookings, found.leases, found.borrows) == ([booking], [LEASE], [borrow])
+    assert found.extents == [(extent, fd)]
+    assert found.last_extent_id == 17
+    assert found.unusable == []
+    os.close(fd)
+
+
+def test_extents_that_belong_to_nobody_are_closed_and_forgotten():
+    orphan, strange = os.memfd_create("x"), os.memfd_create("x")
+    found = recovery.sort(
+        [
+            (records.encode(LEASE), -1),
+            (records.encode(ExtentFacts(1, "cpu:0", 4096, "kv", "other token")), orphan),
+            (records.encode(ExtentFacts(2, "cpu:0", 4096, "kv", "token")), -1),
+            (keeper_pb2.Record(id="what?", kind="image"), strange),
+        ]
+    )
+    assert sorted(found.unusable) == ["extent/1", "extent/2", "what?"]
+    assert found.extents == []
+    assert not is_open(orphan) and not is_open(strange)

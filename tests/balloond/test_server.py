@@ -1,0 +1,103 @@
+"""The gRPC service, through its client."""
+
+import asyncio
+
+import pytest
+
+from protos import balloond_pb2
+from services.errors import Invalid, NotFound, Refused, TimedOut, Unmet
+from tests.balloond.child import EXTENT
+from tests.balloond.conftest import MIB
+
+
+@pytest.fixture
+async def client(shared):
+    async with shared.client() as client:
+        yield client
+
+
+async def test_a_booking_that_does_not_fit_is_refused_with_the_arithmetic(shared, client):
+    await shared.book("a", quota=6 * MIB, weights=2 * MIB)
+    with pytest.raises(Refused) as refusal:
+        await client.set_booking(shared.name, "b", quota_bytes=5 * MIB, weights_bytes=3 * MIB, floor_bytes=MIB)
+    assert str(refusal.value) == (
+        "b needs 9437184 bytes (quota 5242880 + weights 3145728 + floor 1048576); other models have booked 8388608 of "
+        "16777216, which leaves 8388608"
+    )
+    assert [booking.model for booking in (await shared.device()).bookings] == ["a"]
+
+
+async def test_an_unknown_device_or_booking_is_not_found(shared, client):
+    with pytest.raises(NotFound, match="no device 'gpu:9' on this node"):
+        await client.set_booking("gpu:9", "b", quota_bytes=0, weights_bytes=0, floor_bytes=0)
+    with pytest.raises(NotFound, match="z has no booking"):
+        await client.drop_booking(shared.name, "z")
+    with pytest.raises(NotFound, match="z has no booking"):
+        await client.set_limit(shared.name, "z", 5)
+
+
+async def test_a_booking_is_kept_while_a_lease_lives(shared, client, child):
+    await shared.book("a")
+    child("a")
+    with pytest.raises(Unmet, match="a has lease"):
+        await client.drop_booking(shared.name, "a")
+
+
+async def test_limits_answer_applied_deferred_stale_conflict_and_refuse_below_the_floor(shared, client, child):
+    await shared.book("a", floor=2 * EXTENT)
+    one = child("a")
+    one.ask("acquire", 8)
+    applied = await client.set_limit(shared.name, "a", 10 * EXTENT, revision=5)
+    assert (applied.state, applied.revision, applied.held_bytes) == (balloond_pb2.APPLIED, 5, 8 * EXTENT)
+    assert await client.set_limit(shared.name, "a", 10 * EXTENT, revision=5) == applied
+    assert (await client.set_limit(shared.name, "a", 9 * EXTENT, revision=5)).state == balloond_pb2.CONFLICT
+    assert (await client.set_limit(shared.name, "a", 9 * EXTENT, revision=4)).state == balloond_pb2.STALE
+    deferred = await client.set_limit(shared.name, "a", 5 * EXTENT)
+    assert (deferred.state, deferred.overage_bytes) == (balloond_pb2.DEFERRED, 3 * EXTENT)
+    with pytest.raises(Invalid, match=f"limit of {EXTENT} bytes is below the floor of a, {2 * EXTENT} bytes"):
+        await client.set_limit(shared.name, "a", EXTENT)
+    whole = await client.set_limit(shared.name, "a", -1)
+    assert whole.state == balloond_pb2.APPLIED
+    assert (await shared.device()).bookings[0].limit_bytes == 16 * MIB
+
+
+async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
+    states = client.watch()
+    first = await anext(states)
+    await client.set_demand(shared.name, {"a": 3.0})
+    await shared.book("a")
+    async with asyncio.timeout(20):
+        async for state in states:
+            bookings = {b.model: b.demand_weight for d in state.devices if d.device == shared.name for b in d.bookings}
+            if bookings:
+                break
+    assert bookings == {"a": 3.0}
+    assert state.revision > first.revision
+    await states.aclose()
+
+
+async def test_room_that_cannot_be_made_is_short_and_its_callers_time_is_kept(shared, client, child):
+    await shared.book("a", "b")
+    one = child("a")
+    one.ask("acquire", 60)
+    one.ask("usage", 60 * EXTENT)
+    await shared.until(lambda device: any(lease.kv_used_bytes for lease in device.leases))
+    room = await client.make_room(shared.name, "b", bytes=8 * EXTENT, may_retract=False, hold_ms=1000, timeout_s=20)
+    assert (room.short_bytes, room.free_bytes) == (4 * EXTENT, 4 * EXTENT)
+    # It does not obey its limit: the call ends with its time, one way or the other.
+    try:
+        room = await client.make_room(shared.name, "b", bytes=8 * EXTENT, may_retract=True, hold_ms=1000, timeout_s=0.3)
+        assert room.short_bytes == 4 * EXTENT
+    except TimedOut:
+        pass
+    device = await shared.until(lambda device: all(b.limit_bytes == 16 * MIB for b in device.bookings))
+    assert device.free_bytes == 4 * EXTENT
+
+
+async def test_events_are_kept_in_order(shared, client):
+    await shared.book("a", quota=1)
+    await client.drop_booking(shared.name, "a")
+    mine = [event for event in await client.events() if event.device == shared.name]
+    assert [event.what for event in mine[-2:]] == ["booked", "booking dropped"]
+    assert mine[-1].sequence > mine[-2].sequence
+    assert len(await client.events(limit=1)) == 1

@@ -1,0 +1,63 @@
+import itertools
+
+import pytest
+
+from balloond import wire
+from balloond.events import Event
+from balloond.policy.claims import Patience, Report, RoomAnswer, Taken
+from balloond.policy.device import Device
+from balloond.policy.ledger import Booking
+from balloond.policy.limits import Limit, Outcome
+from protos import balloond_pb2, handoff_pb2
+from services.errors import Invalid
+
+
+def test_kinds_go_both_ways_and_others_are_refused():
+    assert {wire.kind(number) for number in wire.KINDS.values()} == {"weights", "kv"}
+    with pytest.raises(Invalid, match="no kind 0"):
+        wire.kind(0)
+
+
+def test_ages_become_times_of_last_use():
+    message = handoff_pb2.Report(
+        limit_revision=1,
+        held_bytes=2,
+        used_bytes=3,
+        reserve_bytes=4,
+        cached=[handoff_pb2.Cached(age_ms=1500, bytes=5)],
+        reclaim_id=6,
+        returned_bytes=7,
+    )
+    assert wire.report(message, 10.0) == Report(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
+
+
+def test_limits_outcomes_rooms_and_events_keep_their_numbers():
+    assert wire.handoff_limit(Limit(1, 2, 3), 4) == handoff_pb2.Limit(revision=1, bytes=2, deadline_ms=3, floor_bytes=4)
+    assert wire.outcome(Outcome("deferred", Limit(5, 10), 3, True), 13) == balloond_pb2.SetLimitResponse(
+        state=balloond_pb2.DEFERRED, revision=5, held_bytes=13, overage_bytes=3
+    )
+    room = wire.room(RoomAnswer(1, 2, 3, (Taken("m", "reserve", 4),)))
+    assert (room.free_bytes, room.short_bytes, room.taken[0].model, room.taken[0].what) == (2, 3, "m", "reserve")
+    event = wire.events([Event(1, 2.0, "d", "m", "w", "x")], 5.0).events[0]
+    assert (event.sequence, event.age_s, event.device, event.detail) == (1, 3.0, "d", "x")
+
+
+def test_a_devices_state_is_told_whole():
+    device = Device("cpu:0", 100, 1, itertools.count(1), itertools.count(1), Patience())
+    device.book(0, "m", Booking(10, 20, 5))
+    device.open("a", "m", "t")
+    device.set_demand({"m": 2.5})
+    device.grow(0, "a", 1, "kv", 4, 5, 0, False)
+    device.grow(0, "a", 2, "weights", 8, 1, 0, False)
+    device.report(0, "a", Report(used=8, reserve=4, cached=((0.0, 3), (1.0, 5))))
+    device.set_limit(0, "m", 15, 0, 0)
+    state = wire.node("n", 7, [device], lambda lease: 42)
+    (told,) = state.devices
+    assert (state.node, state.revision, told.device, told.page_bytes) == ("n", 7, "cpu:0", 1)
+    assert (told.capacity_bytes, told.leased_bytes, told.free_bytes, told.booked_bytes) == (100, 28, 62, 10)
+    (lease,) = told.leases
+    assert (lease.lease_id, lease.pid, lease.kv_bytes, lease.weights_bytes, lease.extents) == ("a", 42, 20, 8, 6)
+    assert (lease.kv_used_bytes, lease.kv_reserve_bytes, lease.kv_cached_bytes, lease.overage_bytes) == (8, 4, 8, 5)
+    (booking,) = told.bookings
+    assert (booking.quota_bytes, booking.weights_bytes, booking.floor_bytes) == (10, 20, 5)
+    assert (booking.limit_bytes, booking.limit_revision, booking.demand_weight) == (15, 1, 2.5)
