@@ -13,7 +13,7 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 
 
-class ElasticAllocator(TokenToKVPoolAllocator):
+class ElasticAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
     """Slots are envelopes; slot 0 is the dummy."""
 
     def __init__(self, size: int, *, dtype: torch.dtype, device: str, kvcache: Any, kv: ElasticKv) -> None:

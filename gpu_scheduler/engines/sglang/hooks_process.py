@@ -42,7 +42,7 @@ def _one_group_for_one_process(processes: int) -> Iterator[None]:
         yield
         return
     new_group = distributed.new_group
-    distributed.new_group = lambda *_args, **_kwargs: distributed.group.WORLD  # type: ignore[assignment]
+    distributed.new_group = lambda *_args, **_kwargs: distributed.group.WORLD
     try:
         yield
     finally:
@@ -61,10 +61,10 @@ def ipc_channels(scheduler: Any, _port_args: Any) -> None:
     outputs = current.instance().outputs
     scheduler.load_snapshot_writer = None
     scheduler.ipc_channels = SchedulerIpcChannels(
-        recv_from_tokenizer=None,  # type: ignore[arg-type]
+        recv_from_tokenizer=None,
         recv_from_rpc=None,
-        send_to_tokenizer=outputs,  # type: ignore[arg-type]
-        send_to_detokenizer=outputs,  # type: ignore[arg-type]
+        send_to_tokenizer=outputs,
+        send_to_detokenizer=outputs,
         send_metrics_from_scheduler=None,
     )
 

@@ -48,7 +48,7 @@ def blame(path: str) -> Iterator[None]:
         raise BrokenModel(f"{path}: {one_line(error)}") from error
 
 
-class CheckpointLoader(DefaultModelLoader):
+class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
     """Reads a checkpoint SGLang's own way, then checks that it set every value of every parameter.
 
     SGLang leaves a parameter that the checkpoint does not name as it was created, which is arbitrary memory. So all are
@@ -62,7 +62,7 @@ class CheckpointLoader(DefaultModelLoader):
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         current.instance().paddings = _paddings(model_config.hf_config)
         with blame(model_config.model_path):
-            model = super().load_model(model_config=model_config, device_config=device_config)
+            model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=True)
         return model
 
@@ -84,7 +84,7 @@ class CheckpointLoader(DefaultModelLoader):
             raise BrokenModel(f"the checkpoint does not set {len(missing)} of the model's parameters: {shown}")
 
 
-class ImageLoader(DefaultModelLoader):
+class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
     """Builds the model and reads nothing: the loader fills the weights range from its image."""
 
     def __init__(self, load_config: LoadConfig) -> None:
@@ -93,7 +93,7 @@ class ImageLoader(DefaultModelLoader):
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         with blame(model_config.model_path):
-            model = super().load_model(model_config=model_config, device_config=device_config)
+            model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=False)
         return model
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MAP_DUMMY_WAIT_S = 5.0
 
 
-class ElasticPool(MHATokenToKVPool):
+class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]
     """Created by SGLang with its own arguments; makes the range, and maps the dummy slot before anything can run."""
 
     kv: ElasticKv
@@ -44,5 +44,5 @@ class ElasticPool(MHATokenToKVPool):
             k_shape, v_shape = (rows, self.head_num, self.head_dim), (rows, self.head_num, self.v_head_dim)
             self.k_buffer.append(flat.as_strided(k_shape, (slot, self.head_dim, 1), start))
             self.v_buffer.append(flat.as_strided(v_shape, (slot, self.v_head_dim, 1), start + row_of_k))
-        self._kv_buffer_descs = []
+        self._kv_buffer_descs: list[object] = []
         self._init_data_ptrs_and_strides()

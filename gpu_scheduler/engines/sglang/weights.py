@@ -62,7 +62,7 @@ def lay_out(model: torch.nn.Module) -> Layout:
         if base is None:
             base = storages[storage.data_ptr()] = end
             end += -(-storage.nbytes() // ALIGN_BYTES) * ALIGN_BYTES
-        offset = base + tensor.storage_offset() * tensor.element_size()
+        offset = base + int(tensor.storage_offset()) * tensor.element_size()
         places.append(Place(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
     return Layout(tuple(places), storages, end)
 
@@ -80,7 +80,7 @@ def bind(model: torch.nn.Module, layout: Layout, memory: torch.Tensor, *, copy: 
         if copy:
             storage = tensors[0][0].untyped_storage()
             source = torch.empty(0, dtype=torch.uint8, device=tensors[0][0].device)
-            source.set_(storage)  # type: ignore[call-overload]
+            source.set_(storage)
             start = layout.storages[address]
             memory[start : start + storage.nbytes()].copy_(source)
             del source, storage
@@ -129,6 +129,7 @@ def manifest(layout: Layout, total_bytes: int, scalars: dict[str, str]) -> engin
 def checksum(memory: torch.Tensor) -> str:
     """crc32 over all bytes of a weights range."""
     crc = 0
-    for chunk in memory.split(_CHUNK_BYTES):
-        crc = zlib.crc32(chunk.cpu().numpy(), crc)
+    for start in range(0, memory.numel(), _CHUNK_BYTES):
+        chunk = memory[start : start + _CHUNK_BYTES]
+        crc = zlib.crc32(chunk.cpu().numpy().data, crc)
     return f"crc32:{crc:08x}"

@@ -84,6 +84,7 @@ def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model.generation_config.eos_token_id = None
     said = []
     with _one_thread(), torch.inference_mode():
         for prompt in prompts:
@@ -93,7 +94,6 @@ def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
                 attention_mask=torch.ones_like(ids),
                 do_sample=False,
                 max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
             )
             said.append(out[0, ids.shape[1] :].tolist())
     return said

@@ -40,7 +40,7 @@ class Kernel:
         raise NotImplementedError(f"the Triton kernel {self.__name__} was launched, but triton is not installed here")
 
     def __call__(self, *_args: object, **_kwargs: object) -> NoReturn:
-        self[()]
+        self.__getitem__(())
 
 
 class _Part(types.ModuleType):
