@@ -56,6 +56,24 @@ def test_a_request_that_no_order_can_save_costs_no_other_its_place(jobs, start):
     assert set(schedule([*jobs, hopeless], start).on_time) == set(schedule(jobs, start).on_time)
 
 
+@given(st.lists(st.tuples(costs, st.integers(-16, 32)), max_size=60))
+def test_long_queues_with_deadlines_about_where_they_end_are_settled_as_on_paper(drawn):
+    """The algorithm as it is written down: a list, the longest of it found by looking at all."""
+    jobs, end = [], 0.0
+    for i, (cost, spare) in enumerate(drawn):
+        end += cost / 2
+        jobs.append(Job(f"r{i}", end + spare / 16, cost))
+    kept, time = [], 0.0
+    for job in sorted(jobs, key=lambda job: job.deadline):
+        kept.append(job)
+        time += job.cost
+        if time > job.deadline:
+            longest = max(kept, key=lambda job: job.cost)
+            kept.remove(longest)
+            time -= longest.cost
+    assert schedule(jobs, 0.0).on_time == tuple(job.request_id for job in kept)
+
+
 SCENARIOS = """
     case                                  start  jobs (id deadline cost)                     on time    late
     nothing waits                         0      -                                           -          -

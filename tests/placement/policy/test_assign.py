@@ -191,6 +191,15 @@ by demand the large one finds no place, by weights all do
     model    r  demand 1  weights 90
     then     p B packed, q B packed, r A packed
 
+where staying apart leaves no place for the last one, the large ones come together
+    devices  A 101  B 101
+    model    x  demand 90 weights 50 on A
+    model    y  demand 80 weights 50 on B
+    model    u  demand 3  weights 30
+    model    v  demand 2  weights 30
+    model    w  demand 1  weights 30
+    then     x A packed, y A packed, u B packed, v B packed, w B packed
+
 what fits nowhere changes nothing for the others
     devices  A 100  B 100
     model    p     demand 90 weights 50
