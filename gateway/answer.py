@@ -95,6 +95,9 @@ class Answer:
         return "".join(told)
 
     def take_scored(self) -> list[Scored]:
-        """The tokens scored since the last call."""
-        scored, self._scored = self._scored, []
+        """The scored tokens whose text was begun to be given out since the last call; at the end all that are left."""
+        count = len(self._scored)
+        if self.finish_reason is None:
+            count = next((n for n, one in enumerate(self._scored) if one.offset >= self._given), count)
+        scored, self._scored = self._scored[:count], self._scored[count:]
         return scored

@@ -41,7 +41,8 @@ class GroupLink:
         self._open: dict[str, Receiver] = {}
         self._outgoing: deque[gpu_scheduler_pb2.FromGateway] = deque()
         self._something_to_send = asyncio.Event()
-        self._connected = False
+        self.connected = False
+        """Whether a stream is open: what is submitted otherwise waits for one, but not for long."""
 
     @property
     def in_flight(self) -> int:
@@ -72,7 +73,7 @@ class GroupLink:
                     except TimeoutError:
                         self._lose_all(f"no connection to {self.address}")
                         continue
-                    self._connected = True
+                    self.connected = True
                     reason = await self._serve(channel)
                     _log.warning("stream to a group broke", address=self.address, reason=reason, open=len(self._open))
                     self._lose_all(reason)
@@ -121,7 +122,7 @@ class GroupLink:
             pass  # the reader hears of it too
 
     def _lose_all(self, reason: str) -> None:
-        was_sent, self._connected = self._connected, False
+        was_sent, self.connected = self.connected, False
         lost, self._open = self._open, {}
         self._outgoing.clear()
         for receiver in lost.values():

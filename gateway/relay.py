@@ -214,9 +214,14 @@ class Tokens:
         return self._best([place for place in route.places if place.address != self._failed_address])
 
     def _best(self, places: Sequence[Place]) -> Place | None:
-        """The active one with the fewest of this gateway's requests."""
+        """Active before waking, connected before not, then the one with the fewest of this gateway's requests."""
         links = self._relay.links
-        return min(places, key=lambda place: (not place.active, links.get(place.address).in_flight), default=None)
+
+        def badness(place: Place) -> tuple[bool, bool, int]:
+            link = links.get(place.address)
+            return not place.active, not link.connected, link.in_flight
+
+        return min(places, key=badness, default=None)
 
     async def _find_place(self) -> Place:
         """Another place from the routes; else what placement says, which may know more than our routes; else, while

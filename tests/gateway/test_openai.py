@@ -1,0 +1,174 @@
+"""Bodies: what is refused, by which field, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.errors import BadField
+from gateway.openai import ChatRequest, CompletionRequest, parse
+from gateway.request import Request
+from protos import common_pb2
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+COMPLETION: dict[str, Any] = {"model": "m", "prompt": "hi"}
+
+
+def chat(**more: Any) -> Request:
+    return parse(ChatRequest, json.dumps(CHAT | more).encode()).request("id", common_pb2.Slo(), 0.0)
+
+
+def completion(**more: Any) -> Request:
+    return parse(CompletionRequest, json.dumps(COMPLETION | more).encode()).request("id", common_pb2.Slo(), 0.0)
+
+
+SHARED = [
+    ({"model": None}, "model"),
+    ({"model": ""}, "model"),
+    ({"model": 3}, "model"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"n": "2"}, "n"),
+    ({"n": 1.5}, "n"),
+    ({"n": True}, "n"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stop": 3}, "stop"),
+    ({"stop": [1]}, "stop"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": "10"}, "max_tokens"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": 1 << 64}, "seed"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
+    ({"logit_bias": {"5": 1}}, "logit_bias"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"best_of": 2}, "best_of"),
+    ({"suffix": "x"}, "suffix"),
+    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+]
+
+
+@pytest.mark.parametrize(("more", "field"), SHARED)
+def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) -> None:
+    for ask in (chat, completion):
+        with pytest.raises(BadField) as refused:
+            ask(**more)
+        assert refused.value.field == field
+        assert str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+    ],
+)
+def test_a_wrong_field_of_a_chat_is_named(more: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadField) as refused:
+        chat(**more)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [[1], []]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"echo": True, "logprobs": 1}, "echo"),
+    ],
+)
+def test_a_wrong_field_of_a_completion_is_named(more: dict[str, Any], field: str) -> None:
+    with pytest.raises(BadField) as refused:
+        completion(**more)
+    assert refused.value.field == field
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(BadField) as refused:
+        parse(ChatRequest, b'{"model": "m"}')
+    assert (refused.value.field, refused.value.code) == ("messages", "missing_required_parameter")
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"model": NaN'])
+def test_a_body_that_is_no_json_says_so(body: bytes) -> None:
+    with pytest.raises(BadField) as refused:
+        parse(ChatRequest, body)
+    assert (refused.value.field, refused.value.code) == (None, "invalid_json")
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_unknown_and_harmless_fields_are_ignored(ask: Any) -> None:
+    ask(
+        user="u",
+        store=True,
+        metadata={"a": "b"},
+        service_tier="auto",
+        parallel_tool_calls=True,
+        tools=[],
+        tool_choice="auto",
+        response_format={"type": "text"},
+        logit_bias={},
+        best_of=1,
+        never_heard_of=[1],
+    )
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_null_means_not_given(ask: Any) -> None:
+    names = "n stream stream_options stop max_tokens temperature top_p seed presence_penalty frequency_penalty logprobs"
+    request = ask(**dict.fromkeys(names.split()))
+    assert (request.choices, request.stops, request.limit_given) == (1, (), False)
+
+
+def test_defaults_are_openais() -> None:
+    assert chat().sampling == common_pb2.Sampling(temperature=1.0)
+    assert completion().sampling == common_pb2.Sampling(temperature=1.0, max_new_tokens=16)
+
+
+def test_stop_is_a_string_or_several() -> None:
+    assert chat(stop="a").stops == ("a",)
+    assert chat(stop=["a", "b"]).stops == ("a", "b")
+
+
+def test_template_options_reach_the_template() -> None:
+    request = chat(chat_template_kwargs={"enable_thinking": False}, continue_final_message=True)
+    options = {"enable_thinking": False, "continue_final_message": True, "add_generation_prompt": False}
+    assert request.prompts[0].template_options == options
+
+
+def test_text_parts_are_joined_and_other_keys_kept_for_the_template() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = chat(messages=[{"role": "user", "content": parts, "name": "x"}]).prompts[0].messages
+    assert messages == [{"role": "user", "content": "ab", "name": "x"}]

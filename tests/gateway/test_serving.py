@@ -1,0 +1,49 @@
+"""How much is taken at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import World
+from tests.gateway.fakes import Running
+from tests.gateway.test_app import refusal
+
+
+@pytest.fixture
+def settings() -> dict[str, Any]:
+    return {"most_in_flight": 2}
+
+
+async def test_more_in_flight_than_configured_is_a_429_to_retry(world: World) -> None:
+    release = asyncio.Event()
+
+    async def waits(running: Running) -> None:
+        await release.wait()
+        running.finish(1)
+
+    world.groups[0].script = waits
+    taken = [asyncio.get_running_loop().create_task(world.chat()) for _ in range(2)]
+    await asyncio.wait_for(world.groups[0].arrived(2), 10)
+    response = await world.chat()
+    assert refusal(response, 429)["code"] == "too_many_in_flight"
+    assert int(response.headers["retry-after"]) > 0
+    release.set()
+    for task in taken:
+        assert (await task).status_code == 200
+    assert (await world.chat()).status_code == 200
+
+
+async def test_each_choice_counts(world: World) -> None:
+    world.say("one")
+    assert refusal(await world.chat(n=3), 429)
+    assert (await world.chat(n=2)).status_code == 200
+
+
+async def test_a_refused_request_leaves_nothing_in_flight(world: World) -> None:
+    for _ in range(5):
+        refusal(await world.chat(max_tokens=10_000), 400)
+    world.say("one")
+    assert (await world.chat(n=2)).status_code == 200
