@@ -198,7 +198,7 @@ where staying apart leaves no place for the last one, the large ones come togeth
     model    u  demand 3  weights 30
     model    v  demand 2  weights 30
     model    w  demand 1  weights 30
-    then     x A packed, y A packed, u B packed, v B packed, w B packed
+    then     x B packed, y B packed, u A packed, v A packed, w A packed
 
 what fits nowhere changes nothing for the others
     devices  A 100  B 100
