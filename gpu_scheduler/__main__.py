@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from balloond.client import BalloondClient
-from loader.client import LoaderClient
-
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
@@ -19,6 +17,7 @@ from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Resident, Residents
 from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
+from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
 from services.service import Service, read_arguments, run
 from services.watch import Watched

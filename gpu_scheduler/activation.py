@@ -16,12 +16,11 @@ import asyncio
 import time
 
 from balloond.client import BalloondClient
-from loader.client import LoaderClient
-
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residents import Resident, Residents
+from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
 from services import log, tasks
 from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
@@ -72,6 +71,7 @@ class Activation:
         except (PrismError, asyncio.CancelledError):
             await self._undo(resident, asleep)
             raise
+        await self._apply_operator_limit(resident)
         resident.deaths = 0
         resident.wake_s = time.monotonic() - began
         _log.info("model active", model=resident.spec.name, seconds=round(resident.wake_s, 3), from_sleep=asleep)
@@ -104,6 +104,15 @@ class Activation:
                 f"{spec.name} needs {self.weights_room(resident) + spec.floor_bytes} bytes for weights and floor on "
                 f"{self._device}; {room.short_bytes} could not be freed"
             )
+
+    async def _apply_operator_limit(self, resident: Resident) -> None:
+        limit = self._residents.operator_limits.get(resident.spec.name)
+        if self._balloond is None or limit is None:
+            return
+        try:
+            await self._balloond.set_limit(self._device, resident.spec.name, max(limit, resident.spec.floor_bytes))
+        except PrismError as error:
+            _log.warning("operator's limit not set", model=resident.spec.name, why=str(error))
 
     def weights_room(self, resident: Resident) -> int:
         """Bytes of weights extents: the measured or declared size in whole extents."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from balloond.client import BalloondClient
-from loader.client import LoaderClient
-
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.memory import DeviceMemory
+from loader.client import LoaderClient
 from services.watch import Watched
 
 

@@ -43,7 +43,6 @@ class Resident:
     saving: asyncio.Task[None] | None = None
     """The image being made after a first load."""
     wake_s: float = 0.0
-    operator_limit: int = -1
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
@@ -74,6 +73,9 @@ class Residents:
 
     def __init__(self, on_change: Callable[[Resident], None]) -> None:
         self._by_name: dict[str, Resident] = {}
+        self.operator_limits: dict[str, int] = {}
+        """Bytes of KV by model, as operators set them; kept while this process lives, also when the model leaves and
+        returns."""
         self._on_change = on_change
 
     def __iter__(self):  # type: ignore[no-untyped-def]

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from math import inf
 
 from balloond.client import BalloondClient
-
 from gpu_scheduler.policy.decisions import NeedMemory
 from services import log, tasks
 from services.errors import PrismError

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from balloond.client import BalloondClient
-
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
@@ -69,13 +68,15 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             yield message
 
     async def SetLimit(self, request: gpu_scheduler_pb2.SetLimitRequest, context: Any) -> balloond_pb2.SetLimitResponse:
-        resident = self._residents.get(request.model)
-        if resident is None:
+        if self._residents.get(request.model) is None:
             raise NotFound(f"{request.model} is not on this group")
         if self._balloond is None:
             raise Unmet("this group has no balloond")
         answer = await self._balloond.set_limit(self._device, request.model, request.bytes)
-        resident.operator_limit = request.bytes
+        if request.bytes < 0:
+            self._residents.operator_limits.pop(request.model, None)
+        else:
+            self._residents.operator_limits[request.model] = request.bytes
         return answer
 
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:

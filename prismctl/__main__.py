@@ -59,6 +59,14 @@ def _ask(question: Callable[[PlacementClient], Awaitable[T]]) -> T:
         raise typer.Exit(1) from None
 
 
+def plain_table(*columns: str) -> Table:
+    """A table without lines, which fits a narrow terminal and survives a pipe; names are never cut."""
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        result.add_column(column, no_wrap=column in ("group", "model", "state"), overflow="fold")
+    return result
+
+
 def _show(value: Any, as_json: bool, table: Callable[[], Table]) -> None:
     if as_json:
         typer.echo(json.dumps(value, indent=2, allow_nan=True))
@@ -72,7 +80,7 @@ def status(json_: Json = False) -> None:
     groups = views.cluster(_ask(lambda placement: placement.cluster()))
 
     def table() -> Table:
-        result = Table(
+        result = plain_table(
             "group", "memory", "free", "pressure", "model", "state", "waiting", "running", "KV held / limit", "idle"
         )
         for group in groups:
@@ -108,7 +116,7 @@ def models(json_: Json = False) -> None:
     rows = views.models(_ask(lambda placement: placement.routes()))
 
     def table() -> Table:
-        result = Table("model", "state", "places", "weights", "KV per token", "floor", "context", "error")
+        result = plain_table("model", "state", "places", "weights", "KV per token", "floor", "context", "error")
         for row in rows:
             result.add_row(
                 row["model"] + (" (pinned)" if row["pinned"] else ""),
@@ -135,7 +143,7 @@ def explain(
     rows = views.decisions(_ask(lambda placement: placement.explain(model, last)))
 
     def table() -> Table:
-        result = Table("age", "model", "action", "group", "reason", "outcome")
+        result = plain_table("age", "model", "action", "group", "reason", "outcome")
         for row in rows:
             result.add_row(
                 f"{row['age_s']:.0f} s", row["model"], row["action"], row["group"], row["reason"], row["outcome"]
@@ -182,7 +190,7 @@ def limit(
     answers = _ask(apply)
 
     def table() -> Table:
-        result = Table("group", "state", "revision", "held", "above the limit")
+        result = plain_table("group", "state", "revision", "held", "above the limit")
         for group, answer in answers.items():
             result.add_row(
                 group,

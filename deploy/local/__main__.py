@@ -15,11 +15,13 @@ import grpc
 
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import MIB, Local
+from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from protos import common_pb2
 from services import log
 from services.errors import PrismError
 
+_WARM_S = 120.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -92,6 +94,9 @@ async def main() -> int:
             await asyncio.gather(starting, return_exceptions=True)
             return 130
         starting.result()
+        await _warm(local, stopping)
+        if stopping.done():
+            return 130
         await _introduce(local, system, time.monotonic() - began)
         await stopping
         say("stopping")
@@ -102,6 +107,27 @@ async def main() -> int:
         await system.end()
         say("everything has ended")
     return 0
+
+
+async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
+    """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever."""
+
+    async def one(device: str) -> None:
+        client = GpuSchedulerClient(local.unix(local.scheduler(device)))
+        try:
+            async for state in client.watch():
+                if state is not None and state.warm_engines:
+                    say(f"{device} has a warm engine")
+                    return
+        finally:
+            await client.close()
+
+    say("engines are importing SGLang")
+    warming = asyncio.gather(*(one(device) for device in local.devices))
+    await asyncio.wait([warming, stopping], timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
+    if not warming.done():
+        warming.cancel()
+        await asyncio.gather(warming, return_exceptions=True)
 
 
 async def _introduce(local: Local, system: System, seconds: float) -> None:
@@ -129,10 +155,11 @@ async def _introduce(local: Local, system: System, seconds: float) -> None:
 Try, in another shell:
 
   curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{names[0]}", "max_tokens": 48, "messages": [{{"role": "user", "content": "What is a list?"}}]}}'
+    -d '{{"model": "{names[0]}", "temperature": 0, "messages": [{{"role": "user", "content": "What is Debian?"}}]}}'
 
-  curl -sN {address}/v1/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{names[-1]}", "max_tokens": 48, "stream": true, "prompt": "The file is"}}'
+  curl -sN {address}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{names[len(names) // 2]}", "temperature": 0, "stream": true,
+         "messages": [{{"role": "user", "content": "What is a list?"}}]}}'
 
   {os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)} status
 

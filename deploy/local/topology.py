@@ -50,8 +50,9 @@ class Local:
     def unix(self, name: str) -> str:
         return f"unix:{self.state / name}.sock"
 
-    def group(self, device: str) -> str:
-        return "gpu_scheduler-" + device.replace(":", "-")
+    def scheduler(self, group: str) -> str:
+        """The process that owns a group; groups are named as their device."""
+        return "gpu_scheduler-" + group.replace(":", "-")
 
     def processes(self) -> list[Process]:
         """In the order of their start."""
@@ -93,11 +94,11 @@ class Local:
         )
         for device in self.devices:
             add(
-                self.group(device),
+                self.scheduler(device),
                 "gpu_scheduler",
                 ("balloond", "loader"),
                 {
-                    "group": self.group(device),
+                    "group": device,
                     "devices": [device],
                     "balloond": self.unix("balloond"),
                     "balloond_handoff": handoff,
@@ -111,7 +112,7 @@ class Local:
                     },
                 },
             )
-        groups = [self.group(device) for device in self.devices]
+        groups = [self.scheduler(device) for device in self.devices]
         add(
             "placement",
             "placement",

@@ -75,7 +75,7 @@ async def test_a_killed_gpu_scheduler_and_a_killed_placement_lose_no_stream(slow
     streams = await ten_streams(slow, MODELS[0])
     group, _ = await slow.resident(MODELS[0])
     slow.kill("placement")
-    slow.kill(group)
+    slow.kill(slow.local.scheduler(group))
     assert await asyncio.gather(*streams) == expected
 
 
@@ -83,7 +83,7 @@ async def test_a_model_moves_to_the_other_device_while_it_streams(slow):
     expected = await undisturbed(slow, MODELS[0])
     streams = await ten_streams(slow, MODELS[0])
     source, _ = await slow.resident(MODELS[0])
-    target = next(slow.local.group(device) for device in slow.local.devices if slow.local.group(device) != source)
+    target = next(device for device in slow.local.devices if device != source)
     await slow.placement.migrate(MODELS[0], target)
     assert await asyncio.gather(*streams) == expected
     assert (await slow.resident(MODELS[0]))[0] == target

@@ -116,7 +116,7 @@ async def engine_of(it, model):
     from gpu_scheduler.client import GpuSchedulerClient
 
     for device in it.local.devices:
-        client = GpuSchedulerClient(it.local.unix(it.local.group(device)))
+        client = GpuSchedulerClient(it.local.unix(it.local.scheduler(device)))
         try:
             async for state in client.watch():
                 for resident in state.residents:
