@@ -37,6 +37,7 @@ class HttpServer:
                 lifespan="off",
                 access_log=False,
                 log_config=None,
+                log_level="warning",
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import re
 import sys
 import threading
@@ -120,7 +121,8 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _importing = threading.Lock()
-"""Transformers fills its module in as names are asked for: two threads that import it at once may find it half filled."""
+"""Transformers fills its module in as names are asked for: two threads that import it at once may find it half
+filled."""
 
 
 def load(path: str) -> Tokenizer:
@@ -143,6 +145,7 @@ def without_torch() -> None:
     """Lets transformers believe that torch is not installed, for the whole process. A gateway runs no model: this
     saves three seconds of its start and 260 MiB of its memory. Only before transformers is imported."""
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would advise to install it
 
 
 class Tokenizers:

@@ -1,0 +1,46 @@
+"""Errors as OpenAI's clients and gRPC's see them."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from gateway import errors
+from gateway.errors import BadField, Late, ModelFaulty, NotUp, TooMany, UnknownModel
+from services.errors import Invalid, NotFound, PrismError, Refused, TimedOut, Unavailable
+from services.status import to_status
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "grpc_code"),
+    [
+        (BadField("x", "n"), 400, "invalid_value", grpc.StatusCode.INVALID_ARGUMENT),
+        (Invalid("x"), 400, "invalid_value", grpc.StatusCode.INVALID_ARGUMENT),
+        (UnknownModel("m"), 404, "model_not_found", grpc.StatusCode.NOT_FOUND),
+        (NotFound("x"), 404, "not_found", grpc.StatusCode.NOT_FOUND),
+        (TooMany("x"), 429, "too_many_in_flight", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (Refused("x"), 503, "no_room", grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (ModelFaulty("x"), 503, "model_error", grpc.StatusCode.UNAVAILABLE),
+        (NotUp("x"), 503, "model_not_ready", grpc.StatusCode.UNAVAILABLE),
+        (Late("x"), 503, "slo_ttft_missed", grpc.StatusCode.UNAVAILABLE),
+        (Unavailable("x"), 503, "unavailable", grpc.StatusCode.UNAVAILABLE),
+        (TimedOut("x"), 504, "time_out", grpc.StatusCode.DEADLINE_EXCEEDED),
+        (PrismError("x"), 500, None, grpc.StatusCode.UNKNOWN),
+    ],
+)
+def test_each_kind_has_its_status(error: PrismError, status: int, code: str | None, grpc_code: grpc.StatusCode) -> None:
+    body = errors.body(error)["error"]
+    assert (errors.shape(error).status, body["code"], body["message"]) == (status, code, str(error))
+    assert set(body) == {"message", "type", "param", "code"}
+    assert to_status(error)[0] == grpc_code
+
+
+def test_the_wrong_field_is_the_param() -> None:
+    assert errors.body(BadField("x", "messages[0].role"))["error"]["param"] == "messages[0].role"
+    assert errors.body(UnknownModel("m"))["error"]["param"] == "model"
+
+
+def test_whoever_may_come_again_is_told_when() -> None:
+    assert errors.shape(TooMany("x")).retry_after_s
+    assert errors.shape(NotUp("x")).retry_after_s
+    assert errors.shape(BadField("x", "n")).retry_after_s is None
