@@ -73,7 +73,7 @@ def write(path: Path, benchmark: str, result: dict[str, Any]) -> None:
     """Write the file, with the circumstances of now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     body = {"benchmark": benchmark, "circumstances": circumstances(), **result}
-    path.write_text(json.dumps(body, indent=1) + "\n")
+    path.write_text(json.dumps(body, separators=(",", ":")) + "\n")
     print(f"wrote {_relative(str(path))}", flush=True)
 
 

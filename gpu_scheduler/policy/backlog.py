@@ -259,7 +259,7 @@ class Backlog:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Agenda:
-        """Throw away what is to be, then order what waits. About 5 ms for 10,000 waiting requests."""
+        """Throw away what is to be, then order what waits. 4 to 7 ms for 10,000 waiting requests."""
         self._account(now)
         decisions: list[Drop | Expire] = list(self._expire(now))
         start = max(now, self._busy_until) if self._in_flight else now
