@@ -81,7 +81,8 @@ class ElasticRange:
         self._unmapped = list(range(self.n_extents))
         """Heap: the lowest addresses first."""
         self._wanting = 0
-        """What the engine asked for and did not get; what came for it meanwhile is in the reserve, and stays there."""
+        """What the engine asked for and did not get; what came for it meanwhile is in the reserve, and stays
+        there."""
         self._missing = 0
         """What of it has not come."""
         self._asked = 0
@@ -494,7 +495,7 @@ class ElasticRange:
             usage = Usage(
                 held=self.mapped_bytes,
                 used=self._used,
-                reserve=len(self._reserve) * self.extent_bytes,
+                reserve=max(0, len(self._reserve) - self._wanting) * self.extent_bytes,
                 cached=_coarse((age_s + now - self._usage_at, nbytes) for age_s, nbytes in self._cached),
                 reclaim_id=reclaim_id,
                 returned=returned,

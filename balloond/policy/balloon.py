@@ -180,7 +180,8 @@ def _decodes(
         return min(most[model], max(0.0, excess[model] - level))
 
     if excess:
-        # First to a level that does not free enough, in whole extents; then one extent at a time, from whoever is on top.
+        # First to a level that does not free enough, in whole extents; then one extent at a time, from whoever is on
+        # top.
         low, high = min(excess.values()) - max(most.values()), max(excess.values())
         while high - low > 1:
             middle = (low + high) / 2

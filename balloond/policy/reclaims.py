@@ -97,14 +97,15 @@ class Reclaims:
     # --- taking more
 
     def plan(self, need: int, without: str | None, dry: Collection[str], may_retract: bool) -> balloon.Plan:
-        """What to take for `need` bytes, from other models than `without` and other leases than the `dry` ones."""
+        """What to take for `need` bytes from other models than `without`. The `dry` leases have nothing but
+        decodes."""
         ledger = self._ledger
         holders = [
-            self._holder(lease)
+            self._holder(lease, lease.id in dry)
             for lease in ledger.leases.values()
             if lease.model != without
             and lease.kv_bytes
-            and not (lease.ended or lease.suspended or lease.id in dry or lease.model in self._stuck)
+            and not (lease.ended or lease.suspended or lease.model in self._stuck)
         ]
         floors = {model: booking.floor for model, booking in ledger.bookings.items()}
         weights = sum(lease.weights_bytes for lease in ledger.leases.values())
@@ -113,10 +114,10 @@ class Reclaims:
         )
         return balloon.plan(need, holders, floors, shares, may_retract)
 
-    def _holder(self, lease: Lease) -> balloon.Holder:
+    def _holder(self, lease: Lease, dry: bool) -> balloon.Holder:
         """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest
         prefixes."""
-        report = self.reports.get(lease.id, Report())
+        report = Report() if dry else self.reports.get(lease.id, Report())
         leaving = self.asked_of(lease.id) + self.overage(lease.model)
         held = lease.kv_bytes - leaving
         reserve = max(0, report.reserve - leaving)

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+from pathlib import Path
 
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
@@ -270,3 +271,40 @@ async def test_devices_of_a_node_are_apart(tmp_path, node, child):
     assert one.ask("acquire", 64) == "16"
     assert other.ask("acquire", 64) == "32"
     assert (await node.device("cpu:0")).free_bytes == (await node.device("cpu:1")).free_bytes == 0
+
+
+async def test_an_address_without_memory_is_a_fault_and_one_with_fresh_memory_is_poisoned(shared, child):
+    await shared.book("a")
+    one = child("a")
+    one.ask("acquire", 2)
+    assert one.ask("touch", 0) == "255"
+    one.tell("touch", one.ask("free_index"))
+    assert await asyncio.to_thread(one.process.wait, 20) == -11
+    await shared.until(lambda device: not device.leases)
+
+
+def switches(pid):
+    """How often the process's threads went to sleep by themselves."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        status = (task / "status").read_text()
+        total += int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
+    return total
+
+
+async def test_an_idle_driver_does_nothing(node, child):
+    """Nobody polls: while nothing happens to it, no thread of an engine wakes up."""
+    await node.book("a", "b", "c")
+    one, other = child("a", 4, 8), child("b")
+    one.ask("acquire", 4)
+    one.ask("usage", EXTENT)
+    other.ask("acquire", 2)
+    await node.until(kv(10))
+    one.ask("release", 4)
+    one.ask("empty")
+    await node.until(kv(2))
+
+    await asyncio.sleep(1.5)  # what was under way settles: the reserve shrinks once after a second without growth
+    before = switches(one.pid), switches(other.pid)
+    await asyncio.sleep(0.5)
+    assert (switches(one.pid), switches(other.pid)) == before

@@ -148,6 +148,14 @@ def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
     assert report(device, 1, "C", answers=0, returned=0, reserve=10) == ["B refused: exhausted, short 10"]
 
 
+def test_who_had_no_reserve_after_all_may_still_have_decodes_stopped(device):
+    device.book(0, "b", Booking(floor=10))
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", reserve=20)
+    assert grow(device, 1, "B", 10) == ["A asked for 10"]
+    assert report(device, 1, "A", answers=0, returned=0, used=100) == ["limit of a 90"]
+
+
 def test_a_reclaim_that_is_not_answered_in_time_gives_nothing(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", reserve=20)
