@@ -11,7 +11,7 @@ from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory import DeviceMemory
-from gpu_scheduler.observe import follow_balloond, follow_loader
+from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Resident, Residents
@@ -64,6 +64,7 @@ async def build(service: Service) -> None:
     service.spawn(dispatcher.run(), "dispatcher")
     if balloond is not None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes), "follow balloond")
+        service.spawn(tell_demand(balloond, device, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images), "follow loader")
     service.on_drain(residency.close)

@@ -22,6 +22,7 @@ from gpu_scheduler.memory import DeviceMemory
 from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
+from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.slack import PrefillSpeed
 from gpu_scheduler.requests import Request
 from gpu_scheduler.residents import Resident, Residents
@@ -49,7 +50,7 @@ class Counters:
         self.forecast = float(_FIRST_FORECAST)
         self.last_event = time.monotonic()
         self.tpot_ms = 0
-        self.tokens = 0
+        self.rate = TokenRate()
 
 
 class Dispatcher:
@@ -181,7 +182,7 @@ class Dispatcher:
             if chunk.token_ids and self._backlog.state(request.id) is State.DISPATCHED:
                 self._first_token(request, chunk, now)
             request.emitted.extend(chunk.token_ids)
-            self.counters[request.model].tokens += len(chunk.token_ids)
+            self.counters[request.model].rate.observe(len(chunk.token_ids), now)
             chunk.request_id = request.gateway_id
             request.stream.push(chunk)
             if chunk.finish:
@@ -189,6 +190,7 @@ class Dispatcher:
 
     def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
         self._backlog.prefill_finished(request.id, now)
+        self.counters[request.model].rate.observe(request.prompt_tokens, now)
         self._speeds[request.model].observe(
             max(1, request.prompt_tokens - chunk.cached_tokens), max(1e-6, now - request.dispatched_at)
         )
@@ -320,6 +322,18 @@ class Dispatcher:
                 place=place + (", model waking" if waking and request.engine is None else ""),
             )
         return state
+
+    def demand(self) -> dict[str, float]:
+        """w of every resident."""
+        now = self._now()
+        return {
+            resident.spec.name: weight(
+                self.counters[resident.spec.name].rate.rate(now),
+                self._kv_bytes_per_token(resident),
+                self.counters[resident.spec.name].tpot_ms or resident.spec.default_slo.tpot_ms,
+            )
+            for resident in self._residents
+        }
 
     def count(self, model: str) -> tuple[int, int, int]:
         """(waiting, running, late of waiting) requests of a model."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+
 from balloond.client import BalloondClient
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.policy.demand import changed
 from loader.client import LoaderClient
+from services import log
+from services.errors import PrismError
 from services.watch import Watched
+
+_log = log.get(__name__)
+_DEMAND_EVERY_S = 1.0
 
 
 async def follow_balloond(
@@ -22,6 +31,21 @@ async def follow_balloond(
                     memory.update(device)
             dispatcher.changed()
         changes.set(None)
+
+
+async def tell_demand(balloond: BalloondClient, device: str, demand: Callable[[], dict[str, float]]) -> None:
+    """Tells balloond how the models' shares of demand have changed, for ever. It takes decodes from those who are above
+    theirs."""
+    told: dict[str, float] = {}
+    while True:
+        await asyncio.sleep(_DEMAND_EVERY_S)
+        now = demand()
+        if changed(told, now):
+            try:
+                await balloond.set_demand(device, now)
+                told = now
+            except PrismError as error:
+                _log.info("demand not told", why=str(error))
 
 
 async def follow_loader(loader: LoaderClient, images: dict[str, str]) -> None:

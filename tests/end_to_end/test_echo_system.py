@@ -35,7 +35,7 @@ async def ten_streams(it, model, tokens=60):
 
 
 async def undisturbed(it, model, tokens=60):
-    return [await it.stream(model, [7 + i, *PROMPT], tokens) for i in range(10)]
+    return await asyncio.gather(*(it.stream(model, [7 + i, *PROMPT], tokens) for i in range(10)))
 
 
 async def test_requests_are_answered_streamed_and_whole_for_all_models(slow):

@@ -14,9 +14,7 @@ from gpu_scheduler.streams import GatewayStream
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2
 from services import tasks
 
-SPEC = {
-    name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b")
-}
+SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b")}
 
 
 class FakeEngine:
@@ -44,7 +42,13 @@ class Desk:
         self.turn = Turn(turn_module.create())
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         self.dispatcher = Dispatcher(
-            Arbitration(), self.residents, self.memory, self.turn, self.needs.append, self.deaths.append, lambda: self.time
+            Arbitration(),
+            self.residents,
+            self.memory,
+            self.turn,
+            self.needs.append,
+            self.deaths.append,
+            lambda: self.time,
         )
         self.stream = GatewayStream(1)
         self.chunks = []
