@@ -67,8 +67,10 @@ class Turn:
 
     chunk_tokens: int = 8192
     """More prefills may join those in flight while these have fewer tokens left."""
-    room_share: float = 0.5
-    """Share of S's slack that the second queue may use: costs are estimates, and the next arrival may be tight."""
+    room_share: float = 0.1
+    """Share of S's slack that the second queue may use. Costs are estimates and the next arrival may be tight: under
+    overload every larger share makes more of those late that come. A late request still goes before S where S has
+    minutes."""
 
 
 def admit(agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> list[Start | NeedMemory]:

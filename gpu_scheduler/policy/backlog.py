@@ -62,8 +62,9 @@ class State(Enum):
 class BacklogRules:
     """Numbers of the second queue."""
 
-    late_share: float = 0.1
-    """Share of the prefill time that the second queue may claim while S is never empty."""
+    late_share: float = 0.05
+    """Share of the prefill time that the second queue may claim while S is never empty: what S loses under overload,
+    and the reciprocal of how many times its cost a late request may have to wait."""
     best_effort_yield_s: float = 10.0
     """Seconds by which a best-effort request lets late ones go first."""
 
