@@ -11,7 +11,7 @@ envelopes.
 
 from __future__ import annotations
 
-import heapq
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Indices = NDArray[np.int64]
-_NONE: Indices = np.empty(0, dtype=np.int64)
 
 
 class Envelopes:
@@ -31,27 +30,24 @@ class Envelopes:
         self.envelope_bytes = envelope_bytes
         self.extent_bytes = extent_bytes
         self.total = count
-        self.n_extents = n_extents = -(-count * envelope_bytes // extent_bytes)
+        self.n_extents = -(-count * envelope_bytes // extent_bytes)
         self.available = 0
         """Envelopes that `take` can hand out now."""
         self.live = 0
-        self._live_here = np.zeros(n_extents, dtype=np.int64)
+        self._live_here = array("q", bytes(8 * self.n_extents))
         """Live envelopes that touch an extent."""
-        self._free_here = [0] * n_extents
-        """Available envelopes that begin in an extent."""
-        self._used = np.zeros(self.total, dtype=bool)
-        self._held: set[int] = set()
-        self._empty: set[int] = set()
-        self._open: Indices = _NONE
-        """What is left to hand out of the extent being filled, ascending."""
-        self._open_extent = -1
-        self._fullest: list[tuple[int, int]] = []
-        """Heap of (-live, extent) of extents with something available; entries go stale and are dropped when met."""
+        self._free_here: dict[int, list[int]] = {}
+        """For each held extent, the available envelopes that begin in it; taken from the end."""
+        self._used = np.zeros(count, dtype=bool)
+        self._empty: dict[int, None] = {}
+        """Held extents without a live envelope."""
+        # Extents with something available, by how many live envelopes they have; and which counts occur, as bits, so
+        # that the fullest is found at once.
+        self._by_live: list[dict[int, None]] = [{} for _ in range(extent_bytes // envelope_bytes + 3)]
+        self._occurring = 0
 
     def __repr__(self) -> str:
-        return (
-            f"Envelopes({self.live} live, {self.available} available of {self.total}, {len(self._held)} extents held)"
-        )
+        return f"Envelopes({self.live} live, {self.available} available of {self.total}, {self.held} extents held)"
 
     # --- what lies where
 
@@ -73,18 +69,21 @@ class Envelopes:
         last = (start + self.extent_bytes - 1) // self.envelope_bytes
         return range(start // self.envelope_bytes, min(last + 1, self.total))
 
-    def _beginning(self, extent: int) -> range:
+    def _inside(self, extent: int) -> tuple[int, int]:
+        """The envelopes that touch no other extent: from the first up to, without, the second."""
         start = extent * self.extent_bytes
-        return range(
-            -(-start // self.envelope_bytes), min(-(-(start + self.extent_bytes) // self.envelope_bytes), self.total)
-        )
+        first = min(-(-start // self.envelope_bytes), self._touching(extent).stop)
+        return first, max(first, min((start + self.extent_bytes) // self.envelope_bytes, self.total))
+
+    def _has_memory(self, envelope: int) -> bool:
+        return all(extent in self._free_here for extent in self.extents_of(envelope))
 
     # --- extents come and go
 
     @property
     def held(self) -> int:
         """Extents held."""
-        return len(self._held)
+        return len(self._free_here)
 
     @property
     def balloon(self) -> int:
@@ -92,24 +91,21 @@ class Envelopes:
         return self.total - self.live - self.available
 
     def is_held(self, extent: int) -> bool:
-        return extent in self._held
-
-    def held_extents(self) -> list[int]:
-        return sorted(self._held)
+        return extent in self._free_here
 
     def all_live(self) -> Indices:
         return np.flatnonzero(self._used)
 
     def live_by_extent(self) -> NDArray[np.int64]:
         """A copy of the count of live envelopes that touch each extent."""
-        return self._live_here.copy()
+        return np.frombuffer(self._live_here, dtype=np.int64).copy()
 
     def empties(self) -> list[int]:
         """Held extents without a live envelope, in order."""
         return sorted(self._empty)
 
     def live_in(self, extent: int) -> int:
-        return int(self._live_here[extent])
+        return self._live_here[extent]
 
     def needed_for(self, envelopes: int) -> int:
         """How many extents to ask for so that `envelopes` more become available, if they are neighbours of what is
@@ -119,41 +115,40 @@ class Envelopes:
     def hold(self, extents: Iterable[int]) -> None:
         """These extents are mapped now and ours."""
         for extent in extents:
-            if extent in self._held:
+            if extent in self._free_here:
                 raise ValueError(f"extent {extent} is held already")
-            self._held.add(extent)
-            self._empty.add(extent)
-            self._count(extent, +1)
+            first, last = self._inside(extent)
+            # From the end, because the list is taken from its end: low addresses are filled first.
+            self._free_here[extent] = list(range(last - 1, first - 1, -1))
+            self._settle(extent)
+            self.available += last - first
+            touching = self._touching(extent)
+            for envelope in (*range(touching.start, first), *range(last, touching.stop)):
+                if self._has_memory(envelope):
+                    home = self.extents_of(envelope)[0]
+                    self._leave(home)
+                    self._free_here[home].append(envelope)
+                    self._settle(home)
+                    self.available += 1
 
     def give_up(self, extents: Iterable[int]) -> None:
         """These extents, all of them empty, are not ours any more."""
-        self._close()
         for extent in extents:
             if extent not in self._empty:
                 raise ValueError(f"extent {extent} is not empty: {self._live_here[extent]} envelopes live on it")
-            self._count(extent, -1)
-            self._held.discard(extent)
-            self._empty.discard(extent)
-
-    def _count(self, extent: int, sign: int) -> None:
-        """Adds or takes away what becomes or ceases to be available with `extent` held. Nothing live touches it."""
-        touching = self._touching(extent)
-        inside = self._beginning(extent)
-        # Those that end beyond this extent, and those that began before it, depend on the neighbours too.
-        while inside and self.extents_of(inside[-1])[-1] != extent:
-            inside = inside[:-1]
-        self._change(extent, sign * len(inside))
-        before = range(touching.start, min(inside.start, touching.stop))
-        after = range(max(inside.stop, inside.start), touching.stop)
-        for envelope in (*before, *after):
-            if all(other in self._held for other in self.extents_of(envelope)):
-                self._change(self.extents_of(envelope)[0], sign)
-
-    def _change(self, home: int, by: int) -> None:
-        self._free_here[home] += by
-        self.available += by
-        if by > 0:
-            self._offer(home)
+            self.available -= len(self._free_here[extent])
+            # Those that begin before it and reach into it lose their memory too.
+            for envelope in self._touching(extent):
+                home = self.extents_of(envelope)[0]
+                if home == extent:
+                    break
+                if self._has_memory(envelope):
+                    self._leave(home)
+                    self._free_here[home].remove(envelope)
+                    self._settle(home)
+                    self.available -= 1
+            self._leave(extent)
+            del self._free_here[extent], self._empty[extent]
 
     # --- envelopes come and go
 
@@ -161,43 +156,52 @@ class Envelopes:
         """`count` envelopes, now live; None when fewer are available."""
         if count > self.available:
             return None
-        parts: list[Indices] = []
+        taken: list[int] = []
         short = count
+        # This loop is on the token path: what `_leave` and `_settle` do is written out for the common case, an extent
+        # that is used up.
         while short > 0:
-            if not len(self._open):
-                self._open_fullest()
-            part = self._open[:short]
-            self._open = self._open[len(part) :]
-            self._fill(part)
-            parts.append(part)
+            live = self._occurring.bit_length() - 1
+            row = self._by_live[live]
+            home = next(iter(row))
+            free = self._free_here[home]
+            if len(free) > short:
+                self._leave(home)
+                part = free[-short:]
+                del free[-short:]
+                self._live_here[home] = live + short
+                self._settle(home)
+            else:
+                part, self._free_here[home] = free, []
+                del row[home]
+                if not row:
+                    self._occurring ^= 1 << live
+                if not live:
+                    del self._empty[home]
+                self._live_here[home] = live + len(part)
             short -= len(part)
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else _NONE
+            taken += part
+            if (end := (home + 1) * self.extent_bytes) % self.envelope_bytes and end // self.envelope_bytes in part:
+                self._reach(end // self.envelope_bytes, +1)
+        self.available -= count
+        self.live += count
+        envelopes = np.array(taken, dtype=np.int64)
+        self._used[envelopes] = True
+        return envelopes
 
     def take_exactly(self, envelope: int) -> None:
         """Makes one given, available envelope live."""
-        self._close()
-        if self._used[envelope] or not all(extent in self._held for extent in self.extents_of(envelope)):
+        home = self.extents_of(envelope)[0]
+        if self._used[envelope] or not self._has_memory(envelope):
             raise ValueError(f"envelope {envelope} is not available")
-        self._open_extent = self.extents_of(envelope)[0]
-        self._fill(np.array([envelope], dtype=np.int64))
-        self._close()
-
-    def _fill(self, part: Indices) -> None:
-        """`part` of the open extent becomes live."""
-        home = self._open_extent
-        self._used[part] = True
-        self._free_here[home] -= len(part)
-        self.available -= len(part)
-        self.live += len(part)
-        self._live_here[home] += len(part)
-        self._empty.discard(home)
-        # Only the last envelope that begins in an extent reaches beyond it.
-        for beyond in self.extents_of(int(part[-1]))[1:]:
-            self._live_here[beyond] += 1
-            self._empty.discard(beyond)
-            self._offer(beyond)
+        self._leave(home)
+        self._free_here[home].remove(envelope)
+        self._live_here[home] += 1
+        self._settle(home)
+        self._reach(envelope, +1)
+        self.available -= 1
+        self.live += 1
+        self._used[envelope] = True
 
     def give(self, envelopes: Indices) -> None:
         """These envelopes are free again. Raises ValueError if one was not live."""
@@ -207,75 +211,72 @@ class Envelopes:
             raise ValueError("an envelope was freed twice")
         self._used[envelopes] = False
         homes = self.homes(envelopes)
-        first = int(homes.min())
-        counts = np.bincount(homes - first)
-        changed = np.flatnonzero(counts)
-        for offset in changed.tolist():
-            self._release(first + offset, int(counts[offset]))
-        self.live -= len(envelopes)
-        for envelope in envelopes[self.ends(envelopes) != homes].tolist():
-            for beyond in self.extents_of(envelope)[1:]:
-                self._live_here[beyond] -= 1
-                self._settle(beyond)
+        order = np.argsort(homes, kind="stable")
+        grouped, homes = envelopes[order].tolist(), homes[order]
+        starts = [0, *(np.flatnonzero(homes[1:] != homes[:-1]) + 1).tolist(), len(grouped)]
+        for start, stop in zip(starts, starts[1:], strict=False):
+            home, part = int(homes[start]), grouped[start:stop]
+            self._leave(home)
+            self._live_here[home] -= len(part)
+            self._free_here[home] += part
+            self._settle(home)
+            if (end := (home + 1) * self.extent_bytes) % self.envelope_bytes and end // self.envelope_bytes in part:
+                self._reach(end // self.envelope_bytes, -1)
+        self.available += len(grouped)
+        self.live -= len(grouped)
 
-    def _release(self, home: int, count: int) -> None:
-        self._live_here[home] -= count
-        self._change(home, count)
-        self._settle(home)
-
-    def _settle(self, extent: int) -> None:
-        live = self._live_here[extent]
-        if live < 0:
-            raise ValueError(f"extent {extent} lost more envelopes than it had: one was freed twice")
-        if live == 0 and extent in self._held:
-            self._empty.add(extent)
-        self._offer(extent)
+    def _reach(self, envelope: int, by: int) -> None:
+        """Counts an envelope on the extents beyond the one in which it begins."""
+        for extent in self.extents_of(envelope)[1:]:
+            self._leave(extent)
+            self._live_here[extent] += by
+            self._settle(extent)
 
     # --- the fullest extent first
 
-    def _offer(self, extent: int) -> None:
-        if self._free_here[extent] > 0 and extent != self._open_extent:
-            heapq.heappush(self._fullest, (-int(self._live_here[extent]), extent))
-            if len(self._fullest) > 4 * len(self._held) + 64:
-                self._fullest = [(-self.live_in(e), e) for e in self._held if self._free_here[e] > 0]
-                heapq.heapify(self._fullest)
+    def _leave(self, extent: int) -> None:
+        """Before anything about a held extent changes: it is not found any more."""
+        if self._free_here[extent]:
+            live = self._live_here[extent]
+            row = self._by_live[live]
+            del row[extent]
+            if not row:
+                self._occurring ^= 1 << live
 
-    def _open_fullest(self) -> None:
-        self._close()
-        while self._fullest:
-            minus_live, extent = heapq.heappop(self._fullest)
-            if self._free_here[extent] > 0 and -minus_live == self._live_here[extent]:
-                candidates = self._beginning(extent)
-                free = np.flatnonzero(~self._used[candidates.start : candidates.stop]) + candidates.start
-                # A straddler at the end may lack its neighbour's memory.
-                while len(free) and not all(e in self._held for e in self.extents_of(int(free[-1]))):
-                    free = free[:-1]
-                self._open, self._open_extent = free, extent
-                return
-        raise AssertionError(f"{self!r}: {self.available} available, but none found")
-
-    def _close(self) -> None:
-        extent, self._open_extent, self._open = self._open_extent, -1, _NONE
-        if extent >= 0:
-            self._offer(extent)
+    def _settle(self, extent: int) -> None:
+        """Afterwards: it is found under its number of live envelopes, if there is something to take."""
+        live = self._live_here[extent]
+        if not live:
+            self._empty[extent] = None
+        elif extent in self._empty:
+            del self._empty[extent]
+        if live < 0:
+            raise ValueError(f"extent {extent} lost more envelopes than it had: one was freed twice")
+        if self._free_here[extent]:
+            self._by_live[live][extent] = None
+            self._occurring |= 1 << live
 
     # --- for tests and for a process that doubts itself
 
     def audit(self) -> None:
         """Recounts everything from the envelopes alone. Raises AssertionError where a counter is wrong."""
-        live = np.zeros(self.n_extents, dtype=np.int64)
-        free = [0] * self.n_extents
+        live = [0] * self.n_extents
+        free: dict[int, set[int]] = {extent: set() for extent in self._free_here}
         for envelope in range(self.total):
             extents = self.extents_of(envelope)
             if self._used[envelope]:
-                assert all(extent in self._held for extent in extents), f"live envelope {envelope} without memory"
-                live[extents.start : extents.stop] += 1
-            elif all(extent in self._held for extent in extents):
-                free[extents[0]] += 1
-        assert (live == self._live_here).all(), "live envelopes of an extent"
-        assert free == self._free_here, "available envelopes of an extent"
-        assert self.available == sum(free) and self.live == int(self._used.sum())
-        assert self._empty == {extent for extent in self._held if not live[extent]}
+                assert self._has_memory(envelope), f"live envelope {envelope} without memory"
+                for extent in extents:
+                    live[extent] += 1
+            elif self._has_memory(envelope):
+                free[extents[0]].add(envelope)
+        assert live == self._live_here.tolist(), "live envelopes of an extent"
+        assert free == {extent: set(part) for extent, part in self._free_here.items()}, "available envelopes"
+        assert self.available == sum(map(len, self._free_here.values())) and self.live == int(self._used.sum())
+        assert set(self._empty) == {extent for extent in self._free_here if not live[extent]}
+        rows = {extent: live for live, row in enumerate(self._by_live) for extent in row}
+        assert rows == {extent: live[extent] for extent, part in self._free_here.items() if part}
+        assert self._occurring == sum(1 << live for live, row in enumerate(self._by_live) if row)
 
 
 @dataclass(frozen=True)
