@@ -48,8 +48,8 @@ async def build(service: Service) -> None:
         gateway_pb2_grpc.add_InferenceServicer_to_server, InferenceServicer(serving), "prism.gateway.v1.Inference"
     )
     service.on_stop(links.close)
-    service.on_stop(server.stop)
-    service.on_drain(serving.idle)
+    service.on_drain(server.stop)
+    service.on_drain(serving.drain)
     await server.start()
     await service.ready()
 

@@ -43,7 +43,8 @@ class Answer:
 
     def push(self, chunk: common_pb2.TokenChunk) -> str:
         """The text that may be given out now. Once there is a `finish_reason` nothing more may be pushed."""
-        self.cached_tokens = self.cached_tokens or chunk.cached_tokens
+        if not self.tokens:  # what a later attempt found cached was partly answer
+            self.cached_tokens = self.cached_tokens or chunk.cached_tokens
         ids, finish = chunk.token_ids, chunk.finish
         if self._stops is None and not chunk.logprobs:
             self.latest = ids

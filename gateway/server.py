@@ -64,7 +64,8 @@ class HttpServer:
         self._serving = tasks.spawn(self._uvicorn.serve(sockets=[listener]), "http server")
 
     async def stop(self) -> None:
-        """Takes no more connections, closes those without a request, waits for the others' responses."""
+        """Takes no more connections, closes those without a request, waits for the others' responses. Cancelling it
+        cuts those off."""
         self._uvicorn.should_exit = True
         if self._serving is not None:
             await self._serving

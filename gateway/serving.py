@@ -19,7 +19,7 @@ from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
 from gateway.tokenizer import Tokenizer, Tokenizers
 from protos import common_pb2
-from services.errors import Invalid, PrismError, Unmet
+from services.errors import Invalid, PrismError, Unavailable, Unmet
 
 
 class Serving:
@@ -31,12 +31,15 @@ class Serving:
         self._relay = relay
         self._most_in_flight = most_in_flight
         self._in_flight = 0
+        self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def begin(self, request: Request) -> Served:
         """Starts making the answers; the caller leaves the result's `with` block when it is done with them or gives
-        up. Raises UnknownModel, BadField, TooMany, ModelFaulty."""
+        up. Raises UnknownModel, BadField, TooMany, ModelFaulty, Unavailable."""
+        if self._draining:
+            raise Unavailable("this gateway is stopping")
         route = self.routes.get(request.model)
         count = len(request.prompts) * request.choices
         if self._in_flight + count > self._most_in_flight:
@@ -91,8 +94,9 @@ class Serving:
         tokenizer = await self.tokenizer(route)
         return await self._tokenizers.run(4 * len(ids), tokenizer.decode, ids)
 
-    async def idle(self) -> None:
-        """Returns once nothing is in flight."""
+    async def drain(self) -> None:
+        """Takes no more requests; returns once nothing is in flight."""
+        self._draining = True
         await self._idle.wait()
 
     def _count(self, change: int) -> None:

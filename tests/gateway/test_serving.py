@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 
-from tests.gateway.conftest import World
+from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services import rpc
+from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.test_app import refusal
 
@@ -22,7 +25,7 @@ async def test_more_in_flight_than_configured_is_a_429_to_retry(world: World) ->
 
     async def waits(running: Running) -> None:
         await release.wait()
-        running.finish(1)
+        running.finish(common_pb2.STOP)
 
     world.groups[0].script = waits
     taken = [asyncio.get_running_loop().create_task(world.chat()) for _ in range(2)]
@@ -47,3 +50,28 @@ async def test_a_refused_request_leaves_nothing_in_flight(world: World) -> None:
         refusal(await world.chat(max_tokens=10_000), 400)
     world.say("one")
     assert (await world.chat(n=2)).status_code == 200
+
+
+async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world: World) -> None:
+    release = asyncio.Event()
+
+    async def waits(running: Running) -> None:
+        running.tokens(world.ids("one"))
+        await release.wait()
+        running.finish(common_pb2.STOP)
+
+    world.groups[0].script = waits
+    open_stream = asyncio.get_running_loop().create_task(world.chat(stream=True))
+    await asyncio.wait_for(world.groups[0].arrived(1), 10)
+    stopping = asyncio.get_running_loop().create_task(world.service._end())
+    async with rpc.channel(world.grpc_address) as channel:
+        while True:
+            try:
+                request = gateway_pb2.GenerateRequest(model=MODEL, text="hello")
+                await gateway_pb2_grpc.InferenceStub(channel).Generate(request).read()
+            except grpc.aio.AioRpcError as refused:
+                assert refused.code() == grpc.StatusCode.UNAVAILABLE
+                break
+    release.set()
+    assert (await open_stream).text.endswith("data: [DONE]\n\n")
+    await stopping
