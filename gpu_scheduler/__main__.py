@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from balloond.client import BalloondClient
+from gpu_scheduler import metrics
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
@@ -19,6 +20,7 @@ from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
+from services import log
 from services.service import Service, read_arguments, run
 from services.watch import Watched
 
@@ -27,6 +29,7 @@ async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, GpuSchedulerConfig)
     device = config.devices[0]
+    log.bind(device=device)
     changes: Watched[None] = Watched(None)
     balloond = BalloondClient(config.balloond) if config.balloond else None
     loader = LoaderClient(config.loader) if config.loader else None
@@ -62,6 +65,7 @@ async def build(service: Service) -> None:
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 
     service.spawn(dispatcher.run(), "dispatcher")
+    service.spawn(metrics.keep(report), "metrics")
     if balloond is not None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes), "follow balloond")
         service.spawn(tell_demand(balloond, device, dispatcher.demand), "tell demand")

@@ -24,7 +24,7 @@ from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.slack import PrefillSpeed
-from gpu_scheduler.requests import Request
+from gpu_scheduler.requests import RESUME_S, Request
 from gpu_scheduler.residents import Resident, Residents
 from gpu_scheduler.streams import GatewayStream
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -209,7 +209,9 @@ class Dispatcher:
         if request is None or request.engine is not engine:
             return
         request.engine = None
-        self._backlog.requeue(request.id, self._now(), prompt_tokens=request.prompt_tokens)
+        now = self._now()
+        deadline = now + RESUME_S if request.deadline < inf else inf
+        self._backlog.requeue(request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline)
         self.changed()
 
     def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None:

@@ -16,12 +16,13 @@ class DeviceMemory:
     def __init__(self, device: str) -> None:
         self.device = device
         self.state = balloond_pb2.DeviceState(device=device)
+        self.node = ""
         self.known = False
         self.away = ""
         """Not empty while balloond is away: what is known is old."""
 
-    def update(self, state: balloond_pb2.DeviceState) -> None:
-        self.state, self.known, self.away = state, True, ""
+    def update(self, state: balloond_pb2.DeviceState, node: str = "") -> None:
+        self.state, self.node, self.known, self.away = state, node, True, ""
 
     def lost(self, why: str) -> None:
         self.away = why

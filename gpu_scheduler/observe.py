@@ -28,7 +28,7 @@ async def follow_balloond(
         else:
             for device in state.devices:
                 if device.device == memory.device:
-                    memory.update(device)
+                    memory.update(device, state.node)
             dispatcher.changed()
         changes.set(None)
 

@@ -39,6 +39,7 @@ class Report:
             memory=[self._memory.state] if self._memory.known else [],
             warm_engines=sum(pool.idle for pool in self._pools.values()),
             free_bytes=self._memory.state.free_bytes,
+            node=self._memory.node,
             weights_extent_bytes=self._config.engines.weights_extent_bytes,
             balloond_error=self._memory.away,
         )

@@ -10,6 +10,10 @@ from gpu_scheduler.policy.slack import Waiting
 from gpu_scheduler.streams import GatewayStream
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 
+RESUME_S = 1.0
+"""A stream that was interrupted has shown its first token, so its target is met; what is left to meet is its reader's
+patience. It gets this much again, so that it counts among those that can be on time."""
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -48,9 +52,7 @@ class Request:
             sampling=submit.sampling,
             # It entered the system when its target began to run, at its gateway.
             arrival=now - max(0.0, ttft_s - left_s) if timed else now,
-            # A resumed stream has shown its first token: what is left to meet is its client's patience, so it goes
-            # first.
-            deadline=now + left_s if timed else (now if submit.has_target else inf),
+            deadline=now + left_s if timed else (now + RESUME_S if submit.has_target else inf),
             expires=now + submit.time_out_left_ms / 1e3 if submit.time_out_left_ms > 0 else inf,
             drop_late=submit.slo.drop_late and submit.resumed_tokens == 0,
             tpot_ms=submit.slo.tpot_ms,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from loader.client import LoaderClient
-
+from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
+from placement import metrics
 from placement import routes as routes_module
 from placement.actuate import Actuator
 from placement.cluster import Cluster
@@ -47,7 +48,10 @@ async def build(service: Service) -> None:
     service.spawn(cluster.follow_loader(loader), "follow the catalogue")
     for client in clients:
         service.spawn(cluster.follow_group(client), f"follow {client.address}")
+    for address in config.balloond:
+        service.spawn(cluster.follow_balloond(BalloondClient(address)), f"follow {address}")
     service.spawn(reconciler.run(), "reconcile")
+    service.spawn(metrics.keep(cluster, reconciler.demands), "metrics")
     # A gateway that asked before the catalogue is here would be told that no model exists.
     await reconciler.informed(timeout_s=10.0)
     await service.ready()

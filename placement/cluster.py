@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
-from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import log
 
 _log = log.get(__name__)
@@ -23,6 +24,8 @@ class Group:
     client: GpuSchedulerClient
     state: gpu_scheduler_pb2.GroupState = field(default_factory=gpu_scheduler_pb2.GroupState)
     reachable: bool = False
+    ledgers: dict[str, dict[str, balloond_pb2.DeviceState]] = field(default_factory=dict)
+    """Node -> device -> state: the cluster's, shared by all groups."""
 
     @property
     def name(self) -> str:
@@ -34,11 +37,18 @@ class Group:
 
     @property
     def capacity_bytes(self) -> int:
-        return sum(device.capacity_bytes for device in self.state.memory)
+        return sum(device.capacity_bytes for device in self.memory)
 
     @property
     def free_bytes(self) -> int:
-        return sum(device.free_bytes for device in self.state.memory)
+        return sum(device.free_bytes for device in self.memory)
+
+    @property
+    def memory(self) -> list[balloond_pb2.DeviceState]:
+        """Of its devices: from balloond's own stream where it is heard, else as the group last told."""
+        told = {device.device: device for device in self.state.memory}
+        heard = self.ledgers.get(self.state.node, {})
+        return [heard.get(name, told[name]) for name in told]
 
     def resident(self, model: str) -> gpu_scheduler_pb2.Resident | None:
         return next((resident for resident in self.state.residents if resident.model == model), None)
@@ -48,7 +58,8 @@ class Cluster:
     """Groups by address and the catalogue. `on_change` is called after every message."""
 
     def __init__(self, clients: list[GpuSchedulerClient], on_change: Callable[[], None]) -> None:
-        self.groups = {client.address: Group(client) for client in clients}
+        self.ledgers: dict[str, dict[str, balloond_pb2.DeviceState]] = {}
+        self.groups = {client.address: Group(client, ledgers=self.ledgers) for client in clients}
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
         self._on_change = on_change
@@ -84,6 +95,17 @@ class Cluster:
                 if not group.reachable:
                     _log.info("group found", group=state.group, residents=len(state.residents))
                 group.state, group.reachable = state, True
+            self._on_change()
+
+    async def follow_balloond(self, balloond: BalloondClient) -> None:
+        """Keeps a node's ledger fresh, for ever; while balloond is away what its groups told last counts."""
+        node = ""
+        async for state in balloond.watch():
+            if state is None:
+                self.ledgers.pop(node, None)
+            else:
+                node = state.node
+                self.ledgers[node] = {device.device: device for device in state.devices}
             self._on_change()
 
     async def follow_loader(self, loader) -> None:  # type: ignore[no-untyped-def]

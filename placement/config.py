@@ -15,7 +15,8 @@ class PlacementConfig(Config):
     loaders: list[str]
     """gRPC addresses of the nodes' loaders; the first one's catalogue is the cluster's."""
     balloond: list[str] = []
-    """Not asked today: groups report their devices' memory."""
+    """gRPC addresses of the nodes' balloonds: their ledgers are the S of pressure. Without them the groups' reports
+    count."""
     period_s: float = Field(default=1.0, gt=0)
     """How often placement looks whether a model should move."""
     tau: float = Field(default=0.2, ge=0)

@@ -89,7 +89,7 @@ class Judge:
 
     @staticmethod
     def _group(group: Group) -> kvpr.Group:
-        devices = (kvpr.Device(d.device, d.capacity_bytes) for d in group.state.memory)
+        devices = (kvpr.Device(d.device, d.capacity_bytes) for d in group.memory)
         return kvpr.Group(group.name, tuple(devices))
 
     def _model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
@@ -138,7 +138,7 @@ class Judge:
                     )
                 )
             present = {resident.model.name for resident in found if resident.place == place}
-            for device in group.state.memory:
+            for device in group.memory:
                 for booking in device.bookings:
                     if booking.model not in present:
                         left = kvpr.Model(
@@ -152,7 +152,8 @@ class Judge:
 
     @staticmethod
     def _place(group: Group) -> kvpr.Place:
-        return kvpr.Place(group.name, tuple(device.device for device in group.state.memory))
+        # One device a group, as gpu_schedulers insist; a place has as many devices as the model has parts.
+        return kvpr.Place(group.name, tuple(device.device for device in group.memory)[:1])
 
     def activation(self, spec: common_pb2.ModelSpec) -> Verdict:
         """Where a model that is nowhere comes up, and who makes way."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from loader.client import LoaderClient
-
 from placement.cluster import Cluster
 from placement.history import History
 from placement.reconcile import Reconciler

@@ -23,7 +23,7 @@ def _group(group: Group, demands: Mapping[str, float]) -> placement_pb2.Group:
         free_bytes=group.free_bytes,
     )
     demand = left = 0.0
-    left = float(group.capacity_bytes - sum(device.booked_bytes for device in group.state.memory))
+    left = float(group.capacity_bytes - sum(device.booked_bytes for device in group.memory))
     for resident in group.state.residents:
         w = demands.get(resident.model, 0.0)
         if resident.residency in PRESENT:
