@@ -41,6 +41,8 @@ class Serving:
         if self._draining:
             raise Unavailable("this gateway is stopping")
         route = self.routes.get(request.model)
+        if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
+            raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
         count = len(request.prompts) * request.choices
         if self._in_flight + count > self._most_in_flight:
             metrics.REQUESTS.labels(request.model, "too many").inc()
