@@ -35,6 +35,9 @@ class Marks:
         return self._rate * math.exp(-max(0.0, now - self._at) / _MEMORY_S)
 
     def target(self, now: float) -> int:
+        if self.idle(now):
+            # As `surplus`: what one would fetch and the other give back would go to and fro.
+            return self.low
         return min(self.high, max(self.low, self.low + math.ceil(self._rate_at(now) * _AHEAD_S - 1e-3)))
 
     def missing(self, reserve: int, now: float) -> int:

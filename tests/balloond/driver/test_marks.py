@@ -31,6 +31,8 @@ def test_growth_is_forgotten_and_an_idle_engine_keeps_the_low_mark():
     assert marks.idle(later)
     assert marks.target(later) == 2
     assert marks.surplus(10, later) == 8
+    # From the first idle moment on, nothing is fetched that is given back at once.
+    assert marks.missing(2, 100.0 + IDLE_S) == 0 == marks.surplus(2, 100.0 + IDLE_S)
 
 
 def test_a_reserve_is_filled_when_half_of_it_is_used():
