@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from services.errors import Unavailable
@@ -19,6 +20,8 @@ _LENGTH = struct.Struct("<I")
 
 
 class Message(Protocol):
+    """A protobuf message."""
+
     def SerializeToString(self) -> bytes: ...
 
 
@@ -29,7 +32,7 @@ class _Unframe(Generic[M]):
     """Bytes in, messages out."""
 
     def __init__(self, kind: type[M]) -> None:
-        self._kind = kind
+        self._parse: Callable[[bytes], M] = kind.FromString  # type: ignore[attr-defined]
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
@@ -43,7 +46,7 @@ class _Unframe(Generic[M]):
             if len(self._buffer) - start - 4 < length:
                 break
             # type: ignore[attr-defined]
-            message = self._kind.FromString(bytes(self._buffer[start + 4 : start + 4 + length]))
+            message = self._parse(bytes(self._buffer[start + 4 : start + 4 + length]))
             messages.append(message)
             start += 4 + length
         del self._buffer[:start]

@@ -38,7 +38,7 @@ def configure(service: str, level: str = "info", style: str = "auto") -> None:
         event["service"] = service
         return event
 
-    render = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    render: list[Any] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if not as_text:
         render += [structlog.processors.format_exc_info]
     handler = logging.StreamHandler(sys.stderr)

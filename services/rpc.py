@@ -9,13 +9,13 @@ from typing import Any
 # Services start children (engines) by fork and exec at once; gRPC's fork handlers would only complain about it. Read at import.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-import grpc  # noqa: E402
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # noqa: E402
-from grpc_reflection.v1alpha import reflection  # noqa: E402
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
-from services import log, sockets  # noqa: E402
-from services.errors import PrismError, Unavailable  # noqa: E402
-from services.status import to_status  # noqa: E402
+from services import log, sockets
+from services.errors import PrismError, Unavailable
+from services.status import to_status
 
 _log = log.get(__name__)
 _MEGABYTE = 1 << 20

@@ -10,9 +10,22 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "prismctl", "deploy")
-FILES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts]
+FILES = [
+    path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
+]
 POLICIES = [path for path in FILES if "policy" in path.parts]
-FORBIDDEN_IN_POLICY = {"grpc", "torch", "asyncio", "socket", "time", "random", "threading", "subprocess", "protos", "sglang"}
+FORBIDDEN_IN_POLICY = {
+    "grpc",
+    "torch",
+    "asyncio",
+    "socket",
+    "time",
+    "random",
+    "threading",
+    "subprocess",
+    "protos",
+    "sglang",
+}
 
 
 def module(path: Path) -> str:

@@ -123,8 +123,8 @@ async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
             await client.close()
 
     say("engines are importing SGLang")
-    warming = asyncio.gather(*(one(device) for device in local.devices))
-    await asyncio.wait([warming, stopping], timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
+    warming: asyncio.Future[list[None]] = asyncio.gather(*(one(device) for device in local.devices))
+    await asyncio.wait({warming, stopping}, timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
     if not warming.done():
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)

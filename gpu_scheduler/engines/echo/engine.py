@@ -243,7 +243,9 @@ class EchoEngine:
     def _prefill(self) -> list[common_pb2.TokenChunk]:
         """Starts every waiting request that fits; one forward pass for all of them."""
         assert self._memory is not None
-        chunks, tokens, started = [], 0, []
+        chunks: list[common_pb2.TokenChunk] = []
+        started: list[_Running] = []
+        tokens = 0
         while self._waiting:
             running = self._waiting[0]
             if not self._memory.fit(running.request.request_id, len(running.context)):

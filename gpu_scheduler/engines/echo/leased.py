@@ -10,11 +10,10 @@ from __future__ import annotations
 import ctypes
 import zlib
 
+from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
-
-from balloond.backends.cpu import CpuMapper
 from gpu_scheduler.engines.echo.memory import OutOfMemory
 from protos import engine_pb2
 
