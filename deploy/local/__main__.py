@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -124,7 +125,8 @@ async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
 
     say("engines are importing SGLang")
     warming: asyncio.Future[list[None]] = asyncio.gather(*(one(device) for device in local.devices))
-    await asyncio.wait({warming, stopping}, timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
+    either: list[asyncio.Future[Any]] = [warming, stopping]
+    await asyncio.wait(either, timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
     if not warming.done():
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
