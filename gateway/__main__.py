@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 
 from gateway import app, tokenizer
@@ -15,9 +16,11 @@ from gateway.server import HttpServer
 from gateway.serving import Serving
 from gateway.tokenizer import Tokenizers
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
-from services import rpc
+from services import log, rpc
 from services.service import Service, read_arguments, run
 from services.watch import follow_stream
+
+_log = log.get(__name__)
 
 
 async def build(service: Service) -> None:
@@ -35,7 +38,10 @@ async def build(service: Service) -> None:
     serving = Serving(routes, tokenizers, relay, most_in_flight=config.most_in_flight)
     server = HttpServer(app.build(serving, most_body_bytes=config.most_body_bytes), config.http)
 
+    heard = asyncio.Event()
+
     def keep_ready(table: Mapping[str, Route]) -> None:
+        heard.set()
         links.keep(place.address for route in table.values() for place in route.places)
         tokenizers.prefetch((route.model.path, route.model.generation) for route in table.values() if route.places)
 
@@ -50,6 +56,11 @@ async def build(service: Service) -> None:
     service.on_stop(links.close)
     service.on_drain(server.stop)
     service.on_drain(serving.drain)
+    try:
+        async with asyncio.timeout(config.routes_time_out_s):
+            await heard.wait()
+    except TimeoutError:
+        _log.warning("serving before placement was heard: every model is unavailable until then")
     await server.start()
     await service.ready()
 

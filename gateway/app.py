@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors, http, openai
 from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
@@ -49,9 +49,24 @@ def build(serving: Serving, *, most_body_bytes: int) -> ASGIApp:
         # What generates needs none of the layers that a general framework puts around a response, each of which every
         # token's event would pass.
         hot = generate.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (hot or everything)(scope, receive, send)
+        if hot is not None:
+            await hot(scope, receive, send)
+        else:
+            await everything(scope, receive, _echoing_id(scope, send))
 
     return application
+
+
+def _echoing_id(scope: Scope, send: Send) -> Send:
+    """`send` with the request's id among the response's headers."""
+
+    async def with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            name = http.request_id(http.headers_of(scope))
+            message["headers"] = [*message.get("headers", ()), *http.echo_id(name)]
+        await send(message)
+
+    return with_id
 
 
 class Endpoints:

@@ -24,6 +24,8 @@ class GatewayConfig(Config):
     replay_limit: int = Field(4, ge=0)
     """How many times in a row a request is taken up elsewhere after failing without a token. A request that kills what
     it runs on must not go around the whole cluster; one that was only near a fault gets its tokens in between."""
+    routes_time_out_s: float = Field(10.0, gt=0)
+    """How long a start waits for placement's routes before it serves without them."""
     activate_time_out_s: float = Field(10.0, gt=0)
     """For one call to placement, which answers as soon as it has chosen."""
     tokenizer_threads: int = Field(2, ge=1)

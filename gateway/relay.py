@@ -271,6 +271,8 @@ class Tokens:
         link.submit(submit, self._attempt)
 
     def _ttft_left_ms(self) -> int:
+        if not self._job.slo.ttft_ms:
+            return 0
         return int(self._job.slo.ttft_ms - 1000 * (time.monotonic() - self._job.arrival_s))
 
     # Running out of time.

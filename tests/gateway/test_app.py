@@ -59,6 +59,14 @@ async def test_unknown_paths_and_wrong_methods_get_openai_errors(world: World) -
     assert response.headers["allow"] == "POST"
 
 
+async def test_every_response_has_the_requests_id(world: World) -> None:
+    response = await world.http.get("/v1/models", headers={"x-request-id": "mine-2"})
+    assert response.headers["x-request-id"] == "mine-2"
+    for unfit in ("", "x" * 200):
+        made = (await world.http.get("/nothing", headers={"x-request-id": unfit})).headers["x-request-id"]
+        assert made not in ("", unfit)
+
+
 async def test_text_goes_to_tokens_and_back(world: World) -> None:
     tokens = (await world.http.post("/tokenize", json={"model": MODEL, "prompt": "hello, 世界"})).json()
     assert tokens["tokens"][1:] == world.ids("hello, 世界")
