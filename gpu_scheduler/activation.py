@@ -53,8 +53,16 @@ class Activation:
         self._images = images
 
     def has_image(self, resident: Resident) -> bool:
-        """Whether the loader holds the model's weights, as far as is known here."""
-        return resident.spec.name in self._images
+        """Whether the loader holds the model's weights: it said so in its catalogue, or in answer to our own saving, which
+        the catalogue's stream may not have caught up with."""
+        return bool(self._image_checksum(resident))
+
+    def _image_checksum(self, resident: Resident) -> str:
+        return self._images.get(resident.spec.name) or resident.image_checksum
+
+    def _image_gone(self, resident: Resident) -> None:
+        self._images.pop(resident.spec.name, None)
+        resident.image_checksum = ""
 
     async def bring_up(self, resident: Resident) -> None:
         """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a
@@ -188,7 +196,7 @@ class Activation:
             await self._wake(resident)
         except (Unmet, NotFound) as error:
             _log.warning("cannot wake", model=resident.spec.name, why=str(error))
-            self._images.pop(resident.spec.name, None)
+            self._image_gone(resident)
             assert resident.engine is not None
             await self.release_engine(resident, resident.engine)
             await self._load(resident)
@@ -211,7 +219,7 @@ class Activation:
                 raise
             # The image is gone or of another shape: the ordinary way, and say so.
             _log.warning("image not used", model=resident.spec.name, why=str(error))
-            self._images.pop(resident.spec.name, None)
+            self._image_gone(resident)
             await self.release_engine(resident, engine)
             resident.engine = engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
             await self._load_into(resident, engine, from_image=False)
@@ -226,7 +234,7 @@ class Activation:
                 from_image=from_image,
                 kv_extent_bytes=engines.kv_extent_bytes,
                 weights_extent_bytes=engines.weights_extent_bytes,
-                expected_checksum=self._images.get(resident.spec.name, "") if from_image else "",
+                expected_checksum=self._image_checksum(resident) if from_image else "",
                 poison_fresh_pages=engines.poison_fresh_pages,
                 options=engines.options,
             )
@@ -281,7 +289,7 @@ class Activation:
                 resident.checksum,
                 on_progress=lambda progress: None,
             )
-            self._images[resident.spec.name] = resident.checksum
+            resident.image_checksum = resident.checksum
             _log.info("image made", model=resident.spec.name)
         except PrismError as error:
             _log.warning("no image made", model=resident.spec.name, why=str(error))

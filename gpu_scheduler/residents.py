@@ -38,6 +38,8 @@ class Resident:
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
     manifest: bytes = b""
     checksum: str = ""
+    image_checksum: str = ""
+    """Of the image that was made of this engine's weights; empty: none, or not by us."""
     lease_id: str = ""
     change: Change | None = None
     saving: asyncio.Task[None] | None = None
