@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import logging
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.engines.sglang import environment
@@ -29,12 +30,14 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.turn import Turn
     from services import log
 
+    log.configure("sglang-engine", given.log_level)
+    if given.log_level not in ("debug", "info"):
+        logging.getLogger("sglang").setLevel(logging.ERROR)
     plugin.load()
 
     from gpu_scheduler.engines.sglang import on_balloond
     from gpu_scheduler.engines.sglang.engine import Engine
 
-    log.configure("sglang-engine", given.log_level)
     turn = None if given.turn_fd is None else Turn(given.turn_fd)
     Engine(Channel(given.channel_fd), turn, given.turn_index, open_memory or on_balloond.open_memory).run()
 

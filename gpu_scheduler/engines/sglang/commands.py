@@ -34,6 +34,14 @@ class Unload(LeaveLoop):
         self.command_id = command_id
 
 
+class LoadFailed(LeaveLoop):
+    """The model was never active, and will not be: it leaves, the process stays."""
+
+    def __init__(self, error: CommandError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
 class Shutdown(LeaveLoop):
     """The process ends."""
 
@@ -80,6 +88,9 @@ class Commands:
             return []
 
     def fail(self, command_id: int, error: CommandError) -> None:
+        """Raises LoadFailed when it is the Load that failed."""
+        if command_id == self._instance.load.command_id:
+            raise LoadFailed(error)
         failed = engine_pb2.Failed(command_id=command_id, reason=str(error), model_at_fault=error.model_at_fault)
         self._instance.channel.send(failed=failed)
         self._loop.changed()

@@ -11,7 +11,7 @@ from sglang.srt.managers import scheduler as _  # noqa: F401  (imports what a mo
 from sglang.srt.models import registry as _models  # noqa: F401
 
 from gpu_scheduler.engines.sglang import current, residency
-from gpu_scheduler.engines.sglang.commands import Unload
+from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop
 from gpu_scheduler.engines.sglang.instance import Instance
 from gpu_scheduler.engines.sglang.loop import Loop
@@ -121,6 +121,8 @@ class Engine:
             instance.scheduler.run_event_loop()
         except Unload as left:
             return left.command_id
+        except LoadFailed as left:
+            raise left.error from None
         except LeaveLoop:
             self._ended = True
         return None

@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+import warnings
 from pathlib import Path
 
 ENGINE_VARIABLE = "PRISM_ENGINE"
@@ -23,7 +24,7 @@ _ALWAYS = {
     "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
     # How many future tokens of a request count when it is admitted. SGLang's 4096 would map memory that most requests
     # never use; who needs more gets it step by step, and retraction covers the rest.
-    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "256",
+    "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "128",
 }
 _WITHOUT_GPU = {
     "SGLANG_USE_CPU_ENGINE": "1",
@@ -43,6 +44,8 @@ def prepare() -> None:
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before the engine's environment was prepared")
     os.environ.update(_ALWAYS)
+    # What SGLang says while it is imported is about GPUs and models that are not wanted here.
+    warnings.filterwarnings("ignore", module=r"sglang\.")
     if not has_gpu():
         for name, value in _WITHOUT_GPU.items():
             os.environ.setdefault(name, value)

@@ -6,9 +6,10 @@ Both end with the parameters bound into the weights range, before SGLang makes i
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -61,7 +62,8 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         current.instance().paddings = _paddings(model_config.hf_config)
-        with blame(model_config.model_path):
+        # SGLang draws a progress bar; ours is a message.
+        with blame(model_config.model_path), redirect_stderr(io.StringIO()):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=True)
         return model
