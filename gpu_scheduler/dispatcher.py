@@ -2,7 +2,7 @@
 back.
 
 Every event (a request, a cancellation, tokens, memory, a residency) marks the queue as changed; `_run` plans once for
-all that came together and sleeps until the next event or the policy's next deadline. Nothing polls.
+all that came together; the policy's next deadline is a timer. Nothing polls.
 """
 
 from __future__ import annotations
@@ -80,7 +80,11 @@ class Dispatcher:
         self._by_gateway_id: dict[tuple[GatewayStream, str], Request] = {}
         self._numbers = 0
         self._order = 0
-        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._planning = True
+        """Whether a plan is due; also before and after `run`."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._failed: asyncio.Future[None] = self._loop.create_future()
         self.counters: defaultdict[str, Counters] = defaultdict(Counters)
 
     # --- requests
@@ -231,20 +235,37 @@ class Dispatcher:
     # --- the loop
 
     def changed(self) -> None:
-        """Something the plan depends on is new."""
-        self._changed.set()
+        """Something the plan depends on is new: plan once for all that comes in this turn of the loop."""
+        if not self._planning:
+            self._planning = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            # What the plan itself ends or starts needs no other plan.
+            self._plan()
+            wait = self._backlog.next_deadline() - self._now()
+        except Exception as failure:  # told to `run`, which ends the process
+            self._failed.set_exception(failure)
+            return
+        self._planning = False
+        if wait < inf:
+            self._timer = self._loop.call_later(max(0.0, wait), self.changed)
 
     async def run(self) -> None:
-        """Plans whenever something changed or the policy's next deadline is here. Runs for ever."""
-        while True:
-            wait = self._backlog.next_deadline() - self._now()
-            try:
-                async with asyncio.timeout(None if wait == inf else max(0.0, wait)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            self._changed.clear()
-            self._plan()
+        """Plans whenever something changed or the policy's next deadline is here, in callbacks: a task in between
+        would cost every first token its switch. Runs for ever; raises what a plan raised."""
+        self._planning = False
+        self.changed()
+        try:
+            await self._failed
+        finally:
+            self._planning = True  # no more plans
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _plan(self) -> None:
         now = self._now()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, cast
 
 from services.errors import Unavailable
 
@@ -58,45 +59,75 @@ def frame(message: Message) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-class FramedChannel(Generic[M]):
-    """One end in a running loop; `kind` is what is received."""
+class FramedChannel(asyncio.Protocol, Generic[M]):
+    """One end in a running loop; `kind` is what is received.
 
-    def __init__(self, sock: socket.socket, kind: type[M]) -> None:
+    Messages go to `on_message` as they arrive, in the loop, or wait for `recv` where none was given. `on_close` is
+    called once, when the other side is gone or spoke something else.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        kind: type[M],
+        on_message: Callable[[M], None] | None = None,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
         self._sock = sock
         self._unframe = _Unframe(kind)
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._ready: list[M] = []
+        self._on_message = on_message or self._keep
+        self._on_close = on_close
+        self._transport: asyncio.WriteTransport | None = None
+        self._kept: deque[M | None] = deque()
+        self._arrived = asyncio.Event()
 
     async def open(self) -> FramedChannel[M]:
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._sock)
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._sock)
         return self
 
     def send(self, message: Message) -> None:
-        """Queues a message. Dropped when the other side is gone: `recv` tells."""
-        assert self._writer is not None
-        if not self._writer.is_closing():
-            self._writer.write(frame(message))
+        """Sends or buffers a message. Dropped when the other side is gone: `on_close` or `recv` tells."""
+        assert self._transport is not None
+        if not self._transport.is_closing():
+            self._transport.write(frame(message))
 
     async def recv(self) -> M | None:
         """The next message, None when the other side closed."""
-        assert self._reader is not None
-        while not self._ready:
-            try:
-                data = await self._reader.read(1 << 18)
-            except OSError:
-                return None
-            if not data:
-                return None
-            self._ready = self._unframe.feed(data)
-            self._ready.reverse()
-        return self._ready.pop()
+        while not self._kept:
+            self._arrived.clear()
+            await self._arrived.wait()
+        if self._kept[0] is None:
+            return None
+        return self._kept.popleft()
 
     def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
+        if self._transport is not None:
+            self._transport.close()
         else:
             self._sock.close()
+
+    def _keep(self, message: M | None) -> None:
+        self._kept.append(message)
+        self._arrived.set()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is one in all but name
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._unframe.feed(data)
+        except Unavailable:
+            self.close()
+            return
+        for message in messages:
+            self._on_message(message)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._keep(None)
+        if self._on_close is not None:
+            self._on_close()
 
 
 class BlockingChannel(Generic[M]):

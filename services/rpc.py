@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-# Services start children (engines) by fork and exec at once; gRPC's fork handlers would only complain about it. gRPC reads
-# this when it is imported.
+# Services start children (engines) by fork and exec at once; gRPC's fork handlers would only complain about it. gRPC
+# reads this when it is imported.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc

@@ -106,9 +106,7 @@ class Engine:
 
     _numbers = itertools.count(1)
 
-    def __init__(
-        self, process: asyncio.subprocess.Process, channel: FramedChannel[engine_pb2.FromEngine], index: int
-    ) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, index: int) -> None:
         self.process = process
         self.index = index
         """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
@@ -116,12 +114,11 @@ class Engine:
         self.stats = engine_pb2.EngineStats()
         self.listener: Listener | None = None
         self.dead = asyncio.Event()
-        self._channel = channel
+        self._channel = FramedChannel(sock, engine_pb2.FromEngine, self._take, self._ended)
         self._stopping = False
         self._commands: dict[int, Command] = {}
         self._hello: asyncio.Future[engine_pb2.Hello] = asyncio.get_running_loop().create_future()
         self._hello.add_done_callback(lambda f: f.cancelled() or f.exception())
-        self._task = tasks.spawn(self._read(), f"engine {self.pid}")
 
     def __repr__(self) -> str:
         return f"Engine(pid={self.pid}, {'dead' if self.dead.is_set() else 'alive'}, commands={len(self._commands)})"
@@ -147,8 +144,10 @@ class Engine:
             )
         finally:
             theirs.close()
-        channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
-        return cls(process, channel, index)
+        engine = cls(process, ours, index)
+        await engine._channel.open()
+        tasks.spawn(engine._reap(), f"engine {engine.pid}")
+        return engine
 
     async def hello(self, timeout_s: float) -> engine_pb2.Hello:
         """Waits until the engine is warm. Raises EngineDied, TimedOut."""
@@ -203,13 +202,9 @@ class Engine:
         except ProcessLookupError:
             pass
 
-    async def _read(self) -> None:
-        try:
-            while (message := await self._channel.recv()) is not None:
-                self._take(message)
-        finally:
-            self._ended()
+    async def _reap(self) -> None:
         status = await self.process.wait()
+        await self.dead.wait()
         _log.info("engine ended", engine=self.pid, status=status)
 
     def _take(self, message: engine_pb2.FromEngine) -> None:
