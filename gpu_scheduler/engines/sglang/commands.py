@@ -199,6 +199,14 @@ class Commands:
     def _unload(self, command: engine_pb2.Unload) -> None:
         for entry in self._instance.book:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
+        # Whoever waits for a command that this one overtakes hears of it.
+        overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
+        if self._instance.state in (State.FILLING, State.PROVING):
+            overtaken.append(self._instance.command_id)
+        for command_id in overtaken:
+            if command_id is not None:
+                failed = engine_pb2.Failed(command_id=command_id, reason="the model was unloaded")
+                self._instance.channel.send(failed=failed)
         raise Unload(command.command_id)
 
     def when_idle(self, now: float) -> bool:

@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from gpu_scheduler.engines.sglang import current, options, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader
 from gpu_scheduler.engines.sglang.memory import Memory
@@ -161,8 +161,11 @@ class Instance:
         """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything
         unmapped again, when it did not say what it should."""
         assert self.probe is not None
-        trace, self.probe = self.probe.trace, None
+        trace, problem, self.probe = self.probe.trace, self.probe.problem, None
         self.scheduler.flush_cache()
+        if problem:
+            self.roll_back()
+            raise NoMemory(problem)
         if not all(math.isfinite(value) for value in trace.logprobs):
             self.roll_back()
             raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")

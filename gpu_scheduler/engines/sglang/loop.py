@@ -103,6 +103,10 @@ class Loop:
 
     def parked(self, request: Any) -> None:
         """SGLang has let go of a request that found no memory: the shared queue gets it back."""
+        probe = self._instance.probe
+        if probe is not None and request.rid == probe.rid:
+            probe.stop(f"no KV memory for a pass of {len(request.origin_input_ids)} tokens under the present limit")
+            return
         entry = self._instance.book.by_rid(request.rid)
         if entry is not None:
             self._instance.book.close(entry)

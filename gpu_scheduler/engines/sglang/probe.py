@@ -46,6 +46,8 @@ class Probe:
     def __init__(self, vocab_size: int, context_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.trace = Trace()
         self.finished = False
+        self.problem = ""
+        """Why it did not run to its end."""
         self._clock = clock
         self._vocab_size = vocab_size
         room = context_tokens - _NEW_TOKENS
@@ -72,6 +74,9 @@ class Probe:
             token_ids=prompt,
             sampling=common_pb2.Sampling(max_new_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=True),
         )
+
+    def stop(self, problem: str) -> None:
+        self.finished, self.problem = True, problem
 
     def heard(self, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
         """Tokens of the running stage."""

@@ -101,6 +101,13 @@ async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
             assert await at.leased_bytes() == 0
         assert len(taken["llama"][0]) == taken["llama"][1].weights_bytes
 
+        # A load that is given up before its weights came.
+        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, from_image=True))
+        begun = (await end.hear("weights_mapped")).weights_mapped
+        failed = await end.fail(unload=engine_pb2.Unload())
+        assert failed.command_id == begun.command_id and "unloaded" in failed.reason
+        await end.hear("done")
+
         for name in ("llama", "qwen"):
             image, first = taken[name]
             end.send(

@@ -33,6 +33,13 @@ def test_the_probe_fits_a_small_context() -> None:
     assert len(request.token_ids) + request.sampling.max_new_tokens <= 20
 
 
+def test_a_probe_that_cannot_run_says_why() -> None:
+    probe = Probe(vocab_size=10, context_tokens=200)
+    probe.next_request()
+    probe.stop("no memory")
+    assert probe.finished and probe.problem == "no memory" and probe.next_request() is None
+
+
 def test_traces_of_the_same_weights_agree_and_others_do_not() -> None:
     one = Trace(token_ids=[1, 2], logprobs=[-0.1, -0.2])
     assert one.differs_from(Trace(token_ids=[1, 2], logprobs=[-0.1, -0.2000001])) == ""

@@ -125,6 +125,12 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
 ) -> None:
     async with node(tmp_path) as at, engine() as end:
         await at.book("llama", floor_bytes=2 * KV_EXTENT)
+        await at.limit("llama", 2 * KV_EXTENT)
+        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        await end.hear("weights_mapped")
+        failed = (await end.hear("failed")).failed
+        assert "no KV memory for a pass" in failed.reason and not failed.model_at_fault
+        await at.limit("llama", -1)
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
         tokens = KV_EXTENT // (3 * 2 * 2 * 32 * 4)
         await at.limit("llama", 3 * KV_EXTENT)
