@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -38,12 +39,14 @@ from services.errors import NotFound, Unavailable
 from services.watch import Watched
 
 _log = log.get(__name__)
+_PART = 64
+"""Extents that are created, recorded and sent together."""
 
 
 class Session(Protocol):
     """A connected process, as far as the daemon sends to it. Nothing here waits."""
 
-    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int]) -> None: ...
+    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool) -> None: ...
     def refused(self, request_id: int, why: Why, short: int, detail: str) -> None: ...
     def limit(self, limit: Limit, floor: int) -> None: ...
     def reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None: ...
@@ -289,8 +292,12 @@ class Daemon:
     def _carry_out(self, device: Device, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             match decision:
-                case Grant():
-                    self._create(device, decision)
+                case Grant(lease_id, _, extents):
+                    first = extents[0]
+                    model = self._facts[lease_id].model
+                    self._note(device, model, "granted", f"{len(extents)} x {first.bytes} bytes of {first.kind}")
+                    if (session := self._sessions.get(lease_id)) is not None:
+                        tasks.spawn(self._deliver(device, decision, session), f"deliver to {lease_id}")
                 case Refuse(lease_id, request_id, why, short, detail):
                     self._note(device, self._facts[lease_id].model, "refused", f"{why}: {detail}")
                     if (session := self._sessions.get(lease_id)) is not None:
@@ -313,39 +320,62 @@ class Daemon:
         self._arm()
         self.changed.set(None)
 
-    def _create(self, device: Device, grant: Grant) -> None:
+    async def _deliver(self, device: Device, grant: Grant, session: Session) -> None:
+        """Creates the extents of a grant and sends them once the keeper has them. In parts: while the keeper records
+        one and the process maps another, the next is made."""
+        parts = [grant.extents[start : start + _PART] for start in range(0, len(grant.extents), _PART)]
+        under_way: deque[tuple[Sequence[Extent], asyncio.Task[None]]] = deque()
+        failure: OSError | None = None
+        left = deque(parts)
+        while left and self._is_there(grant, session):
+            try:
+                under_way.append((left[0], self._create(device, grant.lease_id, left[0])))
+            except OSError as error:
+                failure = error
+                break
+            left.popleft()
+            await asyncio.sleep(0)
+            while under_way and under_way[0][1].done():
+                self._send(grant, under_way.popleft()[0], session)
+        for part, kept in under_way:
+            await kept
+            self._send(grant, part, session)
+        if failure is not None:
+            self._not_created(device, grant, [extent for part in left for extent in part], failure)
+
+    def _create(self, device: Device, lease_id: str, extents: Sequence[Extent]) -> asyncio.Task[None]:
+        """Done when the keeper has them. Raises OSError; then none of them exists."""
         maker = self._makers[device.name]
         made: list[int] = []
         try:
-            for extent in grant.extents:
+            for extent in extents:
                 made.append(maker.create(extent.bytes))
-        except OSError as error:
+        except OSError:
             for fd in made:
                 os.close(fd)
-            # Booked, but the machine does not have it (descriptors, host memory): a refusal, never a failure of ours.
-            detail = f"the backend could not create it: {error.strerror}"
-            _log.warning("extent not created", device=device.name, why=error.strerror)
-            ids = [extent.id for extent in grant.extents]
-            refuse = Refuse(grant.lease_id, grant.request_id, "exhausted", sum(e.bytes for e in grant.extents), detail)
-            self._carry_out(device, [*device.give_back(self.now(), grant.lease_id, ids), refuse])
-            return
-        for extent, fd in zip(grant.extents, made, strict=True):
-            self._fds[extent.id] = fd
-        session = self._sessions.get(grant.lease_id)
-        if session is not None:
-            facts = self._facts[grant.lease_id]
-            kept = [self._kept(device.name, extent, facts.token) for extent in grant.extents]
-            tasks.spawn(self._deliver(device, grant, kept, session), f"deliver to {grant.lease_id}")
+            raise
+        self._fds.update(zip((extent.id for extent in extents), made, strict=True))
+        token = self._facts[lease_id].token
+        return self._keeper.keep([self._kept(device.name, extent, token) for extent in extents])
 
-    async def _deliver(self, device: Device, grant: Grant, kept: Sequence[Kept], session: Session) -> None:
-        await self._keeper.keep(kept)
-        # The process may be gone, or have come back and said that it does not have these: then they are destroyed
-        # already.
-        if self._sessions.get(grant.lease_id) is session:
-            session.granted(grant.request_id, grant.extents, [self._fds[extent.id] for extent in grant.extents])
-            first = grant.extents[0]
-            model = self._facts[grant.lease_id].model
-            self._note(device, model, "granted", f"{len(grant.extents)} x {first.bytes} bytes of {first.kind}")
+    def _is_there(self, grant: Grant, session: Session) -> bool:
+        """Whether the process still waits for the grant. If it is gone, or came back and said that it does not have
+        these extents, they are free already."""
+        return self._sessions.get(grant.lease_id) is session
+
+    def _send(self, grant: Grant, part: Sequence[Extent], session: Session) -> None:
+        if self._is_there(grant, session):
+            fds = [self._fds[extent.id] for extent in part]
+            session.granted(grant.request_id, part, fds, last=part[-1] is grant.extents[-1])
+
+    def _not_created(self, device: Device, grant: Grant, extents: Sequence[Extent], why: OSError) -> None:
+        """Booked, but the machine does not have it (descriptors, host memory): a refusal, never a failure of ours."""
+        _log.warning("extents not created", device=device.name, why=why.strerror)
+        if grant.lease_id in self._facts:
+            self._carry_out(device, device.give_back(self.now(), grant.lease_id, [extent.id for extent in extents]))
+        if (session := self._sessions.get(grant.lease_id)) is not None:
+            short = sum(extent.bytes for extent in extents)
+            session.refused(grant.request_id, "exhausted", short, f"the backend could not create it: {why.strerror}")
 
     def _destroy(self, device: Device, extents: Sequence[Extent]) -> None:
         for extent in extents:

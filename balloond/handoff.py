@@ -185,20 +185,20 @@ class _Session:
         except NotFound as error:
             self.refused(borrow.request_id, "unknown", 0, str(error))
             return
-        self.granted(borrow.request_id, extents, fds)
+        self.granted(borrow.request_id, extents, fds, last=True)
 
     # --- what the daemon sends
 
     def _send(self, fds: Sequence[int] = (), **message: object) -> None:
         self._connection.send(handoff_pb2.FromBalloond(**message).SerializeToString(), fds)  # type: ignore[arg-type]
 
-    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int]) -> None:
+    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool) -> None:
         for start in range(0, max(1, len(extents)), seqpacket.MAX_DESCRIPTORS):
             part = slice(start, start + seqpacket.MAX_DESCRIPTORS)
             granted = handoff_pb2.Granted(
                 request_id=request_id,
                 extents=[handoff_pb2.Extent(id=e.id, bytes=e.bytes, kind=wire.KINDS[e.kind]) for e in extents[part]],
-                last=start + seqpacket.MAX_DESCRIPTORS >= len(extents),
+                last=last and start + seqpacket.MAX_DESCRIPTORS >= len(extents),
             )
             self._send(fds[part], granted=granted)
 

@@ -70,11 +70,17 @@ class KeeperClient:
 
     # --- requests
 
-    async def keep(self, kept: Sequence[Kept]) -> None:
-        """Returns when the keeper holds them. They must be part of `everything` already: after a lost connection it
-        is `everything` that is put back, since descriptors named here may be closed by then."""
+    def keep(self, kept: Sequence[Kept]) -> asyncio.Task[None]:
+        """Sends at once; to be awaited: returns when the keeper holds them. They must be part of `everything`
+        already: after a lost connection it is `everything` that is put back, since descriptors named here may be
+        closed by then."""
+        answers = None
         if self._restored.is_set():
             answers = [self._ask(_keep(batch), _descriptors(batch)) for batch in _batches(kept)]
+        return tasks.spawn(self._kept(answers), "keep")
+
+    async def _kept(self, answers: Sequence[asyncio.Future[None]] | None) -> None:
+        if answers is not None:
             results = await asyncio.gather(*answers, return_exceptions=True)
             if not any(isinstance(result, KeeperLost) for result in results):
                 return

@@ -28,6 +28,8 @@ _FENCE_LOOK_S = 0.002
 _REFUSED_PAUSE_S = 0.1
 """After a refused reserve, growth asks again at the earliest after this."""
 _CACHED_IN_REPORT = 64
+_UNMAPPED_TOGETHER = 512
+"""Extents: balloond can give the first ones to others while the next are unmapped."""
 _CLOSE_S = 30.0
 
 
@@ -104,6 +106,7 @@ class ElasticRange:
         self._idle_watch = False
         self._fence_watch = False
         self._closed = False
+        self._callbacks_before = lease.on_limit, lease.on_reclaim, lease.on_attached
         lease.on_limit = self._on_limit
         lease.on_reclaim = self._on_reclaim
         lease.on_attached = self._on_attached
@@ -154,6 +157,8 @@ class ElasticRange:
             if not self._wanting:
                 break
         self._waiting = False
+        if self._refused:
+            self._wanting = 0
         return taken
 
     def _take(self, count: int) -> list[int]:
@@ -258,7 +263,8 @@ class ElasticRange:
                     self._ids.clear()
                     self._mapper.release(self.address, self.n_extents * self.extent_bytes)
                     self._lease.give_back(ids)
-                    del self._lease.on_limit, self._lease.on_reclaim, self._lease.on_attached
+                    lease = self._lease
+                    lease.on_limit, lease.on_reclaim, lease.on_attached = self._callbacks_before
                     os.close(self.wake_fd)
             finished.set()
 
@@ -308,20 +314,22 @@ class ElasticRange:
             now = time.monotonic()
             self._look_at_fences()
             leaving = self._leaving(now)
-            ids = [self._ids[index] for index in leaving]
-        # Nobody else touches what left the reserve.
+        for start in range(0, len(leaving), _UNMAPPED_TOGETHER):
+            self._return(leaving[start : start + _UNMAPPED_TOGETHER])
+        self._answer_reclaims(len(leaving), force=answer)
+        self._ask(now)
+        self._watch_idle(now)
+
+    def _return(self, leaving: Sequence[int]) -> None:
+        """Unmaps and gives back what left the reserve; nobody else touches it."""
         for first, count in _runs(leaving):
             self._mapper.unmap(self.address + first * self.extent_bytes, count * self.extent_bytes)
+        self._lease.give_back([self._ids[index] for index in leaving])
         with self._changed:
             for index in leaving:
                 del self._ids[index]
                 heapq.heappush(self._unmapped, index)
             self._changed.notify_all()
-        if ids:
-            self._lease.give_back(ids)
-        self._answer_reclaims(len(ids), force=answer)
-        self._ask(now)
-        self._watch_idle(now)
 
     def _look_at_fences(self) -> None:
         still = []
@@ -454,7 +462,8 @@ class ElasticRange:
         """Looks once more when growth has been away for long enough to shrink to the low mark. Without a surplus
         there is no timer."""
         with self._changed:
-            if self._idle_watch or self._closed or len(self._reserve) <= self._marks.low or self._marks.idle(now):
+            above_low = len(self._reserve) > self._marks.low or self._wanting
+            if self._idle_watch or self._closed or not above_low or self._marks.idle(now):
                 return
             self._idle_watch = True
         self._lease.loop.later(IDLE_S, self._idle_due)
@@ -464,6 +473,7 @@ class ElasticRange:
         with self._changed:
             if not self._waiting and self._marks.idle(time.monotonic()):
                 self._wanting = 0  # it did not come for it
+                self._tell_soon()
         self._tend()
 
     # --- reports

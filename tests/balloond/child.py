@@ -18,17 +18,23 @@ class Child:
     def __init__(self, socket: str, device: str, model: str, low: int = 0, high: int = 0) -> None:
         self.lease = Lease.attach(socket, device, model, timeout_s=10)
         self.mapper = CpuMapper()
-        self.range = ElasticRange(
-            self.lease,
-            self.mapper,
-            span_bytes=64 << 20,
-            extent_bytes=EXTENT,
-            low=int(low),
-            high=int(high),
-            poison=True,
-        )
+        self.marks = {"low": int(low), "high": int(high)}
+        self.range = self.new_range()
         self.weights = WeightsRange(self.lease, self.mapper, span_bytes=16 << 20, extent_bytes=1 << 20)
         self.held: list[int] = []
+
+    def new_range(self) -> ElasticRange:
+        return ElasticRange(
+            self.lease, self.mapper, span_bytes=64 << 20, extent_bytes=EXTENT, poison=True, **self.marks
+        )
+
+    def reopen(self) -> str:
+        self.range.close()
+        self.held.clear()
+        # What comes between two ranges is the lease's own to answer.
+        self.lease.loop.call(lambda: self.lease.on_limit())
+        self.range = self.new_range()
+        return "ok"
 
     def at(self, index: int) -> int:
         return self.range.address + index * EXTENT

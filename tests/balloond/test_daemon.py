@@ -252,6 +252,17 @@ async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, n
     assert one.ask("acquire", 2) == "2"
 
 
+async def test_a_lease_whose_range_was_closed_still_hears_limits_and_takes_another_range(shared, child):
+    await shared.book("a")
+    one = child("a")
+    one.ask("acquire", 3)
+    assert one.ask("reopen") == "ok"
+    await shared.until(kv(0))
+    async with shared.client() as client:
+        await client.set_limit(shared.name, "a", 5 * EXTENT)
+    assert one.ask("acquire", 8) == "5"
+
+
 async def test_two_engines_of_one_model_share_its_limit(shared, child):
     await shared.book("a")
     one, other = child("a"), child("a")

@@ -1,4 +1,3 @@
-import asyncio
 import os
 
 import pytest
@@ -68,8 +67,7 @@ async def test_keeping_waits_for_a_keeper_that_is_away_and_survives_descriptors_
     keeper.kill(keeper.keeper)
     fd = os.memfd_create("x")
     world.append(kept("e1", fd))
-    keeping = asyncio.create_task(client.keep(list(world)))  # noqa: TID251
-    await asyncio.sleep(0)
+    keeping = client.keep(list(world))
     # Freed while the keeper was away: neither in `everything` nor open any more.
     world[:] = [kept("lease")]
     os.close(fd)

@@ -1,0 +1,39 @@
+import asyncio
+
+import pytest
+
+from services.errors import Unavailable
+
+
+async def test_a_watch_goes_on_over_a_restart_and_says_when_it_was_lost(node):
+    async with node.client() as client, asyncio.timeout(20):
+        states = client.watch()
+        assert (await anext(states)).node == "test"
+        node.kill(node.balloond)
+        while await anext(states) is not None:
+            pass
+        await node.start_balloond()
+        assert (await anext(states)).node == "test"
+        await states.aclose()
+
+
+async def test_a_call_waits_for_a_balloond_that_comes_back(node):
+    node.kill(node.balloond)
+    async with node.client() as client:
+        asking = asyncio.gather(client.inspect(), client.events())
+        await asyncio.sleep(0)
+        await node.start_balloond()
+        state, events = await asking
+    assert state.node == "test"
+    assert events == []
+
+
+async def test_a_balloond_that_stays_away_is_an_error_of_ours(tmp_path):
+    from balloond.client import BalloondClient
+    from services.errors import PrismError, TimedOut
+
+    client = BalloondClient(f"unix:{tmp_path / 'nobody.sock'}")
+    with pytest.raises(PrismError) as error:
+        await client.make_room("cpu:0", "a", bytes=1, may_retract=False, hold_ms=0, timeout_s=0.05)
+    assert isinstance(error.value, TimedOut | Unavailable)
+    await client.close()

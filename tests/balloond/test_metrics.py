@@ -1,0 +1,32 @@
+import asyncio
+import itertools
+from types import SimpleNamespace
+
+from prometheus_client import REGISTRY
+
+from balloond import metrics
+from balloond.policy.claims import Patience
+from balloond.policy.device import Device
+from balloond.policy.ledger import Booking
+from services.watch import Watched
+
+
+async def test_the_ledger_is_published():
+    device = Device("cpu:metrics", 100, 1, itertools.count(1), itertools.count(1), Patience())
+    device.book(0, "m", Booking(quota=10))
+    device.open("a", "m", "t")
+    device.grow(0, "a", 1, "kv", 1, 30, 0, False)
+    device.set_limit(0, "m", 40, 0, 0)
+    publishing = asyncio.ensure_future(  # noqa: TID251
+        metrics.publish(SimpleNamespace(changed=Watched(None), devices={"cpu:metrics": device}))
+    )
+    await asyncio.sleep(0)
+
+    def of(name, **labels):
+        return REGISTRY.get_sample_value(name, {"device": "cpu:metrics", **labels})
+
+    states = ("leased", "free", "booked", "stranded", "capacity")
+    assert [of("prism_device_memory_bytes", state=state) for state in states] == [30, 60, 10, 0, 100]
+    assert of("prism_model_kv_bytes", model="m") == 30
+    assert of("prism_model_kv_limit_bytes", model="m") == 40
+    publishing.cancel()
