@@ -47,6 +47,9 @@ class HandoffServer:
             process = _peer(connection)
         except Unavailable as error:
             _log.warning("peer refused", why=str(error))
+            # Closing with something unread would reset the connection, and the refusal with it.
+            for fd in (await connection.recv() or (b"", []))[1]:
+                os.close(fd)
             connection.send(_refusal(0, "peer", 0, str(error)))
             return
         await _Session(self._daemon, connection, process).run()
