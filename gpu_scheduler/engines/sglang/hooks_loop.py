@@ -36,17 +36,23 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
     return original(scheduler, running_batch)
 
 
-def add_request(original: Callable[..., Any], adder: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
+def add_request(
+    original: Callable[..., Any], adder: Any, req: Any, has_chunked_req: bool, truncation_align_size: int | None
+) -> Any:
     """Grows before, and once more when SGLang refuses for want of tokens: it knows best how many."""
     from sglang.srt.managers import schedule_policy
 
+    if has_chunked_req:
+        # A prompt half computed took what there was. SGLang counts on nothing more being there for another, which
+        # would be the second one half computed.
+        return schedule_policy.AddReqResult.OTHER
     admission = current.instance().admission
     admission.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
     admitted = len(adder.can_run_list)
-    result = original(adder, req, *args, **kwargs)
+    result = original(adder, req, has_chunked_req, truncation_align_size)
     refused = result is schedule_policy.AddReqResult.NO_TOKEN and len(adder.can_run_list) == admitted
     if refused and admission.make_room(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS):
-        return original(adder, req, *args, **kwargs)
+        return original(adder, req, has_chunked_req, truncation_align_size)
     return result
 
 

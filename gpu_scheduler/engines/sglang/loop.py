@@ -25,6 +25,8 @@ _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
 """How often a prefill that waits for its turn looks at the word: it has no event, and a message would wait for a
 step."""
+_IDLE_LOOKS_S = (0.05, 0.2, 1.5)
+"""The last one is after the driver has shrunk the reserve of an engine that does not grow any more."""
 _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
 
@@ -40,6 +42,9 @@ class Loop:
         self._stalled_since: float | None = None
         self._stats_at = 0.0
         self._told_idle = False
+        self._told_mapped = 0
+        self._looks: list[float] = []
+        """When an idle engine looks whether its memory changed, in seconds, one after the other."""
 
     # --- where SGLang reads its sockets
 
@@ -202,13 +207,21 @@ class Loop:
         instance = self._instance
         if self._commands.when_idle(time.monotonic()):
             return
+        kv = instance.kv
         if instance.state is State.ACTIVE:
-            instance.kv.give_up_empties()
+            kv.give_up_empties()
+        now = time.monotonic()
         if not self._told_idle:
             self._report()
-            self._send_stats(time.monotonic())
+            self._looks = list(_IDLE_LOOKS_S)
+        if not self._told_idle or kv.memory.mapped_bytes != self._told_mapped:
+            self._send_stats(now)
             self._told_idle = True
-        instance.channel.wait(self._commands.next_deadline_s(time.monotonic()), self._wake_fds())
+        # The driver unmaps in its own time: what was told is looked at again, a few times.
+        look = self._looks.pop(0) if self._looks else None
+        due = self._commands.next_deadline_s(now)
+        waits = [seconds for seconds in (look, due) if seconds is not None]
+        instance.channel.wait(min(waits) if waits else None, self._wake_fds())
 
     def _idle(self) -> bool:
         return bool(self._instance.scheduler.is_fully_idle())
@@ -223,6 +236,7 @@ class Loop:
     def _send_stats(self, now: float) -> None:
         instance = self._instance
         self._stats_at = now
+        self._told_mapped = instance.kv.memory.mapped_bytes
         stats = engine_stats(instance.scheduler, instance.kv, instance.memory.limit_bytes, instance.counters)
         instance.channel.send(stats=stats)
 
