@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -71,6 +72,12 @@ async def main() -> int:
         say(f"no catalogue at {options.catalogue}")
         return 1
     state.mkdir(parents=True, exist_ok=True)
+    lock = open(state / "lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        say(f"a system runs in {os.path.relpath(state)} already; stop it, or name another folder with --state")
+        return 1
     shutil.rmtree(state / "logs", ignore_errors=True)
     local = Local(
         state=state,
