@@ -1,11 +1,22 @@
-"""The SGLang engine: one process, one model at a time, SGLang unmodified and steered through its own plugin entry
-point.
+"""The SGLang engine: one process, one model at a time; SGLang unmodified, steered through its own plugin entry point.
 
-A process starts warm (imports done), takes a model (`residency`), builds SGLang's Scheduler in its main thread and
-runs SGLang's own event loop; the loop reads this project's channel instead of SGLang's sockets (`hooks_loop`, `turns
-of the loop` in `loop`). The KV cache lives in an elastic range (`pool`, `allocator`, `policy.envelopes`), the
-parameters in a weights range (`weights`), both handed out by balloond.
+Words: an *envelope* is one slot of SGLang's pool with all layers' K and V of a token; an *extent* is what is mapped
+and unmapped whole; *held* extents are this engine's to use, *empty* ones have no live envelope on them.
 
-Words: an *envelope* is one slot of SGLang's pool with all layers' K and V; an *extent* is what is mapped and
-unmapped whole.
+A model:
+1. `__main__` prepares the environment, lets SGLang load its plugins and checks that every hook took (`plugin`).
+2. `engine` is warm: it waits for a Load, opens the model's memory (`memory`, `on_balloond`) and an `instance`.
+3. `instance` builds SGLang's Scheduler. Its loader (`loader`) reads the checkpoint, or nothing at all when an image
+   will come; then the parameters move into the weights range (`weights`). The pool (`pool`) makes the KV range.
+4. SGLang's own event loop runs. A request of the engine's own (`probe`) proves the model, and it is active.
+5. Residency commands (`commands`, `residency`) are acted on between two steps. Unload leaves the loop, and the
+   process is warm again.
+
+A request:
+1. Where SGLang reads its sockets, `hooks_loop` calls `loop.pull`: messages become SGLang's requests (`requests`).
+2. Before SGLang admits one, `admission` sees to it that there is memory: free, grown, or evicted (`eviction`).
+3. `allocator` hands out envelopes of the fullest extents (`policy.envelopes`, `kv`).
+4. A step's tokens leave in one message (`outputs`).
+5. When memory has to go, `loop` evicts cached prefixes by extents, then retracts running requests (`retraction`).
+   One that nothing can make room for goes back into the shared queue.
 """

@@ -28,23 +28,22 @@ class Admission:
 
     def before_allocation(self, tree: Any, tokens: int) -> None:
         """SGLang is about to take `tokens` slots, for a decode step or for a prefill that was admitted."""
-        if self._kv.available >= tokens:
-            return
-        if self._kv.grow(tokens - self._kv.available, self._soft_wait_s):
+        short = tokens - self._kv.available
+        if short <= 0:
             return
         evictable = tree.evictable_size()
+        if self._kv.grow(short, self._soft_wait_s if evictable >= short else self._hard_wait_s):
+            return
         short = tokens - self._kv.available
-        if short > evictable and self._kv.grow(short - evictable, self._hard_wait_s):
-            short = tokens - self._kv.available
         if short > 0 and evictable:
             self._evict(tree, short)
 
     def fits(self, tree: Any, tokens: int) -> bool:
         """Whether `tokens` slots can be had for the next chunk of a prompt, free or by evicting; grows for them."""
-        if self._kv.available >= tokens or self._kv.grow(tokens - self._kv.available, self._soft_wait_s):
+        short = tokens - self._kv.available
+        if short <= 0 or self._kv.grow(short, self._soft_wait_s):
             return True
-        short = tokens - self._kv.available - tree.evictable_size()
-        ok = short <= 0 or self._kv.grow(short, self._hard_wait_s)
+        ok: bool = tokens <= self._kv.available + tree.evictable_size()
         self.refused |= not ok
         return ok
 
@@ -60,7 +59,8 @@ class Admission:
         lacking = int(prompt + forecast + adder.page_size - adder.rem_total_tokens) + 1
         # Locking the request's own prefix takes that away from what can be evicted.
         lacking += len(request.prefix_indices)
-        ok = self._kv.grow(max(lacking, 1), self._hard_wait_s)
+        # No waiting: others run meanwhile, and memory that comes later wakes the loop.
+        ok = self._kv.grow(max(lacking, 1), 0.0)
         self.refused |= not ok
         return ok
 

@@ -23,7 +23,7 @@ class ScriptedRange:
         return len(self.owned) * self.extent_bytes
 
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
-        self.waits.append(timeout_s)
+        self.waits.append(round(timeout_s, 6))
         free = (index for index in range(10_000) if index not in self.owned)
         got = [next(free) for _ in range(min(count, self.headroom()))]
         self.owned |= set(got)

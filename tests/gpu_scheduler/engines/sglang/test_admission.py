@@ -1,0 +1,111 @@
+"""Where memory is found before SGLang allocates, and how long is waited for it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from gpu_scheduler.engines.sglang.admission import Admission
+from gpu_scheduler.engines.sglang.kv import ElasticKv
+from tests.gpu_scheduler.engines.sglang.scripted import Clock, ScriptedRange
+
+SOFT_S, HARD_S = 0.005, 0.05
+
+
+class Tree:
+    """Cached tokens, all on memory that is held."""
+
+    def __init__(self, kv: ElasticKv, cached: int) -> None:
+        self.kv = kv
+        self.slots = kv.envelopes.take(cached)
+
+    def evictable_size(self) -> int:
+        return 0 if self.slots is None else len(self.slots)
+
+    def evict(self, tokens: int) -> None:
+        assert self.slots is not None
+        self.kv.envelopes.give(self.slots[:tokens])
+        self.slots = self.slots[tokens:]
+
+
+def made(extents: int, limit: int, cached: int = 0) -> tuple[Admission, ElasticKv, ScriptedRange, Tree]:
+    """Ten slots to an extent."""
+    memory = ScriptedRange(100, limit)
+    kv = ElasticKv(memory, 10, 500, Clock())
+    kv.grow(10 * extents, 0.0)
+    tree = Tree(kv, cached)
+    memory.waits.clear()
+    return Admission(kv, SOFT_S, HARD_S, lambda tree, tokens: tree.evict(tokens)), kv, memory, tree
+
+
+def asking(prompt: int, max_new: int = 8, cached: int = 0) -> Any:
+    return SimpleNamespace(
+        sampling_params=SimpleNamespace(max_new_tokens=max_new),
+        output_ids=[],
+        full_untruncated_fill_ids=[0] * (prompt + cached),
+        prefix_indices=[0] * cached,
+    )
+
+
+def adding(kv: ElasticKv, tree: Tree, spoken_for: int = 0) -> Any:
+    return SimpleNamespace(
+        page_size=1,
+        rem_total_token_offset=spoken_for,
+        rem_total_tokens=kv.available + tree.evictable_size() - spoken_for,
+    )
+
+
+def test_what_is_free_is_used_without_asking_anybody() -> None:
+    admission, kv, memory, tree = made(extents=2, limit=10)
+    admission.before_allocation(tree, 20)
+    assert memory.waits == [] and kv.available == 20
+
+
+def test_growth_comes_before_eviction() -> None:
+    admission, kv, memory, tree = made(extents=2, limit=10, cached=20)
+    admission.before_allocation(tree, 5)
+    assert tree.evictable_size() == 20 and kv.available >= 5 and memory.waits == [SOFT_S]
+
+
+def test_only_what_is_missing_is_evicted_when_nothing_can_grow() -> None:
+    admission, kv, _, tree = made(extents=2, limit=2, cached=16)
+    admission.before_allocation(tree, 9)
+    assert kv.available == 9 and tree.evictable_size() == 11
+
+
+def test_a_decode_that_would_be_retracted_waits_longer() -> None:
+    admission, _, memory, tree = made(extents=1, limit=5)
+    tree.slots = None
+    admission._kv.envelopes.take(10)
+    admission.before_allocation(tree, 3)
+    assert memory.waits == [HARD_S]
+
+
+def test_the_next_chunk_fits_when_it_can_be_freed_or_grown_and_is_refused_otherwise() -> None:
+    admission, _, _, tree = made(extents=3, limit=3, cached=20)
+    assert admission.fits(tree, 30) and not admission.refused
+    assert not admission.fits(tree, 31) and admission.refused
+    admission, _, _, tree = made(extents=1, limit=9)
+    assert admission.fits(tree, 80)
+
+
+def test_a_refused_request_gets_what_the_adder_lacks_without_waiting() -> None:
+    admission, kv, memory, tree = made(extents=1, limit=20, cached=5)
+    adder = adding(kv, tree, spoken_for=12)
+    request = asking(prompt=40, cached=5)
+    assert admission.make_room(adder, request, estimate_cap=100) and not admission.refused
+    after = adding(kv, tree, spoken_for=12)
+    assert 40 + 8 + 1 < after.rem_total_tokens - 5
+    assert memory.waits and set(memory.waits) == {0.0}
+
+
+def test_a_request_beyond_the_limit_is_remembered_as_refused() -> None:
+    admission, kv, _, tree = made(extents=1, limit=2)
+    assert not admission.make_room(adding(kv, tree), asking(prompt=100), estimate_cap=100)
+    assert admission.refused
+
+
+def test_memory_for_a_request_is_preferred_to_evicting_for_it() -> None:
+    admission, kv, memory, tree = made(extents=1, limit=20, cached=10)
+    admission.prefer_growth(adding(kv, tree, spoken_for=6), asking(prompt=30, max_new=500), estimate_cap=20)
+    assert kv.available >= 30 + 20 + 1 + 6 and memory.waits == [SOFT_S]
