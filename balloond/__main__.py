@@ -8,6 +8,7 @@ import time
 
 from balloond import backends, metrics, records, recovery
 from balloond.config import BalloondConfig
+from balloond.custody import Custody
 from balloond.daemon import Daemon
 from balloond.handoff import HandoffServer
 from balloond.keeper import allow_descriptors
@@ -38,7 +39,8 @@ async def build(service: Service) -> None:
         for device in config.devices
     }
     keeper = KeeperClient(config.keeper, records.OWNER)
-    daemon = Daemon(devices, makers, keeper, time.monotonic, lambda: secrets.token_hex(16))
+    custody = Custody(makers, keeper)
+    daemon = Daemon(devices, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
     handoff = HandoffServer(config.handoff, daemon)
     handoff.start()
     service.on_stop(handoff.stop)

@@ -7,13 +7,12 @@ decision, and looks again whether it still holds when it is done.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from balloond import processes, records
-from balloond.backends.base import ExtentMaker
+from balloond import records
+from balloond.custody import Custody
 from balloond.events import History
 from balloond.keeper_client import KeeperClient, Kept
 from balloond.policy.claims import (
@@ -31,11 +30,11 @@ from balloond.policy.claims import (
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Extent, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
-from balloond.processes import Process
-from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from balloond.processes import Deaths, Process
+from balloond.records import BookingFacts, BorrowFacts, LeaseFacts
 from balloond.recovery import Found
 from services import log, tasks
-from services.errors import NotFound, Unavailable
+from services.errors import NotFound, Refused, Unavailable
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -59,7 +58,7 @@ class Daemon:
     def __init__(
         self,
         devices: Mapping[str, Device],
-        makers: Mapping[str, ExtentMaker],
+        custody: Custody,
         keeper: KeeperClient,
         now: Callable[[], float],
         secret: Callable[[], str],
@@ -68,16 +67,15 @@ class Daemon:
         self.history = History()
         self.changed: Watched[None] = Watched(None)
         self.now = now
-        self._makers = dict(makers)
+        self._custody = custody
         self._keeper = keeper
         self._secret = secret
-        self._fds: dict[int, int] = {}
         self._sessions: dict[str, Session] = {}
         self._facts: dict[str, LeaseFacts] = {}
         """By lease id, ended ones with extents left included."""
         self._borrows: dict[tuple[str, str], BorrowFacts] = {}
         """By (borrower, lease id)."""
-        self._pidfds: dict[str, int] = {}
+        self._deaths = Deaths()
         """By lease id or borrower."""
         self._rooms: dict[int, asyncio.Future[RoomAnswer]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +104,12 @@ class Daemon:
         facts = LeaseFacts(token[:8], device_name, model, token, process)
         if model not in device.ledger.bookings:
             weights = sum(nbytes for _, nbytes, kind in held if kind == "weights")
-            self._carry_out(device, device.book(self.now(), model, Booking(weights=weights)))
+            try:
+                decisions = device.book(self.now(), model, Booking(weights=weights))
+            except Refused:
+                # Others have booked the memory meanwhile. It is still held, so it is still counted.
+                decisions = device.book(self.now(), model, Booking())
+            self._carry_out(device, decisions)
             self._keep_booking(device, model)
         device.open(facts.id, model, token)
         device.ledger.suspend(facts.id)
@@ -116,10 +119,10 @@ class Daemon:
     async def _opened(self, device: Device, facts: LeaseFacts) -> None:
         self._facts[facts.id] = facts
         try:
-            self._watch(facts.id, facts.process, lambda: self._ended(facts.id))
-        except Unavailable:
+            self._deaths.watch(facts.id, facts.process, lambda: self._ended(facts.id))
+        except ProcessLookupError as error:
             self._ended(facts.id)
-            raise
+            raise Unavailable(str(error)) from None
         self._note(device, facts.model, "lease", f"{facts.id} of process {facts.process.pid}")
         await self._keeper.keep([(records.encode(facts), None)])
 
@@ -142,7 +145,7 @@ class Daemon:
             # Whoever shows the token is the lease's process.
             facts = LeaseFacts(facts.id, facts.device, facts.model, facts.token, process)
             self._facts[facts.id] = facts
-            self._watch(facts.id, process, lambda: self._ended(facts.id))
+            self._deaths.watch(facts.id, process, lambda: self._ended(facts.id))
             self._keeper.keep_soon([(records.encode(facts), None)])
         old = self._sessions.pop(facts.id, None)
         if old is not None:
@@ -167,7 +170,7 @@ class Daemon:
 
     def _ended(self, lease_id: str) -> None:
         """The process is dead, or detached."""
-        self._unwatch(lease_id)
+        self._deaths.forget(lease_id)
         session = self._sessions.pop(lease_id, None)
         device = self._device_of(lease_id)
         lease = device.ledger.leases.get(lease_id)
@@ -202,8 +205,9 @@ class Daemon:
     # --- borrowing
 
     def watch_borrower(self, borrower: Process) -> None:
-        if str(borrower) not in self._pidfds:
-            self._watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
+        """A loader is here. Raises ProcessLookupError when it is gone already."""
+        if str(borrower) not in self._deaths:
+            self._deaths.watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
 
     async def borrow(self, borrower: Process, lease_id: str) -> tuple[list[Extent], list[int]]:
         """The weights extents of a lease and their descriptors, once the keeper knows. Raises NotFound."""
@@ -212,8 +216,8 @@ class Daemon:
         facts = BorrowFacts(borrower, lease_id, tuple(extent.id for extent in lent))
         self._borrows[str(borrower), lease_id] = facts
         await self._keeper.keep([(records.encode(facts), None)])
-        there = [extent for extent in lent if extent.id in self._fds]
-        return there, [self._fds[extent.id] for extent in there]
+        there = [extent for extent in lent if extent in self._custody]
+        return there, self._custody.descriptors(there)
 
     def end_borrow(self, borrower: Process, lease_id: str, ids: Sequence[int]) -> None:
         """The loader has unmapped these; none named: all of that lease."""
@@ -234,7 +238,6 @@ class Daemon:
         self._carry_out(device, device.give_back(self.now(), lease_id, returned, str(borrower)))
 
     def _borrower_ended(self, borrower: Process) -> None:
-        self._unwatch(str(borrower))
         for _, lease_id in [key for key in self._borrows if key[0] == str(borrower)]:
             self.end_borrow(borrower, lease_id, ())
 
@@ -329,7 +332,8 @@ class Daemon:
         left = deque(parts)
         while left and self._is_there(grant, session):
             try:
-                under_way.append((left[0], self._create(device, grant.lease_id, left[0])))
+                token = self._facts[grant.lease_id].token
+                under_way.append((left[0], self._custody.create(device.name, token, left[0])))
             except OSError as error:
                 failure = error
                 break
@@ -343,21 +347,6 @@ class Daemon:
         if failure is not None:
             self._not_created(device, grant, [extent for part in left for extent in part], failure)
 
-    def _create(self, device: Device, lease_id: str, extents: Sequence[Extent]) -> asyncio.Task[None]:
-        """Done when the keeper has them. Raises OSError; then none of them exists."""
-        maker = self._makers[device.name]
-        made: list[int] = []
-        try:
-            for extent in extents:
-                made.append(maker.create(extent.bytes))
-        except OSError:
-            for fd in made:
-                os.close(fd)
-            raise
-        self._fds.update(zip((extent.id for extent in extents), made, strict=True))
-        token = self._facts[lease_id].token
-        return self._keeper.keep([self._kept(device.name, extent, token) for extent in extents])
-
     def _is_there(self, grant: Grant, session: Session) -> bool:
         """Whether the process still waits for the grant. If it is gone, or came back and said that it does not have
         these extents, they are free already."""
@@ -365,8 +354,8 @@ class Daemon:
 
     def _send(self, grant: Grant, part: Sequence[Extent], session: Session) -> None:
         if self._is_there(grant, session):
-            fds = [self._fds[extent.id] for extent in part]
-            session.granted(grant.request_id, part, fds, last=part[-1] is grant.extents[-1])
+            last = part[-1] is grant.extents[-1]
+            session.granted(grant.request_id, part, self._custody.descriptors(part), last)
 
     def _not_created(self, device: Device, grant: Grant, extents: Sequence[Extent], why: OSError) -> None:
         """Booked, but the machine does not have it (descriptors, host memory): a refusal, never a failure of ours."""
@@ -378,11 +367,7 @@ class Daemon:
             session.refused(grant.request_id, "exhausted", short, f"the backend could not create it: {why.strerror}")
 
     def _destroy(self, device: Device, extents: Sequence[Extent]) -> None:
-        for extent in extents:
-            fd = self._fds.pop(extent.id, None)
-            if fd is not None:
-                os.close(fd)
-        self._keeper.forget_soon([records.extent_id(extent.id) for extent in extents])
+        self._custody.destroy(extents)
         for lease_id in {extent.lease_id for extent in extents}:
             if (facts := self._facts.get(lease_id)) is not None:
                 nbytes = sum(extent.bytes for extent in extents if extent.lease_id == lease_id)
@@ -415,28 +400,7 @@ class Daemon:
         for device in self.devices.values():
             self._carry_out(device, device.tick(self.now()))
 
-    # --- processes
-
-    def _watch(self, key: str, process: Process, on_death: Callable[[], None]) -> None:
-        """Raises Unavailable when the process is gone already."""
-        self._unwatch(key)
-        try:
-            pidfd = processes.watch(process)
-        except ProcessLookupError as error:
-            raise Unavailable(str(error)) from None
-        self._pidfds[key] = pidfd
-        asyncio.get_running_loop().add_reader(pidfd, on_death)
-
-    def _unwatch(self, key: str) -> None:
-        pidfd = self._pidfds.pop(key, None)
-        if pidfd is not None:
-            asyncio.get_running_loop().remove_reader(pidfd)
-            os.close(pidfd)
-
     # --- the keeper
-
-    def _kept(self, device: str, extent: Extent, token: str) -> Kept:
-        return records.encode(ExtentFacts(extent.id, device, extent.bytes, extent.kind, token)), self._fds[extent.id]
 
     def _booking_facts(self, device: Device, model: str) -> BookingFacts:
         revision, nbytes = device.limits.kept(model)
@@ -457,8 +421,8 @@ class Daemon:
                 yield records.encode(self._booking_facts(device, model)), None
             for lease in device.ledger.leases.values():
                 for extent in lease.extents.values():
-                    if extent.id in self._fds:
-                        yield self._kept(device.name, extent, lease.token)
+                    if extent in self._custody:
+                        yield self._custody.kept(device.name, lease.token, extent)
 
     def restore(self, found: Found) -> None:
         """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones
@@ -480,14 +444,14 @@ class Daemon:
             self._facts[facts.id] = facts
         for extent, fd in found.extents:
             self.devices[extent.device].ledger.restore(tokens[extent.token].id, extent.id, extent.bytes, extent.kind)
-            self._fds[extent.id] = fd
+            self._custody.take(extent.id, fd)
         for borrow in found.borrows:
             self._restore_borrow(borrow)
         for facts in found.leases:
             self.devices[facts.device].ledger.suspend(facts.id)
             try:
-                self._watch(facts.id, facts.process, lambda id=facts.id: self._ended(id))  # type: ignore[misc]
-            except Unavailable:
+                self._deaths.watch(facts.id, facts.process, lambda id=facts.id: self._ended(id))  # type: ignore[misc]
+            except ProcessLookupError:
                 self._ended(facts.id)
         self._keeper.forget_soon(found.unusable)
 
@@ -495,7 +459,7 @@ class Daemon:
         self._borrows[str(borrow.borrower), borrow.lease_id] = borrow
         try:
             self.watch_borrower(borrow.borrower)
-        except Unavailable:
+        except ProcessLookupError:
             self.end_borrow(borrow.borrower, borrow.lease_id, ())
             return
         for device in self.devices.values():
@@ -510,16 +474,3 @@ class Daemon:
 
     def process_of(self, lease_id: str) -> int:
         return self._facts[lease_id].process.pid if lease_id in self._facts else 0
-
-    def close(self) -> None:
-        """Forgets everything and frees nothing: engines run on, the keeper holds their memory."""
-        for key in list(self._pidfds):
-            self._unwatch(key)
-        if self._timer is not None:
-            self._timer.cancel()
-        for session in list(self._sessions.values()):
-            session.close()
-        self._sessions.clear()
-        for fd in self._fds.values():
-            os.close(fd)
-        self._fds.clear()

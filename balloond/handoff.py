@@ -120,7 +120,7 @@ class _Session:
             attach.more = following.attach.more
         try:
             if attach.role == handoff_pb2.Attach.LOADER:
-                self._daemon.watch_borrower(self._process)
+                self._watch_borrower()
                 self._send(attached=handoff_pb2.Attached())
             else:
                 await self._attach_engine(attach)
@@ -128,6 +128,12 @@ class _Session:
             self.refused(0, _why(error), 0, str(error))
             return False
         return True
+
+    def _watch_borrower(self) -> None:
+        try:
+            self._daemon.watch_borrower(self._process)
+        except ProcessLookupError as error:
+            raise Unavailable(str(error)) from None
 
     async def _attach_engine(self, attach: handoff_pb2.Attach) -> None:
         held = [(extent.id, extent.bytes, wire.kind(extent.kind)) for extent in attach.held]

@@ -1,8 +1,11 @@
-"""Who a process is, for longer than its pid: a pid is used again, a pid with its time of start is not."""
+"""Who a process is, for longer than its pid: a pid is used again, a pid with its time of start is not. And its
+death."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,3 +46,31 @@ def watch(process: Process) -> int:
         os.close(pidfd)
         raise
     return pidfd
+
+
+class Deaths:
+    """Watches processes in the running loop, each under a key of the caller's."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[str, int] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._pidfds
+
+    def watch(self, key: str, process: Process, on_death: Callable[[], None]) -> None:
+        """Replaces what was watched under the key. `on_death` is called once. Raises ProcessLookupError when the
+        process is gone already."""
+        self.forget(key)
+        pidfd = self._pidfds[key] = watch(process)
+
+        def died() -> None:
+            self.forget(key)
+            on_death()
+
+        asyncio.get_running_loop().add_reader(pidfd, died)
+
+    def forget(self, key: str) -> None:
+        pidfd = self._pidfds.pop(key, None)
+        if pidfd is not None:
+            asyncio.get_running_loop().remove_reader(pidfd)
+            os.close(pidfd)

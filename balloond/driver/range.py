@@ -19,15 +19,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from balloond.backends.base import Fence, Mapper
-from balloond.driver.lease import KV, Granted, GrowRefused, Lease, Usage
+from balloond.driver.lease import KV, Granted, GrowRefused, Lease
 from balloond.driver.marks import IDLE_S, Marks
+from balloond.driver.reports import Reports
 
-_REPORT_EVERY_S = 0.1
 _FENCE_LOOK_S = 0.002
 """How often an open fence is looked at; only while one is open."""
 _REFUSED_PAUSE_S = 0.1
 """After a refused reserve, growth asks again at the earliest after this."""
-_CACHED_IN_REPORT = 64
 _UNMAPPED_TOGETHER = 512
 """Extents: balloond can give the first ones to others while the next are unmapped."""
 _CLOSE_S = 30.0
@@ -98,11 +97,7 @@ class ElasticRange:
         self._waiting = False
         """The engine's thread is in `acquire`."""
         self._reclaims: list[_Reclaim] = []
-        self._used = 0
-        self._cached: tuple[tuple[float, int], ...] = ()
-        self._usage_at = 0.0
-        self._report_due = False
-        self._reported_at = 0.0
+        self._reports = Reports(lease, self._measure)
         self._idle_watch = False
         self._fence_watch = False
         self._closed = False
@@ -143,7 +138,7 @@ class ElasticRange:
                 taken += self._wait(now + timeout_s)
             elif self._marks.missing(len(self._reserve), now) and not self._filling and now >= self._fill_after:
                 self._lease.loop.call(self._tend)
-            self._tell_soon()
+            self._reports.soon()
             return taken
 
     def _wait(self, until: float) -> list[int]:
@@ -189,7 +184,7 @@ class ElasticRange:
             above_low = len(self._reserve) > self._marks.low
             if not done or self._to_give(time.monotonic()) or (above_low and not self._idle_watch):
                 self._lease.loop.call(self._tend)
-            self._tell_soon()
+            self._reports.soon()
 
     def headroom(self) -> int:
         """How many more extents the limit and the addresses allow; the device may still refuse them."""
@@ -231,11 +226,7 @@ class ElasticRange:
     def usage(self, used_bytes: int, cached: Iterable[tuple[float, int]]) -> None:
         """For balloond's policy: bytes of running requests, and (seconds since last use, bytes) of prefixes that
         nobody runs on. Cheap; told at most every 100 ms."""
-        cached = tuple(cached)
-        with self._changed:
-            if (used_bytes, cached) != (self._used, self._cached):
-                self._used, self._cached, self._usage_at = used_bytes, cached, time.monotonic()
-                self._tell_soon()
+        self._reports.usage(used_bytes, cached)
 
     def empty(self, timeout_s: float = _CLOSE_S) -> None:
         """Hibernation: unmaps and returns everything, and waits until that is done; addresses and lease stay. Nothing
@@ -246,7 +237,9 @@ class ElasticRange:
                 raise ValueError(f"{len(self._owned)} extents are still in use")
             self._may_fill = False
             self._missing = self._wanting = 0
-            self._used, self._cached = 0, ()
+            for reclaim in self._reclaims:
+                reclaim.done = True  # it could not do more
+            self._reports.usage(0, ())
             self._lease.loop.call(self._tend)
             if not self._changed.wait_for(lambda: not self._ids, timeout_s):
                 raise TimeoutError(f"{len(self._ids)} extents are still mapped after {timeout_s:g} s")
@@ -263,6 +256,8 @@ class ElasticRange:
                     self._ids.clear()
                     self._mapper.release(self.address, self.n_extents * self.extent_bytes)
                     self._lease.give_back(ids)
+                    for reclaim in self._reclaims:
+                        self._reports.send(reclaim.id, reclaim.returned)
                     lease = self._lease
                     lease.on_limit, lease.on_reclaim, lease.on_attached = self._callbacks_before
                     os.close(self.wake_fd)
@@ -387,12 +382,11 @@ class ElasticRange:
             for reclaim in over:
                 reclaim.done = True
         for reclaim in over:
-            self._report(reclaim.id, reclaim.returned)
+            self._reports.send(reclaim.id, reclaim.returned)
         if not over and force:
-            self._report()
+            self._reports.send()
         elif not over and left:
-            with self._changed:
-                self._tell_soon()
+            self._reports.soon()
 
     # --- asking
 
@@ -454,7 +448,7 @@ class ElasticRange:
         with self._changed:
             self._ids.update((index, extent.id) for index, extent in zip(indices, extents, strict=False))
             self._reserve += reversed(indices)
-            self._tell_soon()
+            self._reports.soon()
 
     # --- time
 
@@ -473,44 +467,12 @@ class ElasticRange:
         with self._changed:
             if not self._waiting and self._marks.idle(time.monotonic()):
                 self._wanting = 0  # it did not come for it
-                self._tell_soon()
+                self._reports.soon()
         self._tend()
 
-    # --- reports
-
-    def _tell_soon(self) -> None:
-        """With the lock held, on any thread: a report within 100 ms."""
-        if not self._report_due:
-            self._report_due = True
-            self._lease.loop.call(self._schedule_report)
-
-    def _schedule_report(self) -> None:
-        wait = self._reported_at + _REPORT_EVERY_S - time.monotonic()
-        if wait > 0:
-            self._lease.loop.later(wait, self._due_report)
-        else:
-            self._due_report()
-
-    def _due_report(self) -> None:
-        if self._report_due:
-            self._report()
-
-    def _report(self, reclaim_id: int = 0, returned: int = 0) -> None:
-        now = time.monotonic()
+    def _measure(self) -> tuple[int, int]:
         with self._changed:
-            if self._closed:
-                return
-            self._report_due = False
-            self._reported_at = now
-            usage = Usage(
-                held=self.mapped_bytes,
-                used=self._used,
-                reserve=max(0, len(self._reserve) - self._wanting) * self.extent_bytes,
-                cached=_coarse((age_s + now - self._usage_at, nbytes) for age_s, nbytes in self._cached),
-                reclaim_id=reclaim_id,
-                returned=returned,
-            )
-        self._lease.report(usage)
+            return self.mapped_bytes, max(0, len(self._reserve) - self._wanting) * self.extent_bytes
 
 
 def _runs(indices: Iterable[int]) -> Iterable[tuple[int, int]]:
@@ -525,11 +487,3 @@ def _runs(indices: Iterable[int]) -> Iterable[tuple[int, int]]:
         first, count = index, 1
     if count:
         yield first, count
-
-
-def _coarse(cached: Iterable[tuple[float, int]]) -> tuple[tuple[float, int], ...]:
-    """At most 64 entries, oldest first: neighbours are added up, and are as young as the youngest of them."""
-    oldest_first = sorted(cached, reverse=True)
-    step = -(-len(oldest_first) // _CACHED_IN_REPORT) or 1
-    groups = [oldest_first[start : start + step] for start in range(0, len(oldest_first), step)]
-    return tuple((group[-1][0], sum(nbytes for _, nbytes in group)) for group in groups)

@@ -2,6 +2,7 @@
 
 import asyncio
 import resource
+import signal
 from pathlib import Path
 
 from tests.balloond.child import EXTENT
@@ -30,7 +31,7 @@ async def test_a_killed_process_frees_its_memory_also_while_suspended(node, chil
     one = child("a")
     one.ask("acquire", 10)
     # It is stopped before balloond goes away, so it cannot attach again.
-    one.process.send_signal(19)
+    one.process.send_signal(signal.SIGSTOP)
     node.kill(node.balloond)
     await node.start_balloond()
     device = await node.device()
@@ -154,6 +155,22 @@ async def test_when_keeper_and_balloond_both_died_living_extents_are_stranded_un
     assert one.ask("leave_weights") == "ok"
     device = await node.until(lambda device: device.stranded_bytes == 0)
     assert device.free_bytes == 16 * MIB
+
+
+async def test_stranded_memory_is_counted_also_when_others_have_booked_it_meanwhile(node, child):
+    await node.book("a", weights=8 * MIB)
+    one = child("a")
+    one.ask("grow_weights", 8 * MIB)
+    one.process.send_signal(signal.SIGSTOP)  # it does not attach before the other booking is made
+    node.kill(node.balloond)
+    node.kill(node.keeper)
+    await node.start()
+    await node.book("b", quota=2 * MIB, weights=14 * MIB)
+    one.process.send_signal(signal.SIGCONT)
+    device = await node.until(lambda device: device.stranded_bytes == 8 * MIB)
+    assert (device.booked_bytes, device.free_bytes) == (2 * MIB, 6 * MIB)
+    one.ask("leave_weights")
+    await node.until(lambda device: device.free_bytes == 14 * MIB)
 
 
 async def test_a_detached_lease_is_over_and_its_booking_can_be_dropped(shared, child):

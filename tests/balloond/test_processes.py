@@ -1,3 +1,4 @@
+import asyncio
 import os
 import select
 import subprocess
@@ -47,3 +48,28 @@ def test_a_name_with_parentheses_and_spaces_is_read_over(tmp_path):
     assert processes.started(child.pid) >= processes.started(os.getpid())
     child.stdin.close()
     child.wait()
+
+
+async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
+    told = []
+    died = asyncio.Event()
+    deaths = processes.Deaths()
+    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(2)]
+    for name, child in zip(("known", "forgotten"), children, strict=True):
+        deaths.watch(name, Process(child.pid, processes.started(child.pid)), lambda name=name: told.append(name))
+    deaths.forget("forgotten")
+    assert "known" in deaths and "forgotten" not in deaths
+    children[1].kill()
+    children[1].wait()
+    with pytest.raises(ProcessLookupError):
+        deaths.watch("late", Process(children[1].pid, 1), died.set)
+    assert "late" not in deaths
+    deaths.watch("known", Process(children[0].pid, processes.started(children[0].pid)), died.set)
+    children[0].kill()
+    async with asyncio.timeout(20):
+        await died.wait()
+    assert told == []
+    assert "known" not in deaths
+    children[0].wait()
+    for child in children:
+        child.stdin.close()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from balloond.backends.cpu import PAGE_BYTES
-from balloond.driver.range import ElasticRange, _coarse, _runs
+from balloond.driver.range import ElasticRange, _runs
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, descriptors, readable
 
@@ -261,16 +261,6 @@ def test_usage_is_reported_with_the_age_of_prefixes(lease):
     kv.close()
 
 
-def test_many_prefixes_are_told_in_few_entries_that_are_not_older_than_they_are():
-    cached = [(float(age), 1) for age in range(1000)]
-    told = _coarse(cached)
-    assert len(told) <= 64
-    assert sum(nbytes for _, nbytes in told) == 1000
-    assert [age for age, _ in told] == sorted((age for age, _ in told), reverse=True)
-    assert told[0][0] < 999 and told[-1][0] == 0
-    assert _coarse([]) == ()
-
-
 def test_neighbours_are_unmapped_together():
     assert list(_runs([5, 1, 2, 3, 9])) == [(1, 3), (5, 1), (9, 1)]
     assert list(_runs([])) == []
@@ -321,6 +311,19 @@ def test_closing_gives_everything_back_and_leaks_no_descriptor(lease):
     lease.settle()
     assert lease.held == set()
     assert descriptors() == before
+
+
+@pytest.mark.parametrize("end", [ElasticRange.empty, ElasticRange.close])
+def test_a_reclaim_that_the_engine_did_not_come_to_is_answered_at_the_end(lease, end):
+    kv = make(lease)
+    mine = kv.acquire(2, timeout_s=TIMEOUT_S)
+    lease.reclaim(7, 5, deep=True)
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    kv.release(mine)
+    end(kv)
+    lease.settle()
+    assert [r.reclaim_id for r in lease.reports if r.reclaim_id] == [7]
+    kv.close()
 
 
 def test_broken_extents_are_refused(lease):

@@ -1,0 +1,44 @@
+import threading
+
+from balloond.driver.reports import Reports, coarse
+from tests.balloond.conftest import TIMEOUT_S
+from tests.balloond.driver.fakes import FakeLease
+
+
+def test_many_prefixes_are_told_in_few_entries_that_are_not_older_than_they_are():
+    cached = [(float(age), 1) for age in range(1000)]
+    told = coarse(cached)
+    assert len(told) <= 64
+    assert sum(nbytes for _, nbytes in told) == 1000
+    assert [age for age, _ in told] == sorted((age for age, _ in told), reverse=True)
+    assert told[0][0] < 999 and told[-1][0] == 0
+    assert coarse([]) == ()
+
+
+def test_what_did_not_change_is_not_told_and_an_answer_is_told_at_once():
+    lease = FakeLease()
+    reports = Reports(lease, lambda: (30, 10))
+    told = threading.Event()
+    lease.report = lambda usage: (lease.reports.append(usage), told.set())
+    reports.usage(7, [])
+    assert told.wait(TIMEOUT_S)
+    reports.usage(7, [])
+    reports.usage(7, ())
+    lease.settle()
+    assert [(usage.held, usage.used, usage.reserve) for usage in lease.reports] == [(30, 7, 10)]
+    lease.loop.call(lambda: reports.send(reclaim_id=3, returned=5))
+    lease.settle()
+    assert (lease.reports[-1].reclaim_id, lease.reports[-1].returned) == (3, 5)
+    lease.loop.stop()
+
+
+def test_many_changes_are_told_in_few_reports_the_last_one_with_the_last_state():
+    lease = FakeLease()
+    reports = Reports(lease, lambda: (0, 0))
+    last = threading.Event()
+    lease.report = lambda usage: (lease.reports.append(usage), usage.used == 1000 and last.set())
+    for used in range(1, 1001):
+        reports.usage(used, ())
+    assert last.wait(TIMEOUT_S)
+    assert len(lease.reports) < 500
+    lease.loop.stop()
