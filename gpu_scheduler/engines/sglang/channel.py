@@ -30,14 +30,14 @@ class Channel:
             self._socket.flush_ready()
         return self._socket.recv_ready()
 
-    def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> None:
-        """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for
-        ever)."""
+    def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
+        """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for ever).
+        False when it was the time."""
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._socket.pending else 0))
         for fd in also:
             poll.register(fd, select.POLLIN)
-        poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3))
+        return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3)))
 
     def flush(self) -> None:
         self._socket.flush()

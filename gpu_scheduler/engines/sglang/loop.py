@@ -53,7 +53,7 @@ class Loop:
         instance, channel = self._instance, self._instance.channel
         messages = channel.receive()
         if not messages and self._stalls():
-            channel.wait(_TURN_LOOK_S if not self._my_turn() else _MEMORY_LOOK_S, self._wake_fds())
+            self._wait_stalled()
             messages = channel.receive()
         if channel.closed:
             raise LeaveLoop("the gpu_scheduler is gone")
@@ -98,6 +98,16 @@ class Loop:
             self._park()
             self._stalled_since = None
         return True
+
+    def _wait_stalled(self) -> None:
+        """Until an event, the turn, or the time to ask for memory again."""
+        channel, fds = self._instance.channel, self._wake_fds()
+        if self._my_turn():
+            channel.wait(_MEMORY_LOOK_S, fds)
+            return
+        while not self._my_turn() and not channel.wait(_TURN_LOOK_S, fds):
+            if self._commands.next_deadline_s(time.monotonic()) == 0:
+                return
 
     def _park(self) -> None:
         """Nothing runs, and what waits first cannot be fitted: back into the shared queue with it."""
