@@ -79,6 +79,7 @@ class Activation:
         except (PrismError, asyncio.CancelledError):
             await self._undo(resident, asleep)
             raise
+        await self._release_room(resident)
         await self._apply_operator_limit(resident)
         resident.deaths = 0
         resident.wake_s = time.monotonic() - began
@@ -112,6 +113,17 @@ class Activation:
                 f"{spec.name} needs {self.weights_room(resident) + spec.floor_bytes} bytes for weights and floor on "
                 f"{self._device}; {room.short_bytes} could not be freed"
             )
+
+    async def _release_room(self, resident: Resident) -> None:
+        """The weights are there; from now on the floor is a claim like any other's, not memory kept empty."""
+        if self._balloond is None:
+            return
+        try:
+            await self._balloond.make_room(
+                self._device, resident.spec.name, bytes=0, may_retract=False, hold_ms=0, timeout_s=_ROOM_TIMEOUT_S
+            )
+        except PrismError as error:
+            _log.info("room is held until its time is over", model=resident.spec.name, why=str(error))
 
     async def _apply_operator_limit(self, resident: Resident) -> None:
         limit = self._residents.operator_limits.get(resident.spec.name)

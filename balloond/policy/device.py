@@ -168,7 +168,11 @@ class Device:
         """Raises Refused with the arithmetic."""
         self.ledger.book(model, booking)
         changed = self.limits.raise_to(model, booking.floor)
-        return self._settle(now, [LimitChanged(model)] if changed else [])
+        out: list[Decision] = [LimitChanged(model)] if changed else []
+        if booking.weights + booking.floor == 0:
+            # It went to sleep: room that was still held for its waking would only keep others waiting.
+            self._release_hold(model, out)
+        return self._settle(now, out)
 
     def unbook(self, now: float, model: str) -> list[Decision]:
         """Raises NotFound, Unmet."""
@@ -198,7 +202,11 @@ class Device:
     def make_room(
         self, now: float, model: str, nbytes: int, may_retract: bool, hold_s: float, deadline: float
     ) -> tuple[int, list[Decision]]:
-        """The claim's id; its RoomAnswer may be among the decisions already."""
+        """The claim's id; its RoomAnswer may be among the decisions already. No bytes: what was held for it is given
+        up."""
+        out: list[Decision] = []
+        if nbytes == 0:
+            self._release_hold(model, out)
         claim = RoomClaim(
             id=next(self._serials),
             model=model,
@@ -210,7 +218,7 @@ class Device:
             hold_s=hold_s,
         )
         self.claims.append(claim)
-        return claim.id, self._settle(now, [])
+        return claim.id, self._settle(now, out)
 
     def cancel(self, now: float, claim_id: int) -> list[Decision]:
         """Whoever waited for a room went away."""

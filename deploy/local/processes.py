@@ -17,6 +17,7 @@ from services.sockets import unix_path
 
 _START_TIMEOUT_S = 120.0
 _RESTART_PAUSE_S = 0.2
+_MOST_CRASHES = 3
 _STOP_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -72,8 +73,15 @@ class Running:
         assert self._child is not None
         began = time.monotonic()
         while time.monotonic() - began < _START_TIMEOUT_S:
-            if self._child.returncode is not None:
-                raise StartFailed(f"{self.spec.name} ended with status {self._child.returncode}:\n{self._last_lines()}")
+            status = self._child.returncode
+            if status is not None and status < 0 and self.restarts < _MOST_CRASHES:
+                # A crash, not a refusal: what a supervisor starts again.
+                self.restarts += 1
+                self._say(f"{self.spec.name} crashed with signal {-status} while it started; starting it again")
+                await self._spawn()
+                continue
+            if status is not None:
+                raise StartFailed(f"{self.spec.name} ended with status {status}:\n{self._last_lines()}")
             if await self._probe():
                 return
             await asyncio.sleep(0.05)

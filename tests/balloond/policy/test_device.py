@@ -266,6 +266,17 @@ def test_room_that_is_there_is_held_for_its_model(device):
     assert device.holds == {}
 
 
+def test_a_hold_ends_when_its_model_sleeps_or_asks_for_nothing_more(device):
+    room(device, 0, "b", 60)
+    device.book(0, "b", Booking(0, 0, 0))
+    assert device.holds == {}
+    device.book(0, "b", Booking(0, 50, 10))
+    room(device, 0, "b", 60)
+    assert device.holds["b"].bytes == 60
+    room(device, 0, "b", 0)
+    assert device.holds == {}
+
+
 def test_a_hold_ends_with_its_time(device):
     room(device, 0, "b", 60, hold=5)
     grow(device, 0, "A", 40)
