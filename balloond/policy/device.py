@@ -215,7 +215,7 @@ class Device:
             may_retract=may_retract,
             began=now,
             deadline=deadline,
-            hold_s=hold_s,
+            hold_s=hold_s if nbytes else 0.0,
         )
         self.claims.append(claim)
         return claim.id, self._settle(now, out)
