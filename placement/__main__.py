@@ -38,7 +38,7 @@ async def build(service: Service) -> None:
     cluster = Cluster(clients, changed)
     history = History()
     actuator = Actuator(cluster, config.drain_ms, changed)
-    judge = Judge(config, cluster, time.monotonic)
+    judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,

@@ -27,6 +27,10 @@ class Actuator:
         """Model -> group that it is leaving: its route prefers the other."""
         self.moving: set[str] = set()
 
+    def on_their_way(self) -> dict[str, Group]:
+        """Models whose activation is under way, with their groups."""
+        return {model: group for model, (group, _) in self.activating.items()}
+
     def spec(self, model: str) -> common_pb2.ModelSpec:
         entry = self._cluster.entry(model)
         if entry is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -41,10 +41,18 @@ class Verdict:
 class Judge:
     """Keeps the token rates; everything else is asked afresh."""
 
-    def __init__(self, config: PlacementConfig, cluster: Cluster, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: PlacementConfig,
+        cluster: Cluster,
+        now: Callable[[], float],
+        on_their_way: Callable[[], Mapping[str, Group]],
+    ) -> None:
+        """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
         self._config = config
         self._cluster = cluster
         self._now = now
+        self._on_their_way = on_their_way
         self._lifecycle = LifecycleRules(idle_s=config.idle_s, tau=config.tau)
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
@@ -138,6 +146,11 @@ class Judge:
                     )
                 )
             present = {resident.model.name for resident in found if resident.place == place}
+            for name, where in self._on_their_way().items():
+                entry = self._cluster.entry(name)
+                if where is group and name not in present and entry is not None:
+                    found.append(Resident(self._model(entry.model), place))
+                    present.add(name)
             for device in group.memory:
                 for booking in device.bookings:
                     if booking.model not in present:

@@ -62,7 +62,7 @@ class FakeCluster:
             group.tell = self.tell
         self.history = History(lambda: self.time)
         self.actuator = Actuator(self.cluster, 0, lambda: None)
-        self.judge = Judge(settings, self.cluster, lambda: self.time)
+        self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
         self.cluster.catalogue_known = True
         self.tell()

@@ -32,6 +32,16 @@ async def test_many_askers_start_one_activation():
     assert sum(len(group.calls) for group in world.groups) == 1
 
 
+async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group():
+    world = FakeCluster(capacity=50 * MIB)
+    for group in world.groups:
+        group.tell = lambda: None  # their reports are late
+    world.model("a")
+    world.model("b")
+    groups = await asyncio.gather(world.reconciler.activate("a"), world.reconciler.activate("b"))
+    assert {group.name for group in groups} == {"g0", "g1"}
+
+
 async def test_a_model_that_is_there_already_is_found_without_a_change():
     world = FakeCluster()
     world.model("m")
