@@ -14,6 +14,7 @@ class Channel:
 
     def __init__(self, fd: int) -> None:
         self._socket = BlockingChannel(fd, engine_pb2.ToEngine)
+        self._unread: list[engine_pb2.ToEngine] = []
 
     @property
     def closed(self) -> bool:
@@ -28,16 +29,20 @@ class Channel:
         """What is here now."""
         if self._socket.pending:
             self._socket.flush_ready()
-        return self._socket.recv_ready()
+        messages, self._unread = self._unread + self._socket.recv_ready(), []
+        return messages
+
+    def unread(self, messages: Sequence[engine_pb2.ToEngine]) -> None:
+        """These are for whoever receives next."""
+        self._unread = [*messages, *self._unread]
 
     def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
         """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for ever).
         False when it was the time."""
+        if self._unread:
+            return True
         poll = select.poll()
         poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._socket.pending else 0))
         for fd in also:
             poll.register(fd, select.POLLIN)
         return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3)))
-
-    def flush(self) -> None:
-        self._socket.flush()

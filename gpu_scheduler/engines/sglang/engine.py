@@ -49,7 +49,13 @@ class Engine:
         self._channel.send(hello=hello)
         while not self._ended and not self._channel.closed:
             self._channel.wait(None)
-            for message in self._channel.receive():
+            messages = self._channel.receive()
+            for number, message in enumerate(messages, start=1):
+                if message.WhichOneof("message") == "load":
+                    # What follows is for the model.
+                    self._channel.unread(messages[number:])
+                    self._load(message.load)
+                    break
                 self._take(message)
 
     def _take(self, message: engine_pb2.ToEngine) -> None:
@@ -57,8 +63,6 @@ class Engine:
         kind = message.WhichOneof("message")
         if kind == "shutdown":
             self._ended = True
-        elif kind == "load":
-            self._load(message.load)
         elif kind == "generate":
             chunk = common_pb2.TokenChunk(
                 request_id=message.generate.request_id, finish=common_pb2.FAILED, error="not serving"

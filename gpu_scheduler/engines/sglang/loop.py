@@ -58,8 +58,12 @@ class Loop:
         if channel.closed:
             raise LeaveLoop("the gpu_scheduler is gone")
         inputs: list[Any] = []
-        for message in messages:
-            inputs += self._commands.take(message)
+        for number, message in enumerate(messages, start=1):
+            try:
+                inputs += self._commands.take(message)
+            except LeaveLoop:
+                channel.unread(messages[number:])
+                raise
         inputs += self._commands.tick(time.monotonic())
         self._probe(inputs)
         self._attend()

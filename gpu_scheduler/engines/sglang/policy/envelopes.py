@@ -85,11 +85,6 @@ class Envelopes:
         """Extents held."""
         return len(self._free_here)
 
-    @property
-    def balloon(self) -> int:
-        """Envelopes that are neither live nor available: there is no memory under them."""
-        return self.total - self.live - self.available
-
     def is_held(self, extent: int) -> bool:
         return extent in self._free_here
 

@@ -20,6 +20,19 @@ def test_messages_come_as_they_are_there_and_nothing_waits_but_wait() -> None:
     assert [message.parked.request_id for message in parent.recv_ready()] == ["x"]
 
 
+def test_what_is_put_back_comes_first_and_ends_the_wait() -> None:
+    ours, theirs = socket.socketpair()
+    parent, channel = BlockingChannel(ours.detach(), engine_pb2.FromEngine), Channel(theirs.detach())
+    for number in (1, 2, 3):
+        parent.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=str(number))))
+    assert channel.wait(None)
+    channel.unread(channel.receive()[1:])
+    parent.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id="4")))
+    assert channel.wait(None)
+    assert [message.abort.request_id for message in channel.receive()] == ["2", "3", "4"]
+    assert not channel.wait(0.0)
+
+
 def test_another_descriptor_ends_the_wait() -> None:
     ours, theirs = socket.socketpair()
     channel, event = Channel(theirs.detach()), os.eventfd(1)

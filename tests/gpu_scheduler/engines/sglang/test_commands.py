@@ -32,6 +32,18 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
         assert "is active" in (await end.fail(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))).reason
         assert "is active" in (await end.fail(wake=engine_pb2.Wake())).reason
 
+        # Commands on each other's heels: none is lost when the model leaves, or comes, between them.
+        end.send(unload=engine_pb2.Unload())
+        first = end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        second = end.send(unload=engine_pb2.Unload())
+        third = end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        await end.hear("done")
+        await end.hear("weights_mapped")
+        assert (await end.hear("failed")).failed.command_id == first
+        assert (await end.hear("done")).done.command_id == second
+        await end.hear("weights_mapped")
+        assert (await end.hear("done")).done.command_id == third
+
         await _impossible_requests(end)
         await _logprobs(end, models["llama"], prompts[1])
         await _seeds(end, prompts[2])
