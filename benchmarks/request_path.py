@@ -206,6 +206,7 @@ async def main() -> None:
     parser.add_argument("--group", choices=("gpu-scheduler", "stand-in"), default="gpu-scheduler")
     parser.add_argument("--pids", action="store_true", help="print process ids, for a profiler")
     options = parser.parse_args()
+    busy = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="prism") as name:
         folder = Path(name)
         direct = await directly(options, folder) if options.group != "stand-in" else {}
@@ -216,6 +217,7 @@ async def main() -> None:
             "command": " ".join(sys.argv),
             "commit": commit(),
             "hardware": hardware(),
+            "load_average_before": busy,  # other work on the same cores shows in every figure
             "group": options.group,
             "seconds": options.seconds,
             "on_time": "token k of a stream came before its first token + k / 20 s + 50 ms",
