@@ -204,9 +204,12 @@ class Device:
     ) -> tuple[int, list[Decision]]:
         """The claim's id; its RoomAnswer may be among the decisions already. No bytes: what was held for it is given
         up."""
-        out: list[Decision] = []
-        if nbytes == 0:
+        if nbytes <= 0:
+            # Answered at once: it wants nothing that an earlier claim could be before it for.
+            claim_id, out = next(self._serials), list[Decision]()
             self._release_hold(model, out)
+            out.append(RoomAnswer(claim_id, max(0, self._available(model)), 0, ()))
+            return claim_id, self._settle(now, out)
         claim = RoomClaim(
             id=next(self._serials),
             model=model,
@@ -215,10 +218,10 @@ class Device:
             may_retract=may_retract,
             began=now,
             deadline=deadline,
-            hold_s=hold_s if nbytes else 0.0,
+            hold_s=hold_s,
         )
         self.claims.append(claim)
-        return claim.id, self._settle(now, out)
+        return claim.id, self._settle(now, [])
 
     def cancel(self, now: float, claim_id: int) -> list[Decision]:
         """Whoever waited for a room went away."""

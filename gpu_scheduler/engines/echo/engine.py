@@ -80,7 +80,7 @@ class EchoEngine:
         if self._running:
             until_step = max(0.0, self._next_step - now)
             timeout = until_step if timeout is None else min(timeout, until_step)
-        if self._drain is not None:
+        if self._drain is not None and self._drain[0]:  # one that is over waits for nothing
             until_end = max(0.0, self._drain[1] - now)
             timeout = until_end if timeout is None else min(timeout, until_end)
         if self._stats_due:

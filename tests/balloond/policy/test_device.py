@@ -347,6 +347,16 @@ def test_the_same_room_asked_for_again_is_held_once(device):
     assert device.holds["b"].bytes == 60
 
 
+def test_giving_a_room_up_is_answered_at_once_also_behind_others_who_wait(device):
+    grow(device, 0, "A", 30)
+    room(device, 0, "b", 70)
+    device.book(0, "c", Booking())
+    report(device, 0, "A", reserve=30)
+    assert room(device, 1, "c", 20) == ["A asked for 20"]
+    assert room(device, 1, "b", 0) == ["room 70, short 0", "room 70, short 0"]
+    assert device.holds.keys() == {"c"}
+
+
 # --- whatever happens, the ledger adds up and nobody waits for ever
 
 
