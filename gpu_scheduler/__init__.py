@@ -11,3 +11,5 @@ sets the limits of its devices' leases.
 
 `policy/` decides and is pure; everything else carries decisions out.
 """
+
+import services.forking  # noqa: F401  (before grpc: this process starts engines)

@@ -67,8 +67,8 @@ async def build(service: Service) -> None:
     service.spawn(dispatcher.run(), "dispatcher")
     service.spawn(metrics.keep(report), "metrics")
     if balloond is not None:
-        service.spawn(follow_balloond(balloond, memory, dispatcher, changes), "follow balloond")
-        service.spawn(tell_demand(balloond, device, dispatcher.demand), "tell demand")
+        service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
+        service.spawn(tell_demand(balloond, memory, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images), "follow loader")
     service.on_drain(residency.close)

@@ -164,6 +164,19 @@ class Activation:
             floor_bytes=spec.floor_bytes if awake else 0,
         )
 
+    def book_again(self) -> None:
+        """A balloond whose keeper died as well knows of our models only what their engines showed: tell it the rest."""
+        for resident in self._residents:
+            if resident.engine is not None and resident.change is None:
+                awake = resident.residency == common_pb2.ACTIVE
+                tasks.spawn(self._book_again(resident, awake), f"book {resident.spec.name} again")
+
+    async def _book_again(self, resident: Resident, awake: bool) -> None:
+        try:
+            await self.entitle(resident, awake)
+        except PrismError as error:
+            _log.warning("booking not renewed", model=resident.spec.name, why=str(error))
+
     async def drop_booking(self, resident: Resident) -> None:
         """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again."""
         if self._balloond is None:

@@ -19,13 +19,19 @@ _DEMAND_EVERY_S = 1.0
 
 
 async def follow_balloond(
-    balloond: BalloondClient, memory: DeviceMemory, dispatcher: Dispatcher, changes: Watched[None]
+    balloond: BalloondClient,
+    memory: DeviceMemory,
+    dispatcher: Dispatcher,
+    changes: Watched[None],
+    on_return: Callable[[], None],
 ) -> None:
-    """Keeps `memory` fresh, for ever."""
+    """Keeps `memory` fresh, for ever. `on_return`: a balloond is there again, which may know less than the one before."""
     async for state in balloond.watch():
         if state is None:
             memory.lost("balloond is away")
         else:
+            if memory.known and memory.away:
+                on_return()
             for device in state.devices:
                 if device.device == memory.device:
                     memory.update(device, state.node)
@@ -33,16 +39,19 @@ async def follow_balloond(
         changes.set(None)
 
 
-async def tell_demand(balloond: BalloondClient, device: str, demand: Callable[[], dict[str, float]]) -> None:
+async def tell_demand(balloond: BalloondClient, memory: DeviceMemory, demand: Callable[[], dict[str, float]]) -> None:
     """Tells balloond how the models' shares of demand have changed, for ever. It takes decodes from those who are above
     theirs."""
     told: dict[str, float] = {}
     while True:
         await asyncio.sleep(_DEMAND_EVERY_S)
+        if memory.away:
+            told = {}  # the next one knows nothing of it
+            continue
         now = demand()
         if changed(told, now):
             try:
-                await balloond.set_demand(device, now)
+                await balloond.set_demand(memory.device, now)
                 told = now
             except PrismError as error:
                 _log.info("demand not told", why=str(error))

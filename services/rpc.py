@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
-
-# Services start children (engines) by fork and exec at once; gRPC's fork handlers would only complain about it. gRPC
-# reads this when it is imported.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc

@@ -4,3 +4,5 @@ topology    which processes, with which configuration files
 processes   start, wait until healthy, restart what dies, end all
 __main__    the command line, and what the person sees
 """
+
+import services.forking  # noqa: F401  (before grpc: this process starts all others)

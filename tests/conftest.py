@@ -1,0 +1,3 @@
+"""For all tests."""
+
+import services.forking  # noqa: F401  (before grpc: tests start processes)
