@@ -25,7 +25,7 @@ async def follow_balloond(
     changes: Watched[None],
     on_return: Callable[[], None],
 ) -> None:
-    """Keeps `memory` fresh, for ever. `on_return`: a balloond is there again, which may know less than the one before."""
+    """Keeps `memory` fresh, for ever. `on_return`: a balloond is there again, and may know less than the one before."""
     async for state in balloond.watch():
         if state is None:
             memory.lost("balloond is away")
