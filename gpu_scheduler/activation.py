@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable
+from typing import TypeVar
 
 from balloond.client import BalloondClient
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -25,6 +27,7 @@ from protos import common_pb2, engine_pb2
 from services import log, tasks
 from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
 
+T = TypeVar("T")
 _log = log.get(__name__)
 _ROOM_TIMEOUT_S = 20.0
 _UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
@@ -279,9 +282,9 @@ class Activation:
         return engine.command(message, lambda progress: self._residents.tell(resident, progress))
 
     async def _fill_from_image(self, resident: Resident, engine: Engine, command: Command) -> None:
-        mapped = await self._within(command.mapped())
+        mapped = await self.within(command.mapped())
         assert self._loader is not None
-        await self._within(
+        await self.within(
             self._loader.load_image(
                 resident.spec.name,
                 resident.spec.generation,
@@ -293,15 +296,16 @@ class Activation:
         engine.verify(command)
 
     async def _finish(self, resident: Resident, command: Command) -> None:
-        resident.measured = await self._within(command.done())
+        resident.measured = await self.within(command.done())
 
-    async def _within(self, work):  # type: ignore[no-untyped-def]
-        """`work` within the time of one residency command."""
+    async def within(self, work: Awaitable[T], extra_s: float = 0.0) -> T:
+        """`work` within the time of one residency command. Raises TimedOut."""
+        limit_s = self._config.engines.load_timeout_s + extra_s
         try:
-            async with asyncio.timeout(self._config.engines.load_timeout_s):
+            async with asyncio.timeout(limit_s):
                 return await work
         except TimeoutError:
-            raise TimedOut(f"not done within {self._config.engines.load_timeout_s:.0f} s") from None
+            raise TimedOut(f"not done within {limit_s:.0f} s") from None
 
     async def _save_image(self, resident: Resident) -> None:
         assert self._loader is not None

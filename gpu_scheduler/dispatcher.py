@@ -229,9 +229,6 @@ class Dispatcher:
             self._end(request, common_pb2.FAILED, "its engine died")
         self._on_engine_death(engine)
 
-    def running_on(self, engine: Engine) -> int:
-        return sum(1 for request in self._requests.values() if request.engine is engine)
-
     # --- the loop
 
     def changed(self) -> None:

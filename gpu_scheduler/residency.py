@@ -20,7 +20,7 @@ from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
-from services.errors import Conflict, PrismError, TimedOut, Unmet
+from services.errors import Conflict, PrismError, Unmet
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -193,7 +193,7 @@ class Residency:
         self._residents.set(resident, common_pb2.DRAINING)
         self._dispatcher.hand_back(resident.spec.name)
         command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=drain_ms)))
-        await self._within(command.done(), drain_ms / 1e3)
+        await self._activation.within(command.done(), drain_ms / 1e3)
 
     async def _hibernate(self, resident: Resident, engine: Engine) -> None:
         if resident.saving is not None:
@@ -207,7 +207,7 @@ class Residency:
             return
         command = engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate()))
         try:
-            await self._within(command.done(), 0)
+            await self._activation.within(command.done())
         except PrismError:
             # It is awake and drained; only a fresh start makes it serve again.
             await self._activation.release_engine(resident, engine)
@@ -216,14 +216,6 @@ class Residency:
             raise
         await self._activation.entitle(resident, awake=False)
         self._residents.set(resident, common_pb2.HIBERNATING)
-
-    async def _within(self, work, extra_s: float):  # type: ignore[no-untyped-def]
-        limit_s = self._config.engines.load_timeout_s + extra_s
-        try:
-            async with asyncio.timeout(limit_s):
-                return await work
-        except TimeoutError:
-            raise TimedOut(f"the engine did not answer within {limit_s:.0f} s") from None
 
     # --- engines that die
 

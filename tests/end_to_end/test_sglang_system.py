@@ -103,7 +103,6 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         assert [text for text, _, _ in await asyncio.gather(*streams)] == [texts[i % 5] for i in range(10)]
 
         # Asleep and awake again, beside another that streams.
-        await asyncio.sleep(0)
         await it.placement.evict(model, common_pb2.HIBERNATING)
         beside = asyncio.get_running_loop().create_task(all_of(MODELS[1]))
         assert await stream_text(client, model, ids[1]) == texts[1]
