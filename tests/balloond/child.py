@@ -4,6 +4,7 @@ import ctypes
 import select
 import sys
 import threading
+import time
 
 from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import KV, GrowRefused, Lease, LeaseRefused
@@ -119,6 +120,21 @@ class Child:
 
     def threads(self) -> int:
         return threading.active_count()
+
+    def settle(self) -> str:
+        """Waits until nothing is due on the lease's thread any more."""
+        loop, settled = self.lease.loop, threading.Event()
+
+        def look() -> None:
+            last = max((at for at, *_ in loop._timers), default=None)
+            if last is None:
+                settled.set()
+            else:
+                loop.later(last - time.monotonic(), look)
+
+        loop.call(look)
+        settled.wait()
+        return "ok"
 
     def detach(self) -> str:
         self.range.close()

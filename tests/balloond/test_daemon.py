@@ -1,6 +1,7 @@
 """Real processes: a keeper, a balloond, and children that hold memory."""
 
 import asyncio
+import re
 import resource
 import signal
 from pathlib import Path
@@ -311,28 +312,37 @@ async def test_an_address_without_memory_is_a_fault_and_one_with_fresh_memory_is
     await shared.until(lambda device: not device.leases)
 
 
-def switches(pid):
-    """How often the process's threads went to sleep by themselves."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        status = (task / "status").read_text()
-        total += int(status.partition("voluntary_ctxt_switches:")[2].split()[0])
-    return total
+def tasks(pid):
+    """The status of each thread of a process."""
+    return [
+        dict(re.findall(r"(\w+):\t(.*)", (task / "status").read_text())) for task in Path(f"/proc/{pid}/task").iterdir()
+    ]
+
+
+async def switches(pid):
+    """How often the process's threads went to sleep by themselves, once all of them sleep."""
+    while not all(task["State"].startswith("S") for task in tasks(pid)):
+        await asyncio.sleep(0)
+    return sum(int(task["voluntary_ctxt_switches"]) for task in tasks(pid))
 
 
 async def test_an_idle_driver_does_nothing(node, child):
-    """Nobody polls: while nothing happens to it, no thread of an engine wakes up."""
+    """Nobody polls: while a neighbour grows and shrinks, no thread of an idle engine wakes up."""
     await node.book("a", "b", "c")
-    one, other = child("a", 4, 8), child("b")
+    one, other, busy = child("a", 4, 8), child("b"), child("c", 4, 8)
     one.ask("acquire", 4)
     one.ask("usage", EXTENT)
     other.ask("acquire", 2)
-    await node.until(kv(10))
+    await node.until(kv(14))
     one.ask("release", 4)
     one.ask("empty")
-    await node.until(kv(2))
+    await node.until(kv(6))
+    assert await asyncio.gather(one.asked("settle"), other.asked("settle")) == ["ok", "ok"]
+    before = await switches(one.pid), await switches(other.pid)
 
-    await asyncio.sleep(1.5)  # what was under way settles: the reserve shrinks once after a second without growth
-    before = switches(one.pid), switches(other.pid)
-    await asyncio.sleep(0.5)
-    assert (switches(one.pid), switches(other.pid)) == before
+    # Longer than any of a driver's times: its reserve grows, and shrinks after a second without growth.
+    busy.ask("acquire", 20)
+    busy.ask("release", 20)
+    assert await busy.asked("settle") == "ok"
+    await node.until(kv(6))
+    assert (await switches(one.pid), await switches(other.pid)) == before
