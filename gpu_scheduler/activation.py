@@ -71,7 +71,8 @@ class Activation:
         """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a
         booking."""
         began = time.monotonic()
-        asleep = resident.engine is not None and resident.engine.alive
+        sleeper = resident.engine
+        asleep = sleeper is not None and sleeper.alive
         self._residents.set(resident, common_pb2.WAKING)
         try:
             await self._make_room(resident, asleep)
@@ -85,8 +86,12 @@ class Activation:
         await self._release_room(resident)
         await self._apply_operator_limit(resident)
         resident.deaths = 0
-        resident.wake_s = time.monotonic() - began
-        _log.info("model active", model=resident.spec.name, seconds=round(resident.wake_s, 3), from_sleep=asleep)
+        seconds, woke = time.monotonic() - began, asleep and resident.engine is sleeper
+        if woke:
+            resident.wake_s = seconds
+        else:
+            resident.cold_s = seconds
+        _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=woke)
         self._residents.set(resident, common_pb2.ACTIVE)
 
     # --- memory

@@ -170,7 +170,7 @@ class Dispatcher:
                 self._speeds[model].observe(chunk, chunk / resident.measured.prefill_tokens_per_s)
             self._backlog.model_active(model)
         else:
-            estimate = resident.wake_s or self._rules.wake_estimate_s
+            estimate = resident.up_s or self._rules.wake_estimate_s
             waking = resident.residency == common_pb2.WAKING
             self._backlog.model_waking(model, self._now() + estimate if waking else inf)
         self.changed()

@@ -32,7 +32,8 @@ _GAUGES = {
     "retractions": _gauge("retractions_requests", "running requests put back, since start"),
     "evicted_tokens": _gauge("evicted_tokens", "cached tokens dropped, since start"),
     "hibernations": _gauge("hibernations_count", "since start"),
-    "wake_s": _gauge("wake_seconds", "what the last activation took"),
+    "wake_s": _gauge("wake_seconds", "what the last wake-up from hibernation took"),
+    "cold_s": _gauge("cold_start_seconds", "what the last start in a fresh engine took"),
 }
 _KV_USE = _gauge("kv_use_ratio", "used bytes of the limit")
 _RESIDENCY = prometheus_client.Gauge("prism_residency", "1 for the state that a model is in", [*_LABELS, "state"])

@@ -68,6 +68,7 @@ class Report:
             decode_tokens=resident.total("decode_tokens"),
             prefill_tokens_per_s=resident.measured.prefill_tokens_per_s,
             wake_s=resident.wake_s,
+            cold_s=resident.cold_s,
             ttft_met=counters.ttft_met,
             ttft_missed=counters.ttft_missed,
             tpot_target_ms=counters.tpot_ms or resident.spec.default_slo.tpot_ms,

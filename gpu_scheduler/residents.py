@@ -45,11 +45,19 @@ class Resident:
     saving: asyncio.Task[None] | None = None
     """The image being made after a first load."""
     wake_s: float = 0.0
+    """What its last wake-up from hibernation took; 0: none yet."""
+    cold_s: float = 0.0
+    """What its last start in a fresh engine took; 0: none yet."""
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
     past: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
     """Counters of engines that are gone; `total` adds them."""
+
+    @property
+    def up_s(self) -> float:
+        """What bringing it up took the last time that it began as now, with or without an engine; 0: never done."""
+        return self.wake_s if self.engine is not None else self.cold_s
 
     def total(self, name: str) -> int:
         """A counter of EngineStats over all engines that the model had here."""

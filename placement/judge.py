@@ -16,6 +16,9 @@ from placement.policy.refusal import refusal
 from placement.policy.window import RateWindow
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 
+_WAKE_S, _COLD_S = 1.0, 30.0
+"""What waking up and starting cold are thought to take until a group has measured it."""
+
 
 @dataclass(frozen=True)
 class Yielding:
@@ -133,6 +136,7 @@ class Judge:
                 entry = self._cluster.entry(resident.model)
                 if entry is None or resident.residency not in PRESENT:
                     continue
+                cold_s = resident.cold_s or _COLD_S
                 steady = resident.residency in (common_pb2.ACTIVE, common_pb2.HIBERNATING)
                 asleep = resident.residency == common_pb2.HIBERNATING
                 found.append(
@@ -141,7 +145,8 @@ class Judge:
                         place,
                         hibernating=asleep,
                         idle_s=resident.idle_s if steady else 0.0,
-                        wake_s=resident.wake_s or 1.0,
+                        wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                        cold_s=cold_s,
                         host_bytes=resident.private_bytes,
                     )
                 )

@@ -96,6 +96,8 @@ async def test_an_evicted_model_hibernates_and_wakes_at_its_next_request(slow):
     after = await slow.complete(MODELS[0], PROMPT, 8)
     assert after["choices"] == before["choices"]
     await slow.wait_residency(MODELS[0], common_pb2.ACTIVE)
+    measured = await slow.measured(MODELS[0])
+    assert measured.cold_s > 0 and measured.wake_s > 0
 
 
 async def test_explain_tells_why_a_model_is_where_it_is(slow):

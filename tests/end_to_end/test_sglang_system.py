@@ -93,8 +93,7 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
             asyncio.get_running_loop().create_task(it.stream(model, ids[i % 5], 40, started[i])) for i in range(10)
         ]
         await asyncio.wait([asyncio.get_running_loop().create_task(event.wait()) for event in started], timeout=60)
-        pid = await engine_of(it, model)
-        os.kill(pid, signal.SIGKILL)
+        os.kill((await it.measured(model)).engine_pid, signal.SIGKILL)
         assert [text for text, _, _ in await asyncio.gather(*streams)] == [texts[i % 5] for i in range(10)]
 
         # balloond killed under the same.
@@ -108,20 +107,3 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         assert await stream_text(client, model, ids[1]) == texts[1]
         assert await beside
         await client.close()
-
-
-async def engine_of(it, model):
-    """The pid of the engine that serves the model."""
-    from gpu_scheduler.client import GpuSchedulerClient
-
-    for device in it.local.devices:
-        client = GpuSchedulerClient(it.local.unix(it.local.scheduler(device)))
-        try:
-            async for state in client.watch():
-                for resident in state.residents:
-                    if resident.model == model and resident.engine_pid:
-                        return resident.engine_pid
-                break
-        finally:
-            await client.close()
-    raise AssertionError(f"{model} has no engine")

@@ -18,8 +18,9 @@ import aiohttp
 
 from deploy.local.processes import System
 from deploy.local.topology import Local
+from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
-from protos import common_pb2, placement_pb2
+from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
@@ -108,6 +109,20 @@ class World:
         found = [(g.group, m) for g in (await self.placement.cluster()).groups for m in g.models if m.model == model]
         found.sort(key=lambda pair: pair[1].residency != common_pb2.ACTIVE)
         return found[0] if found else None
+
+    async def measured(self, model: str) -> gpu_scheduler_pb2.Resident:
+        """What the group that has the model tells of it."""
+        for device in self.local.devices:
+            client = GpuSchedulerClient(self.local.unix(self.local.scheduler(device)))
+            try:
+                async for state in client.watch():
+                    for resident in state.residents if state is not None else ():
+                        if resident.model == model:
+                            return resident
+                    break
+            finally:
+                await client.close()
+        raise AssertionError(f"{model} is on no group")
 
     async def until(self, condition: Any, what: str, timeout_s: float = 60.0) -> Any:
         """Waits until `condition()` (async) is true; the cluster's state changes are not pushed to tests."""

@@ -163,3 +163,9 @@ async def test_models_that_make_way_are_brought_down_first(group):
     await asyncio.wait([change.task])
     assert group.residents.get("m") is None
     assert group.residents.get("n").residency == common_pb2.ACTIVE
+
+
+async def test_what_a_cold_start_took_is_not_taken_for_a_wake_up(group):
+    await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    assert resident.cold_s > 0 and resident.wake_s == 0
