@@ -108,7 +108,7 @@ def filled(waiting: list[Waiting]) -> Backlog:
 
 
 def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
-    memory = Memory({f"model-{i}": ModelMemory(1 << 50, 0, page_bytes=GIB >> 9, page_tokens=16) for i in range(MODELS)})
+    memory = Memory({f"model-{i}": ModelMemory(1 << 50, 0, token_bytes=GIB >> 13) for i in range(MODELS)})
     for load in LOADS:
         waiting = requests(n, load)
         jobs = [Job(r.request_id, r.deadline, r.prompt_tokens / 25_000) for r in waiting]

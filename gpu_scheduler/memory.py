@@ -34,26 +34,29 @@ class DeviceMemory:
         """For models with these envelopes. `committed`: bytes that each one's started requests were admitted with.
 
         What models hold and nobody runs on (reserves, cached prefixes) counts as free: balloond takes it back, from
-        whoever has it, before a growth is refused.
+        whoever has it, before a growth is refused. What of it is under a floor only the model itself may use.
         """
         if not self.known:
-            unbounded = {m: ModelMemory(UNBOUNDED, 0, page_bytes=b, devices=()) for m, b in kv_bytes_per_token.items()}
-            return Memory(unbounded)
+            return Memory({model: ModelMemory(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()})
         limits = {booking.model: booking.limit_bytes for booking in self.state.bookings}
         floors = {booking.model: booking.floor_bytes for booking in self.state.bookings}
         free = self.state.free_bytes
-        models = {}
+        kept: dict[str, int] = {}
         for lease in self.state.leases:
             idle = lease.kv_reserve_bytes + lease.kv_cached_bytes
-            free += max(0, min(idle, lease.kv_bytes - floors.get(lease.model, 0)))
-        for model, page_bytes in kv_bytes_per_token.items():
+            offered = max(0, min(idle, lease.kv_bytes - floors.get(lease.model, 0)))
+            free += offered
+            kept[lease.model] = idle - offered
+        models = {}
+        for model, token_bytes in kv_bytes_per_token.items():
             lease = self.lease(model)
             used = lease.kv_used_bytes if lease is not None else 0
             models[model] = ModelMemory(
                 limit=limits.get(model, self.state.capacity_bytes),
-                held=used,
+                held=used + kept.get(model, 0),
+                reclaimable=kept.get(model, 0),
                 growth=max(0, committed.get(model, 0) - used),
-                page_bytes=page_bytes,
+                token_bytes=token_bytes,
                 devices=(self.device,),
             )
         return Memory(models, {self.device: free})

@@ -35,21 +35,19 @@ class ModelMemory:
 
     limit: int
     held: int
-    """Bytes of its kv extents."""
+    """Bytes that are its own: of running requests, and those of `reclaimable`."""
     reclaimable: int = 0
-    """Bytes of `held` that a new request may take: the reserve and cached prefixes."""
+    """Bytes of `held` that nobody runs on and only a new request of this model may take."""
     growth: int = 0
     """Bytes beyond `held` that requests which were started are still expected to take, those in prefill included."""
-    page_bytes: int = 1
-    page_tokens: int = 1
-    """One envelope: its bytes on one device and its tokens."""
+    token_bytes: int = 1
+    """Of one token on one device."""
     devices: tuple[str, ...] = ()
 
     def bytes_for(self, request: Waiting) -> int:
-        """What the prompt and the forecast of the decode take, in whole envelopes. A cached prefix counts in full:
-        while nobody uses it, it counts in `reclaimable` too."""
-        tokens = request.prompt_tokens + request.decode_tokens
-        return -(-tokens // self.page_tokens) * self.page_bytes
+        """What the prompt and the forecast of the decode take. A cached prefix counts in full: while nobody uses it,
+        it counts as free too."""
+        return (request.prompt_tokens + request.decode_tokens) * self.token_bytes
 
 
 @dataclass(frozen=True, slots=True)

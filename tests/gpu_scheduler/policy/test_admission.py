@@ -96,10 +96,9 @@ def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_nobody(
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-def test_prompt_and_forecast_of_the_decode_count_in_whole_envelopes():
-    memory = ModelMemory(limit=0, held=0, page_bytes=100, page_tokens=16)
-    assert memory.bytes_for(Waiting("r", "a", 0.0, prompt_tokens=16)) == 100
-    assert memory.bytes_for(Waiting("r", "a", 0.0, prompt_tokens=16, decode_tokens=1)) == 200
+def test_prompt_and_forecast_of_the_decode_count():
+    memory = ModelMemory(limit=0, held=0, token_bytes=100)
+    assert memory.bytes_for(Waiting("r", "a", 0.0, prompt_tokens=16, decode_tokens=2)) == 1800
 
 
 MEMORY_TABLE = """
@@ -175,8 +174,6 @@ def test_one_pass_never_grants_more_than_there_is(data):
             held=(held := data.draw(number)),
             reclaimable=data.draw(st.integers(0, held)),
             growth=data.draw(st.integers(0, 512)),
-            page_bytes=16,
-            page_tokens=16,
             devices=("d0",),
         )
         for name in "ab"
