@@ -42,10 +42,10 @@ class RoomMaker:
                 hold_ms=int(1e3 * _HELD_S),
                 timeout_s=_TIMEOUT_S,
             )
-            _log.debug("room", model=need.model, bytes=need.bytes, short=room.short_bytes)
+            _log.debug("room", request=need.for_request, model=need.model, bytes=need.bytes, short=room.short_bytes)
             if room.short_bytes == 0:
                 self._on_room()
         except PrismError as error:
-            _log.info("no room", model=need.model, why=str(error))
+            _log.info("no room", request=need.for_request, model=need.model, why=str(error))
         finally:
             self._asking.discard(need.model)

@@ -92,6 +92,11 @@ class Judge:
             self._config.default_tpot_ms / 1e3,
         )
 
+    def rates(self) -> dict[str, float]:
+        """Tokens per second of every model that has had any."""
+        now = self._now()
+        return {name: window.rate(now) for name, window in self._windows.items()}
+
     def demands(self) -> dict[str, float]:
         """w of every model."""
         return {name: self._demand(entry.model) for name, entry in self._cluster.catalogue.items()}

@@ -195,6 +195,9 @@ class Reconciler:
     def demands(self) -> dict[str, float]:
         return self._judge.demands()
 
+    def rates(self) -> dict[str, float]:
+        return self._judge.rates()
+
 
 def _action(target: common_pb2.Residency) -> str:
     return "hibernate" if target == common_pb2.HIBERNATING else "go cold"

@@ -67,4 +67,4 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.MigrateResponse(seconds=await self._reconciler.migrate(request.model, request.to_group))
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
-        return cluster_view(self._cluster, self._reconciler.demands())
+        return cluster_view(self._cluster, self._reconciler.demands(), self._reconciler.rates())

@@ -9,12 +9,14 @@ from placement.cluster import PRESENT, Cluster, Group
 from protos import placement_pb2
 
 
-def cluster_view(cluster: Cluster, demands: Mapping[str, float]) -> placement_pb2.Cluster:
-    """Every group with its models; `demands`: model -> w."""
-    return placement_pb2.Cluster(groups=[_group(group, demands) for group in cluster.groups.values()])
+def cluster_view(
+    cluster: Cluster, demands: Mapping[str, float], rates: Mapping[str, float] | None = None
+) -> placement_pb2.Cluster:
+    """Every group with its models; `demands`: model -> w, `rates`: model -> tokens per second."""
+    return placement_pb2.Cluster(groups=[_group(group, demands, rates or {}) for group in cluster.groups.values()])
 
 
-def _group(group: Group, demands: Mapping[str, float]) -> placement_pb2.Group:
+def _group(group: Group, demands: Mapping[str, float], rates: Mapping[str, float]) -> placement_pb2.Group:
     view = placement_pb2.Group(
         group=group.name,
         address=group.address,
@@ -39,6 +41,7 @@ def _group(group: Group, demands: Mapping[str, float]) -> placement_pb2.Group:
             kv_held_bytes=resident.kv_held_bytes,
             kv_limit_bytes=resident.kv_limit_bytes,
             weights_bytes=resident.weights_bytes,
+            tokens_per_s=rates.get(resident.model, 0.0),
         )
     view.pressure = demand / left if left > 0 else (inf if demand else 0.0)
     return view

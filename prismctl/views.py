@@ -77,8 +77,7 @@ def decisions(list_: list[placement_pb2.Decision]) -> list[dict[str, Any]]:
             "reason": decision.reason,
             "outcome": decision.outcome,
             "candidates": [
-                {"group": candidate.group, "pressure": candidate.pressure, "note": candidate.note}
-                for candidate in decision.candidates
+                {"group": candidate.group, "pressure": candidate.pressure} for candidate in decision.candidates
             ],
         }
         for decision in list_

@@ -226,7 +226,7 @@ def _first_fit_decreasing(field: Field, candidates: Sequence[Candidate], *, stay
 
 
 def _may_stay(field: Field, c: Candidate) -> bool:
-    return c.current is not None and c.model.may_use(c.current.group) and field.has(c.current)
+    return c.current is not None and field.has(c.current)
 
 
 def _unplaced(reasons: dict[str, Reason]) -> int:

@@ -49,7 +49,6 @@ class _Block:
         self._left_after: Floats = np.empty_like(capacity)
         self._unfit: Mask = np.empty(capacity.shape, dtype=np.bool_)
         self._full: Mask = np.empty(capacity.shape, dtype=np.bool_)
-        self._forbidden: dict[frozenset[str], Mask] = {}
 
     def copy(self) -> _Block:
         other = _Block.__new__(_Block)
@@ -87,15 +86,7 @@ class _Block:
         if model.needed == model.fixed:  # a floor that finds its place leaves something for KV anyway
             np.less_equal(self._left_after, 0.0, out=self._full)
             np.logical_or(self._unfit, self._full, out=self._unfit)
-        if model.allowed is not None:
-            np.logical_or(self._unfit, self._not_in(model.allowed), out=self._unfit)
         return self._unfit
-
-    def _not_in(self, allowed: frozenset[str]) -> Mask:
-        if allowed not in self._forbidden:
-            rows = np.array([group.name not in allowed for group in self.groups], dtype=np.bool_)
-            self._forbidden[allowed] = np.repeat(rows, self.size)
-        return self._forbidden[allowed]
 
     def place(self, indices: Iterable[int]) -> Place:
         indices = list(indices)

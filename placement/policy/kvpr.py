@@ -59,8 +59,6 @@ class Model:
     parts: int = 1
     pinned: bool = False
     """It never leaves the place it has."""
-    allowed: frozenset[str] | None = None
-    """Names of the groups that may serve it; None: all."""
 
     @property
     def fixed(self) -> int:
@@ -76,10 +74,6 @@ class Model:
     def part_demand(self) -> float:
         """Demand on each device of the model."""
         return self.demand / self.parts
-
-    def may_use(self, group: str) -> bool:
-        """Whether the group is one of those it is allowed on."""
-        return self.allowed is None or group in self.allowed
 
     def asleep(self) -> Model:
         """The same model hibernating: its quota stays booked, everything else is gone."""

@@ -45,7 +45,7 @@ def activate(
     found: list[_Found] = []
     lacking: list[tuple[int, str]] = []
     for group in groups:
-        if model.may_use(group.name) and could_hold(model, group):
+        if could_hold(model, group):
             here = by_group.get(group.name, [])
             option = _try(model, group, here, rules)
             if option is not None:

@@ -10,16 +10,14 @@ from placement.policy.kvpr import Group, Model, share
 
 def refusal(model: Model, groups: Sequence[Group]) -> Refuse | None:
     """Why no group could ever hold the model; None if one could. For `AddModel` and for `plan`."""
-    allowed = [group for group in groups if model.may_use(group.name)]
-    if any(could_hold(model, group) for group in allowed):
+    if any(could_hold(model, group) for group in groups):
         return None
-    if not allowed:
-        names = ", ".join(sorted(model.allowed or ()))
-        return Refuse(model.name, f"no group is here that it is allowed on ({names or 'any'})")
-    have = max(len(group.devices) for group in allowed)
+    if not groups:
+        return Refuse(model.name, "no group is here")
+    have = max(len(group.devices) for group in groups)
     if have < model.parts:
         return Refuse(model.name, f"it needs {model.parts} devices of one group, the largest group has {have}")
-    capacity, largest = max((_nth_capacity(model, group), group.name) for group in allowed)
+    capacity, largest = max((_nth_capacity(model, group), group.name) for group in groups)
     return Refuse(model.name, f"{arithmetic(model)}; the largest group, {largest}, has {capacity:,}")
 
 

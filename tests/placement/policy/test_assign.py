@@ -30,7 +30,6 @@ def clusters(draw, sizes=(1, 2, 4)):
             quota=draw(st.integers(0, 5)),
             parts=draw(st.sampled_from([1, 1, 1, 2, 4])),
             pinned=draw(st.sampled_from([False, False, False, True])),
-            allowed=draw(st.sampled_from([None, None, None, frozenset({"g0", "g2"})])),
         )
         group = draw(st.sampled_from(groups))
         current = None
@@ -66,10 +65,10 @@ def obvious(groups, candidates, booked):
         best, best_place = inf, None
         for group in order:
             worst, devices = books.best(c.model, group)
-            if c.model.may_use(group.name) and worst < best:
+            if worst < best:
                 best, best_place = worst, Place(group.name, devices)
         stay = inf
-        if c.current and c.model.may_use(c.current.group):
+        if c.current:
             stay = max(books.resulting(c.model, device) for device in c.current.devices)
         if best_place is None:
             continue
@@ -93,7 +92,6 @@ def check_placement(groups, candidates, booked, places):
         assert len(set(place.devices)) == c.model.parts
         assert set(place.devices) <= by_group[place.group]
         if place != c.current:
-            assert c.model.may_use(place.group)
             assert not (c.model.pinned and c.current)
             moved_in |= set(place.devices)
         books.book(c.model, place.devices)

@@ -87,11 +87,6 @@ def test_what_could_never_fit_is_refused():
     assert isinstance(activate(new(500), GROUPS, []).outcome, Refuse)
 
 
-def test_only_allowed_groups_are_tried():
-    activation = activate(new(allowed=frozenset({"A"})), GROUPS, [on("A", "hot", 20, demand=50.0)])
-    assert activation.outcome.place.group == "A"
-
-
 def test_a_tensor_parallel_model_has_its_parts_freed_on_the_devices_that_it_takes():
     group = Group("T", (Device("t0", 100), Device("t1", 100)))
     idle = Resident(Model("idle", weights=80), Place("T", ("t1",)), idle_s=60.0)

@@ -1,0 +1,31 @@
+from math import inf
+
+from placement.view import cluster_view
+from protos import common_pb2
+from tests.placement.fakes import MIB, FakeCluster
+
+
+def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
+    world = FakeCluster(groups=1)
+    world.model("busy", floor=0)
+    world.groups[0].put("busy", weights_bytes=60 * MIB, running=2)
+    world.tell()
+    world.judge.observe()
+    world.groups[0].put("busy", weights_bytes=60 * MIB, running=2, decode_tokens=600)
+    world.tell()
+    world.judge.observe()
+    world.time += 5.0
+    (group,) = cluster_view(world.cluster, {"busy": 80.0}, world.judge.rates()).groups
+    assert (group.group, group.reachable, group.free_bytes) == ("g0", True, 100 * MIB)
+    assert group.pressure == 80.0 / (40 * MIB)
+    (model,) = group.models
+    assert (model.model, model.running, model.demand, model.tokens_per_s) == ("busy", 2, 80.0, 120.0)
+
+
+def test_a_group_whose_weights_leave_nothing_has_infinite_pressure_while_somebody_asks():
+    world = FakeCluster(groups=1)
+    world.model("full")
+    world.groups[0].put("full", common_pb2.ACTIVE, weights_bytes=100 * MIB)
+    world.tell()
+    assert cluster_view(world.cluster, {"full": 1.0}).groups[0].pressure == inf
+    assert cluster_view(world.cluster, {}).groups[0].pressure == 0.0
