@@ -1,29 +1,44 @@
-"""Backends by device name. Imported lazily: a backend's libraries are needed only where its devices are."""
+"""Backends by device name, "cpu:N" or "cuda:N". Imported lazily: a backend's libraries are needed only where its
+devices are."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 from balloond.backends.base import ExtentMaker, Mapper
 from services.errors import Invalid
 
+KINDS = ("cpu", "cuda")
 
-def _kind(device: str) -> str:
+
+def parse(device: str) -> tuple[str, int]:
+    """("cuda", 1) of "cuda:1". Raises Invalid for a device without a backend."""
     kind, _, number = device.partition(":")
-    if kind != "cpu" or not number.isdecimal():
-        raise Invalid(f'device {device!r}: there is a backend for "cpu:N" only')
-    return kind
+    if kind not in KINDS or not number.isdecimal():
+        raise Invalid(f'device {device!r}: there are backends for "cpu:N" and "cuda:N" only')
+    return kind, int(number)
 
 
 def maker(device: str) -> ExtentMaker:
-    """Raises Invalid for a device without a backend."""
-    _kind(device)
+    """Raises Invalid for a device without a backend, OSError without its driver."""
+    kind, index = parse(device)
+    if kind == "cuda":
+        from balloond.backends.cuda import CudaMaker
+
+        return CudaMaker(index)
     from balloond.backends.cpu import CpuMaker
 
     return CpuMaker()
 
 
-def mapper(device: str) -> Mapper:
-    """Raises Invalid for a device without a backend."""
-    _kind(device)
+def mapper(device: str, streams: Callable[[], Sequence[int]] = lambda: (0,)) -> Mapper:
+    """`streams`: whose work may touch the memory, as raw handles, for fences; only devices with queues look at it.
+    Raises Invalid for a device without a backend."""
+    kind, index = parse(device)
+    if kind == "cuda":
+        from balloond.backends.cuda import CudaMapper
+
+        return CudaMapper(index, streams)
     from balloond.backends.cpu import CpuMapper
 
     return CpuMapper()

@@ -1,6 +1,6 @@
 """Memory of one kind of device, in two halves: who makes extents (balloond) and who maps them (engines and loader).
 
-A backend is chosen by the device's name: "cpu:0" has the CPU's.
+A backend is chosen by the device's name: "cpu:0" has the CPU's, "cuda:0" CUDA's.
 """
 
 from __future__ import annotations
@@ -43,13 +43,14 @@ class Mapper(Protocol):
         ...
 
     def unmap(self, address: int, nbytes: int) -> None:
-        """Takes away whatever is mapped there; the addresses stay reserved."""
+        """Takes away the whole extents that are mapped there, back to back; the addresses stay reserved. Waits for no
+        work of the device: none may touch them any more."""
         ...
 
     def poison(self, address: int, nbytes: int) -> None:
-        """Fills mapped memory with a pattern that is not a number in any float type."""
+        """Fills mapped memory with a pattern that is not a number in any float type, and waits until it is there."""
         ...
 
     def fence(self) -> Fence:
-        """After all work that the calling thread has given the device so far."""
+        """After all work that the device has been given so far."""
         ...

@@ -55,12 +55,13 @@ def _release(managed: Any) -> None:
 
 
 def tensor_over(address: int, nbytes: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A uint8 tensor of `nbytes` at `address`. The addresses must stay reserved as long as the tensor lives."""
+    """A uint8 tensor of `nbytes` at `address`. The addresses must stay reserved as long as the tensor lives. To torch
+    all devices "cpu:N" are one."""
     where = torch.device(device)
     shape = (ctypes.c_int64 * 1)(nbytes)
     managed = _Managed()
     managed.tensor.data = address
-    managed.tensor.device = _Device(_KINDS[where.type], where.index or 0)
+    managed.tensor.device = _Device(_KINDS[where.type], (where.index or 0) if where.type == "cuda" else 0)
     managed.tensor.ndim = 1
     managed.tensor.dtype = _Type(_UINT, 8, 1)
     managed.tensor.shape = shape

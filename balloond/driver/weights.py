@@ -54,7 +54,8 @@ class WeightsRange:
         self._lease.give_back([extent.id for extent in granted])
 
     def leave(self) -> None:
-        """Unmaps and returns everything; the addresses stay. The device must be done with it."""
+        """Unmaps and returns everything; the addresses stay. Waits for nothing, so the device must be done with it: on
+        CUDA the engine synchronises first, or a kernel that still reads is a fault."""
         if self._ids:
             self._mapper.unmap(self.address, self.mapped_bytes)
             self._lease.give_back(self._ids)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from balloond.backends.cpu import CpuMapper
+import torch
+
+from balloond.backends import mapper
+from balloond.backends.base import Mapper
 from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
 from balloond.driver.tensor import tensor_over
 from balloond.driver.weights import WeightsRange
+from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import NoMemory
 from gpu_scheduler.engines.sglang.memory import Memory
 
 if TYPE_CHECKING:
-    import torch
-
     from gpu_scheduler.engines.sglang.options import Options
     from protos import engine_pb2
 
@@ -26,7 +28,7 @@ _WEIGHTS_S = 30.0
 class _Weights:
     """A weights range that says NoMemory."""
 
-    def __init__(self, lease: Lease, mapper: CpuMapper, span_bytes: int, extent_bytes: int) -> None:
+    def __init__(self, lease: Lease, mapper: Mapper, span_bytes: int, extent_bytes: int) -> None:
         self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes)
         self.address = self._range.address
 
@@ -43,14 +45,23 @@ class _Weights:
         self._range.close()
 
 
+def _streams() -> list[int]:
+    """Those that may touch the KV: the engine thread's own, and SGLang's for the forward pass."""
+    streams = {torch.cuda.current_stream().cuda_stream}
+    scheduler = getattr(current.instance(), "scheduler", None)
+    if scheduler is not None:
+        streams.add(scheduler.forward_stream.cuda_stream)
+    return list(streams)
+
+
 class LeaseDriver:
     """One lease."""
 
     def __init__(self, load: engine_pb2.Load, options: Options) -> None:
         self._load = load
         self._options = options
-        self._device = load.device.partition(":")[0]
-        self._mapper = CpuMapper()
+        self._device = torch.device(load.device)
+        self._mapper = mapper(load.device, _streams)
         self.page_bytes = self._mapper.page_bytes
         try:
             self._lease = Lease.attach(load.balloond_socket, load.device, load.model.name, timeout_s=_ATTACH_S)

@@ -95,7 +95,7 @@ def test_host_code_has_no_queue_so_its_fence_is_open(mapper):
     assert mapper.fence().done()
 
 
-@pytest.mark.parametrize("name", ["tpu:0", "cpu", "cpu:x"])
+@pytest.mark.parametrize("name", ["tpu:0", "cpu", "cpu:x", "cuda", "cuda:-1"])
 def test_a_device_without_a_backend_is_refused_by_name(name):
     with pytest.raises(Invalid, match=name):
         backends.maker(name)

@@ -1,0 +1,192 @@
+"""A GPU's memory through the driver's virtual memory calls.
+
+An extent is one physical allocation, exported as a descriptor and then let go: whoever holds the descriptor, or a
+mapping, holds the memory. Neither `cuMemCreate` nor the export needs a context, so a process that only makes extents
+takes no memory of the device for itself.
+
+N of "cuda:N" is the ordinal that CUDA gives the device in this process (`CUDA_VISIBLE_DEVICES` counts), so all
+processes of a node have to see the same devices in the same order.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cuda.bindings import driver as cu
+
+PAGE_BYTES = 2 << 20
+"""The smallest that the driver maps."""
+
+_DESCRIPTOR = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+_ON_DEVICE = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+_SUCCESS = cu.CUresult.CUDA_SUCCESS
+_UNTIMED = cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
+_NOT_READY = cu.CUresult.CUDA_ERROR_NOT_READY
+_ERRNO = {
+    cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY: errno.ENOMEM,
+    cu.CUresult.CUDA_ERROR_INVALID_VALUE: errno.EINVAL,
+    cu.CUresult.CUDA_ERROR_NO_DEVICE: errno.ENODEV,
+    cu.CUresult.CUDA_ERROR_INVALID_DEVICE: errno.ENODEV,
+    # So the driver says that the process may open no more descriptors.
+    cu.CUresult.CUDA_ERROR_OPERATING_SYSTEM: errno.EMFILE,
+}
+
+
+def call(function: Callable[..., tuple[Any, ...]], *arguments: object) -> Any:
+    """What a call of the driver gives. Raises OSError with one line."""
+    try:
+        error, *values = function(*arguments)
+    except RuntimeError as missing:  # how the bindings say that there is no driver, or that it lacks the function
+        raise OSError(errno.ENODEV, f"{function.__name__}: {missing}") from None
+    _check(function, error)
+    return values[0] if values else None
+
+
+def _check(function: Callable[..., object], error: cu.CUresult) -> None:
+    if error != _SUCCESS:
+        raise OSError(_ERRNO.get(error, errno.EIO), f"{function.__name__}: {error.name}")
+
+
+class Context:
+    """The primary context of a device, which torch uses too. It takes some hundred MiB of the device from the first
+    `enter` to the end of the process."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._context: Any = None
+        self._lock = threading.Lock()
+
+    def enter(self) -> None:
+        """Makes it the calling thread's. Under a microsecond once it exists, so nobody has to remember where it was
+        done."""
+        if self._context is None:
+            with self._lock:
+                if self._context is None:
+                    call(cu.cuInit, 0)
+                    self._context = call(cu.cuDevicePrimaryCtxRetain, call(cu.cuDeviceGet, self._index))
+        call(cu.cuCtxSetCurrent, self._context)
+
+
+class CudaMaker:
+    """Makes extents."""
+
+    page_bytes = PAGE_BYTES
+
+    def __init__(self, index: int) -> None:
+        """Raises OSError without a driver."""
+        call(cu.cuInit, 0)
+        self._properties = cu.CUmemAllocationProp()
+        self._properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._properties.location.type = _ON_DEVICE
+        self._properties.location.id = index
+        self._properties.requestedHandleTypes = _DESCRIPTOR
+
+    def create(self, nbytes: int) -> int:
+        handle = call(cu.cuMemCreate, nbytes, self._properties, 0)
+        try:
+            return int(call(cu.cuMemExportToShareableHandle, handle, _DESCRIPTOR, 0))
+        finally:
+            call(cu.cuMemRelease, handle)
+
+
+class _Fence:
+    """Events behind the work of some streams."""
+
+    def __init__(self, events: list[Any], mapper: CudaMapper) -> None:
+        self._events = events
+        self._mapper = mapper
+
+    def done(self) -> bool:
+        while self._events and self._mapper.passed(self._events[-1]):
+            self._mapper.recycle(self._events.pop())
+        return not self._events
+
+
+class CudaMapper:
+    """Maps extents into this process. Extents are mapped one by one: what costs is the access of each (28 us, whatever
+    its size and however many one call covers)."""
+
+    page_bytes = PAGE_BYTES
+
+    def __init__(self, index: int, streams: Callable[[], Sequence[int]] = lambda: (0,)) -> None:
+        """`streams` gives the handles of the streams whose work may touch the memory, whenever a fence is made; 0 is
+        the legacy default stream."""
+        self._context = Context(index)
+        self._streams = streams
+        access = cu.CUmemAccessDesc()
+        access.location.type = _ON_DEVICE
+        access.location.id = index
+        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self._access = [access]
+        self._mapped: dict[int, int] = {}
+        """Address -> bytes of each extent."""
+        self._events: deque[Any] = deque()
+        """Free ones."""
+        self._poison_stream: Any = None
+
+    def reserve(self, span: int) -> int:
+        self._context.enter()
+        return int(call(cu.cuMemAddressReserve, span, 0, 0, 0))
+
+    def release(self, address: int, span: int) -> None:
+        self._context.enter()
+        for start in list(self._mapped):
+            if address <= start < address + span:
+                self.unmap(start, self._mapped[start])
+        call(cu.cuMemAddressFree, address, span)
+
+    def map(self, address: int, fd: int, nbytes: int) -> None:
+        self._context.enter()
+        handle = call(cu.cuMemImportFromShareableHandle, fd, _DESCRIPTOR)
+        try:
+            call(cu.cuMemMap, address, nbytes, 0, handle, 0)
+        finally:
+            # A mapping keeps the memory without it.
+            call(cu.cuMemRelease, handle)
+        try:
+            call(cu.cuMemSetAccess, address, nbytes, self._access, 1)
+        except OSError:
+            call(cu.cuMemUnmap, address, nbytes)
+            raise
+        self._mapped[address] = nbytes
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self._context.enter()
+        call(cu.cuMemUnmap, address, nbytes)
+        end = address + nbytes
+        while address < end:
+            address += self._mapped.pop(address)
+
+    def poison(self, address: int, nbytes: int) -> None:
+        self._context.enter()
+        if self._poison_stream is None:
+            self._poison_stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        # All ones is NaN in every float type. Waited for, or it would overtake what its next owner writes.
+        call(cu.cuMemsetD8Async, address, 0xFF, nbytes, self._poison_stream)
+        call(cu.cuStreamSynchronize, self._poison_stream)
+
+    def fence(self) -> _Fence:
+        self._context.enter()
+        return _Fence([self._record(stream) for stream in self._streams()], self)
+
+    def _record(self, stream: int) -> Any:
+        event = self._events.pop() if self._events else call(cu.cuEventCreate, _UNTIMED)
+        call(cu.cuEventRecord, event, stream)
+        return event
+
+    def passed(self, event: Any) -> bool:
+        """For fences. Never waits; raises OSError when the device has failed."""
+        self._context.enter()
+        (result,) = cu.cuEventQuery(event)
+        if result == _NOT_READY:
+            return False
+        _check(cu.cuEventQuery, result)
+        return True
+
+    def recycle(self, event: Any) -> None:
+        """For fences: the event has passed."""
+        self._events.append(event)
