@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from balloond import records
 from balloond.backends.base import ExtentMaker
@@ -20,6 +21,9 @@ class Custody:
         self._makers = dict(makers)
         self._keeper = keeper
         self._fds: dict[int, int] = {}
+        self._leaving: defaultdict[str, dict[asyncio.Task[None], int]] = defaultdict(dict)
+        """By device, bytes that were destroyed here and whose memory lasts until the keeper has closed its
+        descriptors."""
 
     def __contains__(self, extent: Extent) -> bool:
         return extent.id in self._fds
@@ -46,15 +50,27 @@ class Custody:
         self._fds.update(zip((extent.id for extent in extents), made, strict=True))
         return self._keeper.keep([self.kept(device, token, extent) for extent in extents])
 
-    def destroy(self, extents: Iterable[Extent]) -> None:
+    async def room(self, device: str, free: Callable[[], int]) -> None:
+        """Returns when creating what the ledger has granted exceeds the device for no moment: `free` is what the
+        ledger has left, and of that the memory of destroyed extents is not there before the keeper let go of them."""
+        leaving = self._leaving[device]
+        while leaving and sum(leaving.values()) > free():
+            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+
+    def destroy(self, device: str, extents: Iterable[Extent]) -> None:
         """Nobody has them any more: here and in the keeper the last descriptors close. Those that never existed here
         (lost, or not created yet) are passed over."""
-        ids = [extent.id for extent in extents]
-        for id in ids:
-            fd = self._fds.pop(id, None)
+        ids: list[str] = []
+        nbytes = 0
+        for extent in extents:
+            ids.append(records.extent_id(extent.id))
+            fd = self._fds.pop(extent.id, None)
             if fd is not None:
                 os.close(fd)
-        self._keeper.forget_soon([records.extent_id(id) for id in ids])
+                nbytes += extent.bytes
+        gone = self._keeper.forget(ids)
+        self._leaving[device][gone] = nbytes
+        gone.add_done_callback(self._leaving[device].pop)
 
     def kept(self, device: str, token: str, extent: Extent) -> Kept:
         return records.encode(ExtentFacts(extent.id, device, extent.bytes, extent.kind, token)), self._fds[extent.id]

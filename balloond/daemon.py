@@ -330,7 +330,10 @@ class Daemon:
         under_way: deque[tuple[Sequence[Extent], asyncio.Task[None]]] = deque()
         failure: OSError | None = None
         left = deque(parts)
-        while left and self._is_there(grant, session):
+        while left:
+            await self._custody.room(device.name, lambda: device.ledger.free)
+            if not self._is_there(grant, session):
+                break
             try:
                 token = self._facts[grant.lease_id].token
                 under_way.append((left[0], self._custody.create(device.name, token, left[0])))
@@ -367,7 +370,7 @@ class Daemon:
             session.refused(grant.request_id, "exhausted", short, f"the backend could not create it: {why.strerror}")
 
     def _destroy(self, device: Device, extents: Sequence[Extent]) -> None:
-        self._custody.destroy(extents)
+        self._custody.destroy(device.name, extents)
         for lease_id in {extent.lease_id for extent in extents}:
             if (facts := self._facts.get(lease_id)) is not None:
                 nbytes = sum(extent.bytes for extent in extents if extent.lease_id == lease_id)

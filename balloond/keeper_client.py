@@ -77,9 +77,17 @@ class KeeperClient:
         answers = None
         if self._restored.is_set():
             answers = [self._ask(_keep(batch), _descriptors(batch)) for batch in _batches(kept)]
-        return tasks.spawn(self._kept(answers), "keep")
+        return tasks.spawn(self._settled(answers), "keep")
 
-    async def _kept(self, answers: Sequence[asyncio.Future[None]] | None) -> None:
+    def forget(self, ids: Sequence[str]) -> asyncio.Task[None]:
+        """Sends at once; to be awaited: returns when the keeper has closed the last of their descriptors. They must
+        not be part of `everything` any more."""
+        answers = [self._ask(request) for request in _forgets(ids)] if self._restored.is_set() else None
+        return tasks.spawn(self._settled(answers), "forget")
+
+    async def _settled(self, answers: Sequence[asyncio.Future[None]] | None) -> None:
+        """All were answered; or, if they were not sent or the connection was lost, the keeper is what `everything`
+        says."""
         if answers is not None:
             results = await asyncio.gather(*answers, return_exceptions=True)
             if not any(isinstance(result, KeeperLost) for result in results):
@@ -101,8 +109,8 @@ class KeeperClient:
     def forget_soon(self, ids: Sequence[str]) -> None:
         """Not waited for: an owner that dies before finds the records of things that nobody has any more."""
         if self._restored.is_set():
-            for start in range(0, len(ids), 2000):
-                self._send(keeper_pb2.ToKeeper(forget=keeper_pb2.Forget(ids=ids[start : start + 2000])))
+            for request in _forgets(ids):
+                self._send(request)
 
     # --- the connection
 
@@ -192,6 +200,11 @@ class KeeperClient:
             self._send(_keep(batch), _descriptors(batch))
         self._restored.set()
         self.forget_soon(sorted(there - {record.id for record, _ in everything}))
+
+
+def _forgets(ids: Sequence[str]) -> Iterable[keeper_pb2.ToKeeper]:
+    for start in range(0, len(ids), 2000):
+        yield keeper_pb2.ToKeeper(forget=keeper_pb2.Forget(ids=ids[start : start + 2000]))
 
 
 def _keep(batch: Sequence[Kept]) -> keeper_pb2.ToKeeper:

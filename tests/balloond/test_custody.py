@@ -1,3 +1,4 @@
+import asyncio
 import os
 
 import pytest
@@ -6,20 +7,23 @@ from balloond import records
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.custody import Custody
 from balloond.policy.ledger import Extent
+from services import tasks
 
 
 class Keeper:
-    """Remembers what it was told."""
+    """Remembers what it was told; answers when the test says so."""
 
     def __init__(self):
-        self.kept, self.forgotten = [], []
+        self.kept, self.forgotten, self.answers = [], [], []
 
     def keep(self, kept):
         self.kept += kept
         return "kept"
 
-    def forget_soon(self, ids):
+    def forget(self, ids):
         self.forgotten += ids
+        self.answers.append(asyncio.get_running_loop().create_future())
+        return self.answers[-1]
 
 
 class FailingMaker(CpuMaker):
@@ -41,7 +45,7 @@ def open_descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten():
+async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten():
     before = open_descriptors()
     keeper = Keeper()
     custody = Custody({"cpu:0": CpuMaker()}, keeper)
@@ -52,7 +56,7 @@ def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten()
     ]
     custody.take(3, os.memfd_create("x"))
     assert all(extent in custody for extent in extents(1, 2, 3))
-    custody.destroy(extents(1, 2, 3, 99))
+    custody.destroy("cpu:0", extents(1, 2, 3, 99))
     assert keeper.forgotten == ["extent/1", "extent/2", "extent/3", "extent/99"]
     assert open_descriptors() == before
 
@@ -64,3 +68,28 @@ def test_extents_are_created_all_or_none():
         custody.create("cpu:0", "token", extents(1, 2, 3))
     assert open_descriptors() == before
     assert not any(extent in custody for extent in extents(1, 2, 3))
+
+
+async def test_there_is_room_once_what_was_destroyed_and_the_keeper_still_holds_fits_into_what_is_free():
+    keeper = Keeper()
+    custody = Custody({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
+    custody.create("cpu:0", "token", extents(1, 2, 3))
+    custody.destroy("cpu:0", extents(1))
+    custody.destroy("cpu:0", extents(2, 3))
+    await custody.room("cpu:0", lambda: 3 * PAGE_BYTES)
+    await custody.room("cpu:1", lambda: 0)
+    waiting = tasks.spawn(custody.room("cpu:0", lambda: PAGE_BYTES), "room")
+    for answer, there in ((keeper.answers[0], False), (keeper.answers[1], True)):
+        answer.set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert waiting.done() == there
+
+
+async def test_a_booking_that_still_lacks_memory_waits_for_no_more_than_was_destroyed():
+    keeper = Keeper()
+    custody = Custody({"cpu:0": CpuMaker()}, keeper)
+    custody.create("cpu:0", "token", extents(1))
+    custody.destroy("cpu:0", extents(1))
+    keeper.answers[0].set_result(None)
+    await custody.room("cpu:0", lambda: -1)

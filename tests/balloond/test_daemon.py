@@ -1,6 +1,8 @@
 """Real processes: a keeper, a balloond, and children that hold memory."""
 
 import asyncio
+import contextlib
+import os
 import re
 import resource
 import signal
@@ -134,6 +136,30 @@ async def test_nothing_is_granted_while_the_keeper_is_away(node, child):
     await node.until(lambda device: device.leased_bytes == 2 * EXTENT)
     await node.start_keeper()
     assert await asyncio.to_thread(one.answer) == "2"
+
+
+def extents_open(process):
+    """How many extents the process has a descriptor of."""
+    links = []
+    for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            links.append(os.readlink(fd))
+    return sum("prism-extent" in link for link in links)
+
+
+async def test_nothing_is_created_while_the_keeper_still_holds_the_memory_that_it_would_take(node, child):
+    await node.book("a", "b")
+    one, other = child("a"), child("b")
+    assert one.ask("acquire", 40) == "40"
+    node.keeper.send_signal(signal.SIGSTOP)
+    one.ask("release", 40)
+    one.ask("empty")
+    await node.until(kv(0))
+    other.tell("acquire", 60)
+    await node.until(kv(60))
+    assert (extents_open(node.keeper), extents_open(node.balloond)) == (40, 0)
+    node.keeper.send_signal(signal.SIGCONT)
+    assert await asyncio.to_thread(other.answer) == "60"
 
 
 async def test_when_keeper_and_balloond_both_died_living_extents_are_stranded_until_given_back(node, child):

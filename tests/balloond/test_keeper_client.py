@@ -43,7 +43,7 @@ async def test_what_was_kept_is_there_and_what_was_forgotten_is_not(keeper):
     fds = [os.memfd_create("x") for _ in range(300)]
     client, _ = await connected(keeper, tuple)
     await client.keep([kept(f"e{i}", fd) for i, fd in enumerate(fds)] + [kept("lease")])
-    client.forget_soon([f"e{i}" for i in range(299)])
+    await client.forget([f"e{i}" for i in range(299)])
     await client.keep([kept("last")])
     assert await names(keeper) == {"e299": True, "lease": False, "last": False}
     await client.close()
@@ -85,6 +85,19 @@ async def test_what_was_forgotten_while_the_connection_was_away_is_forgotten_aft
     del world[0]
     client.forget_soon(["a"])
     await client.keep(world)
+    assert await names(keeper) == {"b": False}
+    await client.close()
+
+
+async def test_forgetting_waits_for_a_keeper_that_is_away(keeper):
+    world = [kept("a"), kept("b")]
+    client, _ = await connected(keeper, lambda: world)
+    await client.keep(world)
+    keeper.kill(keeper.keeper)
+    del world[0]
+    forgetting = client.forget(["a"])
+    await keeper.start_keeper()
+    await forgetting
     assert await names(keeper) == {"b": False}
     await client.close()
 
