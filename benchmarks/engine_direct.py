@@ -34,7 +34,7 @@ class DirectEngine:
             cwd=ROOT,
         )
         theirs.close()
-        self._channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
+        self._channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
         self._reader = tasks.spawn(self._read(), "read the engine")
         load = engine_pb2.Load(command_id=1, model=model, device="cpu:0", options={"step_ms": str(step_ms)})
         self._channel.send(engine_pb2.ToEngine(load=load))

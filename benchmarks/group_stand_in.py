@@ -8,70 +8,68 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from typing import Any
 
 import uvloop
 
-from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import rpc, tasks
+from protos import common_pb2, gpu_scheduler_pb2
+from services import rpc, sockets
+from services.framing import FramedChannel
 
 STEP_S = 0.05
 
 
-class StandIn(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
-    """Repeats the prompt's last tokens."""
+class StandIn:
+    """One gateway's stream. Repeats the prompt's last tokens."""
 
-    async def Serve(self, messages: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
-        outgoing: asyncio.Queue[list[common_pb2.TokenChunk]] = asyncio.Queue()
-        running: dict[str, list[Any]] = {}
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[list[int], int]] = {}
+        """By request: what it repeats, and how many tokens are left."""
+        self.channel = FramedChannel(gpu_scheduler_pb2.FromGateway, self._take)
 
-        def advance(name: str) -> common_pb2.TokenChunk:
-            ids, left = running[name]
-            running[name][1] = left - 1
-            chunk = common_pb2.TokenChunk(request_id=name, token_ids=[ids[left % 8]])
-            if left == 1:
-                chunk.finish = common_pb2.LENGTH
-                del running[name]
-            return chunk
+    def _take(self, message: gpu_scheduler_pb2.FromGateway) -> None:
+        submit = message.submit
+        if message.WhichOneof("message") == "submit":
+            self._running[submit.request_id] = (list(submit.token_ids[-8:]), submit.sampling.max_new_tokens)
+            self._send([submit.request_id])
+        else:
+            self._running.pop(message.cancel.request_id, None)
 
-        async def read() -> None:
-            async for message in messages:
-                submit = message.submit
-                if message.WhichOneof("message") == "submit":
-                    running[submit.request_id] = [list(submit.token_ids[-8:]), submit.sampling.max_new_tokens]
-                    outgoing.put_nowait([advance(submit.request_id)])
-                else:
-                    running.pop(message.cancel.request_id, None)
+    def step(self) -> None:
+        if self._running:
+            self._send(list(self._running))
 
-        async def beat() -> None:
-            loop = asyncio.get_running_loop()
-            due = loop.time()
-            while True:
-                due += STEP_S
-                await asyncio.sleep(due - loop.time())
-                if running:
-                    outgoing.put_nowait([advance(name) for name in list(running)])
+    def _send(self, names: list[str]) -> None:
+        self.channel.send(gpu_scheduler_pb2.ToGateway(chunks=[self._advance(name) for name in names]))
 
-        work = [tasks.spawn(read(), "read"), tasks.spawn(beat(), "beat")]
-        try:
-            while True:
-                chunks = await outgoing.get()
-                while not outgoing.empty():
-                    chunks += outgoing.get_nowait()
-                yield gpu_scheduler_pb2.ToGateway(chunks=chunks)
-        finally:
-            await tasks.cancel(*work)
+    def _advance(self, name: str) -> common_pb2.TokenChunk:
+        ids, left = self._running[name]
+        chunk = common_pb2.TokenChunk(request_id=name, token_ids=[ids[left % len(ids)]])
+        if left > 1:
+            self._running[name] = (ids, left - 1)
+        else:
+            chunk.finish = common_pb2.LENGTH
+            del self._running[name]
+        return chunk
 
 
 async def main(address: str) -> None:
     server = rpc.Server(address)
-    server.add(
-        gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, StandIn(), "prism.gpu_scheduler.v1.GpuScheduler"
-    )
     await server.start()
+    streams: list[StandIn] = []
+
+    def connect() -> asyncio.Protocol:
+        streams.append(StandIn())
+        return streams[-1].channel
+
+    loop = asyncio.get_running_loop()
+    await loop.create_unix_server(connect, sockets.stream_path(address))
     await server.set_serving(True)
-    await asyncio.Event().wait()
+    due = loop.time()
+    while True:
+        due += STEP_S
+        await asyncio.sleep(due - loop.time())
+        for stream in streams:
+            stream.step()
 
 
 if __name__ == "__main__":

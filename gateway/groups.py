@@ -7,14 +7,12 @@ side has cancelled it.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
 
-import grpc
-
-from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import log, rpc, tasks
+from gateway.transports import transport
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
 
 _log = log.get(__name__)
 _CONNECT_S = 1.0
@@ -38,9 +36,10 @@ class GroupLink:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self._transport = transport(address)
         self._open: dict[str, Receiver] = {}
-        self._outgoing: deque[gpu_scheduler_pb2.FromGateway] = deque()
-        self._something_to_send = asyncio.Event()
+        self._waiting: list[gpu_scheduler_pb2.FromGateway] = []
+        """Submitted while there is no stream."""
         self.connected = False
         """Whether a stream is open: what is submitted otherwise waits for one, but not for long."""
 
@@ -59,47 +58,32 @@ class GroupLink:
             self._send(gpu_scheduler_pb2.FromGateway(cancel=gpu_scheduler_pb2.Cancel(request_id=request_id)))
 
     def _send(self, message: gpu_scheduler_pb2.FromGateway) -> None:
-        self._outgoing.append(message)
-        self._something_to_send.set()
+        if self.connected:
+            self._transport.send(message)
+        else:
+            self._waiting.append(message)
 
     async def run(self) -> None:
         """Keeps the stream, for ever."""
-        async with rpc.channel(self.address) as channel:
-            try:
-                while True:
-                    try:
-                        async with asyncio.timeout(_CONNECT_S):
-                            await channel.channel_ready()
-                    except TimeoutError:
-                        self._lose_all(f"no connection to {self.address}")
-                        continue
-                    self.connected = True
-                    reason = await self._serve(channel)
-                    _log.warning("stream to a group broke", address=self.address, reason=reason, open=len(self._open))
-                    self._lose_all(reason)
-                    await asyncio.sleep(_PAUSE_S)
-            finally:
-                self._lose_all(f"the link to {self.address} is closed")
-
-    async def _serve(self, channel: grpc.aio.Channel) -> str:
-        """One stream from its opening to its end; why it ended."""
-        call = gpu_scheduler_pb2_grpc.GpuSchedulerStub(channel).Serve()
-        # A writer that fails ends the stream: half a stream would leave requests waiting for ever.
-        writer = tasks.spawn(self._write(call), f"write to {self.address}", lambda failure: call.cancel())
         try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                self._take(message)
-            return "closed by the group"
-        except grpc.aio.AioRpcError as error:
-            return f"{error.code().name}: {error.details()}"
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            return "writing failed"
+            while True:
+                try:
+                    async with asyncio.timeout(_CONNECT_S):
+                        await self._transport.connect(self._take)
+                except TimeoutError:
+                    self._lose_all(f"no connection to {self.address}")
+                    continue
+                self.connected = True
+                waiting, self._waiting = self._waiting, []
+                for message in waiting:
+                    self._transport.send(message)
+                reason = await self._transport.broken()
+                _log.warning("stream to a group broke", address=self.address, reason=reason, open=len(self._open))
+                self._lose_all(reason)
+                await asyncio.sleep(_PAUSE_S)
         finally:
-            call.cancel()
-            await tasks.cancel(writer)
+            self._lose_all(f"the link to {self.address} is closed")
+            await self._transport.close()
 
     def _take(self, message: gpu_scheduler_pb2.ToGateway) -> None:
         receivers = self._open
@@ -111,20 +95,10 @@ class GroupLink:
                 del receivers[chunk.request_id]
             receiver.deliver(chunk)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
-        try:
-            while True:
-                while self._outgoing:
-                    await call.write(self._outgoing.popleft())
-                self._something_to_send.clear()
-                await self._something_to_send.wait()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass  # the reader hears of it too
-
     def _lose_all(self, reason: str) -> None:
         was_sent, self.connected = self.connected, False
         lost, self._open = self._open, {}
-        self._outgoing.clear()
+        self._waiting.clear()
         for receiver in lost.values():
             receiver.lost(reason, was_sent)
 

@@ -11,6 +11,7 @@ from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import DeviceMemory
 from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.report import Report
@@ -63,6 +64,10 @@ async def build(service: Service) -> None:
     report = Report(config, residents, dispatcher, memory, pools)
     servicer = GpuSchedulerServicer(device, dispatcher, residents, residency, report, changes, balloond)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
+
+    local = LocalServer(config.listen, dispatcher)
+    await local.start()
+    service.on_stop(local.stop)
 
     service.spawn(dispatcher.run(), "dispatcher")
     service.spawn(metrics.keep(report), "metrics")

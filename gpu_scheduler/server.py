@@ -11,7 +11,7 @@ from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
-from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.streams import GatewayStream, PulledStream
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import tasks
 from services.errors import NotFound, Unmet
@@ -45,7 +45,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         self._numbers = itertools.count(1)
 
     async def Serve(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
-        stream = GatewayStream(next(self._numbers))
+        stream = PulledStream(next(self._numbers))
         reading = tasks.spawn(self._read(requests, stream), f"gateway stream {stream.number}")
         try:
             async for message in stream.messages():

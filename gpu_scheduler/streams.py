@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from protos import common_pb2, gpu_scheduler_pb2
 
 
 class GatewayStream:
-    """The outgoing side. `push` never waits; a gateway that reads slowly gets larger messages, not more of them."""
+    """The outgoing side. `push` never waits; a gateway that reads slowly gets larger messages, not more of them.
 
-    def __init__(self, number: int) -> None:
+    `ready` is called when there is something to `take` or the stream was closed, once until the next `take`.
+    """
+
+    def __init__(self, number: int, ready: Callable[[], None]) -> None:
         self.number = number
         self.closed = False
         self._chunks: list[common_pb2.TokenChunk] = []
-        self._ready = asyncio.Event()
+        self._ready = ready
 
     def push(self, chunk: common_pb2.TokenChunk) -> None:
         if not self.closed:
             self._chunks.append(chunk)
-            self._ready.set()
+            if len(self._chunks) == 1:
+                self._ready()
 
     def close(self) -> None:
         self.closed = True
-        self._ready.set()
+        self._ready()
+
+    def take(self) -> gpu_scheduler_pb2.ToGateway | None:
+        """What is ready, in one message; None if nothing is."""
+        if self.closed or not self._chunks:
+            return None
+        chunks, self._chunks = self._chunks, []
+        return gpu_scheduler_pb2.ToGateway(chunks=chunks)
+
+
+class PulledStream(GatewayStream):
+    """One whose transport asks for the next message when it has sent the last: gRPC."""
+
+    def __init__(self, number: int) -> None:
+        self._something = asyncio.Event()
+        super().__init__(number, self._something.set)
 
     async def messages(self) -> AsyncIterator[gpu_scheduler_pb2.ToGateway]:
         """Until `close`."""
-        while True:
-            await self._ready.wait()
-            if self.closed:
-                return
-            self._ready.clear()
-            chunks, self._chunks = self._chunks, []
-            yield gpu_scheduler_pb2.ToGateway(chunks=chunks)
+        while not self.closed:
+            self._something.clear()
+            if (message := self.take()) is not None:
+                yield message
+            else:
+                await self._something.wait()

@@ -46,9 +46,7 @@ class _Unframe(Generic[M]):
                 raise Unavailable(f"a frame of {length} bytes: the other side does not speak this protocol")
             if len(self._buffer) - start - 4 < length:
                 break
-            # type: ignore[attr-defined]
-            message = self._parse(bytes(self._buffer[start + 4 : start + 4 + length]))
-            messages.append(message)
+            messages.append(self._parse(bytes(self._buffer[start + 4 : start + 4 + length])))
             start += 4 + length
         del self._buffer[:start]
         return messages
@@ -63,26 +61,35 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
     """One end in a running loop; `kind` is what is received.
 
     Messages go to `on_message` as they arrive, in the loop, or wait for `recv` where none was given. `on_close` is
-    called once, when the other side is gone or spoke something else.
+    called once, when the other side is gone or spoke something else. `on_writable` is called whenever the other side
+    has caught up with what `send` had to buffer (`congested`).
     """
 
     def __init__(
         self,
-        sock: socket.socket,
         kind: type[M],
         on_message: Callable[[M], None] | None = None,
         on_close: Callable[[], None] | None = None,
+        on_writable: Callable[[], None] | None = None,
     ) -> None:
-        self._sock = sock
         self._unframe = _Unframe(kind)
         self._on_message = on_message or self._keep
         self._on_close = on_close
+        self._on_writable = on_writable
         self._transport: asyncio.WriteTransport | None = None
         self._kept: deque[M | None] = deque()
         self._arrived = asyncio.Event()
+        self.congested = False
+        """The other side reads more slowly than we send."""
 
-    async def open(self) -> FramedChannel[M]:
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._sock)
+    async def open(self, sock: socket.socket) -> FramedChannel[M]:
+        """Over a connected socket, which is ours from now on."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=sock)
+        return self
+
+    async def connect(self, path: str) -> FramedChannel[M]:
+        """To whoever listens on a Unix socket. Raises OSError."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, path)
         return self
 
     def send(self, message: Message) -> None:
@@ -103,8 +110,6 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
-        else:
-            self._sock.close()
 
     def _keep(self, message: M | None) -> None:
         self._kept.append(message)
@@ -123,6 +128,14 @@ class FramedChannel(asyncio.Protocol, Generic[M]):
             return
         for message in messages:
             self._on_message(message)
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        if self._on_writable is not None:
+            self._on_writable()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._keep(None)

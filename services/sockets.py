@@ -15,6 +15,13 @@ def unix_path(address: str) -> str | None:
     return address.removeprefix("unix:") if address.startswith("unix:") else None
 
 
+def stream_path(address: str) -> str | None:
+    """Where a server at a "unix:" address takes plain streams of messages (`services/framing.py`) beside gRPC; None for
+    any other address."""
+    path = unix_path(address)
+    return None if path is None else f"{path}.stream"
+
+
 def clear_stale(path: str) -> None:
     """Makes `path` free to bind: removes a socket file without a listener, makes its folder. Raises Unavailable when
     somebody listens there, or when it is no socket."""

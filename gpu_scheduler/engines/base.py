@@ -106,7 +106,7 @@ class Engine:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, process: asyncio.subprocess.Process, sock: socket.socket, index: int) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, index: int) -> None:
         self.process = process
         self.index = index
         """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
@@ -114,7 +114,7 @@ class Engine:
         self.stats = engine_pb2.EngineStats()
         self.listener: Listener | None = None
         self.dead = asyncio.Event()
-        self._channel = FramedChannel(sock, engine_pb2.FromEngine, self._take, self._ended)
+        self._channel = FramedChannel(engine_pb2.FromEngine, self._take, self._ended)
         self._stopping = False
         self._commands: dict[int, Command] = {}
         self._hello: asyncio.Future[engine_pb2.Hello] = asyncio.get_running_loop().create_future()
@@ -144,8 +144,8 @@ class Engine:
             )
         finally:
             theirs.close()
-        engine = cls(process, ours, index)
-        await engine._channel.open()
+        engine = cls(process, index)
+        await engine._channel.open(ours)
         tasks.spawn(engine._reap(), f"engine {engine.pid}")
         return engine
 

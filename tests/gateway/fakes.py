@@ -15,6 +15,8 @@ from protos import (
     placement_pb2,
     placement_pb2_grpc,
 )
+from services import sockets
+from services.framing import FramedChannel
 from services.watch import Watched
 
 Script = Callable[["Running"], Awaitable[None]]
@@ -57,29 +59,42 @@ class Output:
 
 
 class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
-    """A gpu_scheduler on `path`. `script` runs for each request that comes."""
+    """A gpu_scheduler at a path, on this node, or at a TCP address, over gRPC. `script` runs for each request that
+    comes."""
 
-    def __init__(self, path: str, script: Script) -> None:
-        self.address = f"unix:{path}"
+    def __init__(self, where: str, script: Script) -> None:
+        self._grpc = ":" in where
+        self.address = where if self._grpc else f"unix:{where}"
         self.script = script
         self.requests: list[Running] = []
         self.streams = 0
         self._arrival = asyncio.Condition()
-        self._server: grpc.aio.Server | None = None
+        self._server: Any = None
+        self._channels: set[FramedChannel[gpu_scheduler_pb2.FromGateway]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = grpc.aio.server()
-        gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server(self, self._server)
-        self._server.add_insecure_port(self.address)
-        await self._server.start()
+        if self._grpc:
+            self._server = grpc.aio.server()
+            gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server(self, self._server)
+            self.address = f"127.0.0.1:{self._server.add_insecure_port(self.address)}"
+            await self._server.start()
+        else:
+            path = sockets.stream_path(self.address)
+            assert path is not None
+            sockets.clear_stale(path)
+            self._server = await asyncio.get_running_loop().create_unix_server(self._accept, path)
 
     async def die(self) -> None:
         """At once, as by a kill: streams break."""
         for task in self._tasks:
             task.cancel()
-        assert self._server is not None
-        await self._server.stop(None)
+        if self._grpc:
+            await self._server.stop(None)
+            return
+        self._server.close()
+        for channel in list(self._channels):
+            channel.close()
 
     async def arrived(self, count: int) -> Running:
         """Waits for the `count`-th request (from 1)."""
@@ -87,39 +102,58 @@ class FakeGroup(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             await self._arrival.wait_for(lambda: len(self.requests) >= count)
         return self.requests[count - 1]
 
+    def _accept(self) -> asyncio.Protocol:
+        self.streams += 1
+        send = lambda chunk: channel.send(gpu_scheduler_pb2.ToGateway(chunks=[chunk]))  # noqa: E731
+        stream = _FakeStream(self, send)
+        channel = FramedChannel(gpu_scheduler_pb2.FromGateway, stream.take, lambda: self._channels.discard(channel))
+        self._channels.add(channel)
+        return channel
+
     async def Serve(self, messages: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
         self.streams += 1
         outgoing: asyncio.Queue[common_pb2.TokenChunk] = asyncio.Queue()
-        open_here: dict[str, Running] = {}
+        stream = _FakeStream(self, outgoing.put_nowait)
 
         async def read() -> None:
             async for message in messages:
-                if message.WhichOneof("message") == "cancel":
-                    running = open_here.get(message.cancel.request_id)
-                    if running is not None:
-                        running.cancelled.set()
-                    continue
-                running = Running(message.submit, outgoing.put_nowait)
-                open_here[message.submit.request_id] = running
-                async with self._arrival:
-                    self.requests.append(running)
-                    self._arrival.notify_all()
-                self._spawn(self._run(running))
+                stream.take(message)
 
-        self._spawn(read())
+        self.spawn(read())
         while True:
             chunks = [await outgoing.get()]
             while not outgoing.empty():
                 chunks.append(outgoing.get_nowait())
             yield gpu_scheduler_pb2.ToGateway(chunks=chunks)
 
-    async def _run(self, running: Running) -> None:
+    async def run(self, running: Running) -> None:
+        async with self._arrival:
+            self.requests.append(running)
+            self._arrival.notify_all()
         await self.script(running)
 
-    def _spawn(self, work: Any) -> None:
+    def spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+class _FakeStream:
+    """What one gateway's stream has open."""
+
+    def __init__(self, group: FakeGroup, send: Callable[[common_pb2.TokenChunk], None]) -> None:
+        self._group = group
+        self._send = send
+        self._open: dict[str, Running] = {}
+
+    def take(self, message: gpu_scheduler_pb2.FromGateway) -> None:
+        if message.WhichOneof("message") == "cancel":
+            running = self._open.get(message.cancel.request_id)
+            if running is not None:
+                running.cancelled.set()
+            return
+        running = self._open[message.submit.request_id] = Running(message.submit, self._send)
+        self._group.spawn(self._group.run(running))
 
 
 class FakePlacement(placement_pb2_grpc.PlacementServicer):

@@ -35,9 +35,10 @@ def submit(name: str) -> gpu_scheduler_pb2.Submit:
     return gpu_scheduler_pb2.Submit(request_id=name, sampling=common_pb2.Sampling(max_new_tokens=9))
 
 
-@pytest.fixture
-async def group(tmp_path: Path) -> AsyncIterator[FakeGroup]:
-    group = FakeGroup(str(tmp_path / "group.sock"), Output([1, 2, 3]))
+@pytest.fixture(params=["on the node", "over gRPC"])
+async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FakeGroup]:
+    where = str(tmp_path / "group.sock") if request.param == "on the node" else "127.0.0.1:0"
+    group = FakeGroup(where, Output([1, 2, 3]))
     await group.start()
     yield group
     await group.die()

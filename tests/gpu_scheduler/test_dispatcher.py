@@ -10,7 +10,7 @@ from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.memory import DeviceMemory
 from gpu_scheduler.residents import Residents
-from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.streams import PulledStream
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2
 from services import tasks
 
@@ -50,7 +50,7 @@ class Desk:
             self.deaths.append,
             lambda: self.time,
         )
-        self.stream = GatewayStream(1)
+        self.stream = PulledStream(1)
         self.chunks = []
         self.engines = {}
 

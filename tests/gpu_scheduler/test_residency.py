@@ -14,7 +14,7 @@ from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory import DeviceMemory
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
-from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.streams import PulledStream
 from protos import common_pb2, gpu_scheduler_pb2
 from services import tasks
 from services.errors import Conflict, Unmet
@@ -45,7 +45,7 @@ class Group:
         return [message.residency async for message in self.residency.follow(change)]
 
     def submit(self, request_id, new=3):
-        stream = GatewayStream(1)
+        stream = PulledStream(1)
         self.dispatcher.submit(
             gpu_scheduler_pb2.Submit(
                 request_id=request_id, model="m", token_ids=[1, 2], sampling=common_pb2.Sampling(max_new_tokens=new)

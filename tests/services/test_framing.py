@@ -26,7 +26,7 @@ def test_messages_arrive_whole_and_in_order_however_the_bytes_are_cut(texts, cut
 
 async def test_a_blocking_end_and_an_asyncio_end_understand_each_other():
     ours, theirs = socket.socketpair()
-    channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
+    channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
     engine = BlockingChannel(theirs.detach(), engine_pb2.ToEngine)
     engine.send(failed("x" * 1_000_000))
     receiving = asyncio.get_running_loop().create_task(channel.recv())
@@ -45,6 +45,6 @@ async def test_a_blocking_end_and_an_asyncio_end_understand_each_other():
 
 async def test_the_closing_of_the_engines_end_is_seen():
     ours, theirs = socket.socketpair()
-    channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
+    channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
     theirs.close()
     assert await channel.recv() is None

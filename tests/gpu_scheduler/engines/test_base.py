@@ -119,7 +119,7 @@ async def test_an_engine_ends_when_its_gpu_scheduler_is_gone():
         sys.executable, "-m", MODULES["echo"], "--channel-fd", str(theirs.fileno()), pass_fds=[theirs.fileno()]
     )
     theirs.close()
-    channel = await FramedChannel(ours, engine_pb2.FromEngine).open()
+    channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
     assert (await channel.recv()).hello.pid == process.pid
     channel.close()
     assert await process.wait() == 0

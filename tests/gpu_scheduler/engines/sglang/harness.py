@@ -220,7 +220,7 @@ async def engine(
         env={**os.environ, "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", **(environment or {})},
     )
     theirs.close()
-    end = EngineEnd(process, await FramedChannel(ours, engine_pb2.FromEngine).open())
+    end = EngineEnd(process, await FramedChannel(engine_pb2.FromEngine).open(ours))
     try:
         hello = (await end.hear("hello")).hello
         assert hello.pid == process.pid and hello.engine == "sglang"
