@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 
-from balloond import backends, metrics, records, recovery
+from balloond import devices, metrics, records, recovery
 from balloond.config import BalloondConfig
 from balloond.custody import Custody
 from balloond.daemon import Daemon
@@ -14,6 +14,7 @@ from balloond.handoff import HandoffServer
 from balloond.keeper import allow_descriptors
 from balloond.keeper_client import KeeperClient
 from balloond.policy.device import Device
+from balloond.records import CapacityFacts
 from balloond.server import NAME, BalloondServicer
 from protos import balloond_pb2_grpc
 from services.service import Service, read_arguments, run
@@ -23,33 +24,31 @@ async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, BalloondConfig)
     allow_descriptors()
-    makers = {device.name: backends.maker(device.name) for device in config.devices}
+    hardware = devices.look(config)
+    handoff = HandoffServer(config.handoff)
+    handoff.start()
+    service.on_stop(handoff.stop)
+    keeper = KeeperClient(config.keeper, records.OWNER)
+    found = recovery.sort(await keeper.start(config.keeper_timeout_s))
+    service.on_stop(keeper.close)
+    capacities = devices.capacities(config, hardware, found)
+    devices.check_descriptors(config, capacities, keeper)
+    makers, given_out = devices.open_makers(config, capacities)
     # Microseconds since 1970 are ahead of every id that a predecessor gave out, also when the keeper lost them.
     extent_ids = itertools.count(time.time_ns() // 1000)
     serials = itertools.count(1)
-    devices = {
-        device.name: Device(
-            device.name,
-            device.capacity_bytes,
-            makers[device.name].page_bytes,
-            extent_ids,
-            serials,
-            config.patience,
-        )
-        for device in config.devices
+    ledgers = {
+        name: Device(name, given_out[name], maker.page_bytes, extent_ids, serials, config.patience)
+        for name, maker in makers.items()
     }
-    keeper = KeeperClient(config.keeper, records.OWNER)
     custody = Custody(makers, keeper)
-    daemon = Daemon(devices, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
-    handoff = HandoffServer(config.handoff, daemon)
-    handoff.start()
-    service.on_stop(handoff.stop)
-    held = await keeper.start(config.keeper_timeout_s)
-    service.on_stop(keeper.close)
-    keeper.follow(daemon.everything)
-    daemon.restore(recovery.sort(held))
+    daemon = Daemon(ledgers, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
+    remembered = [(records.encode(CapacityFacts(name, nbytes)), None) for name, nbytes in capacities.items()]
+    keeper.follow(lambda: [*remembered, *daemon.everything()])
+    keeper.keep_soon(remembered)
+    daemon.restore(found)
     service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon), NAME)
-    handoff.serve()
+    handoff.serve(daemon)
     service.spawn(metrics.publish(daemon), "metrics")
     await service.ready()
 

@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator
+from typing import Self
+
+from pydantic import Field, field_validator, model_validator
 
 from balloond.policy.claims import Patience
 from services.config import Config, Section
 
 _PATIENCE = Patience()
+_GPU_SPARE_BYTES = 128 << 20
 
 
 class DeviceConfig(Section):
     """A device of this node."""
 
     name: str
-    """"cpu:0": the part before the colon names the backend."""
-    capacity_bytes: int = Field(gt=0)
-    """What balloond may give out and book, all in all."""
+    """"cuda:0", "cpu:0": the part before the colon names the backend."""
+    capacity_bytes: int | None = Field(default=None, gt=0)
+    """What balloond may take of it, all in all. A GPU's may be left out: it is what is free when nothing is given out
+    yet, less the reserve."""
+    reserve_bytes: int = Field(default=1 << 30, ge=0)
+    """What a capacity that was left out leaves to those who book nothing: the loader's CUDA context, the driver."""
+    kv_extent_bytes: int = Field(default=8 << 20, gt=0)
+    """The size of KV extents to expect of engines on a GPU: for the first spares, and to tell whether there are enough
+    descriptors."""
+    spare_bytes: int | None = Field(default=None, ge=0)
+    """Of the capacity, what is kept in extents made ahead; by default 128 MiB of a GPU."""
+
+    @model_validator(mode="after")
+    def _host_memory_has_a_size(self) -> Self:
+        if self.capacity_bytes is None and not self.is_gpu:
+            raise ValueError(f"{self.name} needs capacity_bytes; only a GPU's may be left out")
+        return self
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.name.startswith("cuda:")
+
+    @property
+    def spares_budget(self) -> int:
+        if self.spare_bytes is not None:
+            return self.spare_bytes
+        return _GPU_SPARE_BYTES if self.is_gpu else 0
 
 
 class BalloondConfig(Config):

@@ -23,11 +23,10 @@ _log = log.get(__name__)
 
 
 class HandoffServer:
-    """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when the ledger is
-    rebuilt."""
+    """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when there is a ledger."""
 
-    def __init__(self, path: str, daemon: Daemon) -> None:
-        self._daemon = daemon
+    def __init__(self, path: str) -> None:
+        self._daemon: Daemon | None = None
         self._may_serve = asyncio.Event()
         self._server = seqpacket.SeqpacketServer(path, self._on_connect)
 
@@ -35,7 +34,8 @@ class HandoffServer:
         """Raises Unavailable when another process serves the path."""
         self._server.start()
 
-    def serve(self) -> None:
+    def serve(self, daemon: Daemon) -> None:
+        self._daemon = daemon
         self._may_serve.set()
 
     async def stop(self) -> None:
@@ -43,6 +43,7 @@ class HandoffServer:
 
     async def _on_connect(self, connection: seqpacket.SeqpacketConnection) -> None:
         await self._may_serve.wait()
+        assert self._daemon is not None
         try:
             process = _peer(connection)
         except Unavailable as error:

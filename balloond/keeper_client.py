@@ -56,6 +56,14 @@ class KeeperClient:
         except TimeoutError:
             raise Unavailable(f"{self._path}: no keeper answers") from None
 
+    @property
+    def pid(self) -> int:
+        """Of the keeper that is connected. Raises Unavailable when it is gone, or not visible here."""
+        assert self._connection is not None
+        peer = seqpacket.peer(self._connection.sock)
+        os.close(peer.pidfd)
+        return peer.pid
+
     def follow(self, everything: Callable[[], Iterable[Kept]]) -> None:
         """From now on a lost connection is made again, and `everything` put back."""
         self._everything = everything

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from balloond import records
-from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from balloond.records import BookingFacts, BorrowFacts, CapacityFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
 from services import log
 
@@ -22,11 +22,13 @@ class Found:
     leases: list[LeaseFacts] = field(default_factory=list)
     extents: list[tuple[ExtentFacts, int]] = field(default_factory=list)
     borrows: list[BorrowFacts] = field(default_factory=list)
+    capacities: dict[str, int] = field(default_factory=dict)
+    """By device."""
     unusable: list[str] = field(default_factory=list)
 
-    @property
-    def last_extent_id(self) -> int:
-        return max((facts.id for facts, _ in self.extents), default=0)
+    def given_out(self, device: str) -> bool:
+        """Whether anybody may hold memory of the device."""
+        return device in {lease.device for lease in self.leases} | {booked.device for booked in self.bookings}
 
 
 def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> Found:
@@ -49,6 +51,8 @@ def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> Found:
                 found.bookings.append(facts)
             case BorrowFacts():
                 found.borrows.append(facts)
+            case CapacityFacts(device, nbytes):
+                found.capacities[device] = nbytes
     tokens = {lease.token for lease in found.leases}
     for facts, fd in found.extents:
         if facts.token not in tokens or fd < 0:

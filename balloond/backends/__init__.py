@@ -5,18 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from balloond.backends import base
 from balloond.backends.base import ExtentMaker, Mapper
+from balloond.policy.capacity import Hardware
 from services.errors import Invalid
-
-KINDS = ("cpu", "cuda")
 
 
 def parse(device: str) -> tuple[str, int]:
     """("cuda", 1) of "cuda:1". Raises Invalid for a device without a backend."""
     kind, _, number = device.partition(":")
-    if kind not in KINDS or not number.isdecimal():
-        raise Invalid(f'device {device!r}: there are backends for "cpu:N" and "cuda:N" only')
+    if kind not in base.PAGE_BYTES or not number.isdecimal():
+        raise Invalid(f'device {device!r}: there is a backend for "cpu:N" and "cuda:N" only')
     return kind, int(number)
+
+
+def page_bytes(device: str) -> int:
+    """Raises Invalid for a device without a backend."""
+    return base.PAGE_BYTES[parse(device)[0]]
+
+
+def look(device: str) -> Hardware:
+    """What a GPU says of itself. Raises OSError without its driver."""
+    from balloond.backends import cuda_hardware
+
+    return cuda_hardware.look(parse(device)[1])
 
 
 def maker(device: str) -> ExtentMaker:

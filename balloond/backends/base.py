@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+PAGE_BYTES = {"cpu": 64 << 10, "cuda": 2 << 20}
+"""The unit of accounting. Small on the CPU, so that small models balloon too; on CUDA the least that can be mapped."""
+
 
 class ExtentMaker(Protocol):
     """balloond's half. The ledger has booked the bytes before `create` is called."""

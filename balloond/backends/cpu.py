@@ -8,8 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 
-PAGE_BYTES = 64 << 10
-"""Small, so that small models balloon too."""
+from balloond.backends import base
+
+PAGE_BYTES = base.PAGE_BYTES["cpu"]
 
 _PROT_NONE, _PROT_RW = 0, 3
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 0x01, 0x02, 0x10, 0x20, 0x4000

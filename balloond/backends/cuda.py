@@ -18,8 +18,9 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-PAGE_BYTES = 2 << 20
-"""The smallest that the driver maps."""
+from balloond.backends import base
+
+PAGE_BYTES = base.PAGE_BYTES["cuda"]
 
 _DESCRIPTOR = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 _ON_DEVICE = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -71,6 +72,16 @@ class Context:
         call(cu.cuCtxSetCurrent, self._context)
 
 
+def allocation(index: int) -> cu.CUmemAllocationProp:
+    """Memory of a device that can be exported as a descriptor."""
+    properties = cu.CUmemAllocationProp()
+    properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = _ON_DEVICE
+    properties.location.id = index
+    properties.requestedHandleTypes = _DESCRIPTOR
+    return properties
+
+
 class CudaMaker:
     """Makes extents."""
 
@@ -79,14 +90,10 @@ class CudaMaker:
     def __init__(self, index: int) -> None:
         """Raises OSError without a driver."""
         call(cu.cuInit, 0)
-        self._properties = cu.CUmemAllocationProp()
-        self._properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        self._properties.location.type = _ON_DEVICE
-        self._properties.location.id = index
-        self._properties.requestedHandleTypes = _DESCRIPTOR
+        self._allocation = allocation(index)
 
     def create(self, nbytes: int) -> int:
-        handle = call(cu.cuMemCreate, nbytes, self._properties, 0)
+        handle = call(cu.cuMemCreate, nbytes, self._allocation, 0)
         try:
             return int(call(cu.cuMemExportToShareableHandle, handle, _DESCRIPTOR, 0))
         finally:

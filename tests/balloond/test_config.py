@@ -25,6 +25,7 @@ def test_patience_is_configured():
     ("change", "complaint"),
     [
         (("keeper =", "kepper ="), "b.toml: keeper: Field required; kepper: unknown key"),
+        (("capacity_bytes = 1024", ""), "devices.0: Value error, cpu:0 needs capacity_bytes"),
         (("1024", "0"), "b.toml: devices.0.capacity_bytes: Input should be greater than 0"),
         (("[[devices]]", '[[devices]]\nname="cpu:0"\ncapacity_bytes=1\n[[devices]]'), "no name twice"),
         (("3.0", "-1"), "grow_timeout_s: Input should be greater than 0"),
@@ -35,3 +36,14 @@ def test_a_bad_file_is_named_with_key_and_problem(change, complaint):
         parse(BalloondConfig, GOOD.replace(*change), "b.toml")
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_gpu_has_spares_and_may_have_no_capacity():
+    config = parse(BalloondConfig, GOOD.replace("capacity_bytes = 1024", "").replace("cpu:0", "cuda:0"), "b.toml")
+    (device,) = config.devices
+    assert (device.capacity_bytes, device.spares_budget) == (None, 128 << 20)
+
+
+def test_host_memory_has_spares_only_when_told():
+    assert parse(BalloondConfig, GOOD, "b.toml").devices[0].spares_budget == 0
+    assert parse(BalloondConfig, GOOD + "spare_bytes = 512", "b.toml").devices[0].spares_budget == 512

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from tests.balloond.conftest import MIB, ROOT, Node
+from balloond.backends.cpu import PAGE_BYTES
+from tests.balloond.conftest import MIB, ROOT, Child, Node
 
 
 def start_another(node, config=None):
@@ -88,3 +89,24 @@ async def test_an_orderly_stop_frees_nothing_either(node, child, number):
     device = await node.until(lambda device: not any(lease.suspended for lease in device.leases))
     assert device.leased_bytes == 4 * (256 << 10)
     assert one.ask("acquire", 1) == "1"
+
+
+async def test_spares_are_taken_off_the_capacity_once_and_are_nobodys_until_granted(tmp_path):
+    node = Node(tmp_path)
+    node.config.write_text(node.config.read_text() + f"\nspare_bytes = {MIB}\nkv_extent_bytes = {MIB // 4}\n")
+    try:
+        await node.start()
+        await node.book("a")
+        engine = Child(node.handoff, node.name, "a")
+        assert engine.answer() == "ready"
+        assert await engine.asked("acquire", 20) == "20"
+        device = await node.device()
+        assert device.capacity_bytes == 16 * MIB - MIB - PAGE_BYTES
+        assert device.leased_bytes == 5 * MIB
+        node.kill(node.balloond)
+        await node.start_balloond()
+        device = await node.until(lambda device: not any(lease.suspended for lease in device.leases))
+        assert (device.capacity_bytes, device.leased_bytes) == (16 * MIB - MIB - PAGE_BYTES, 5 * MIB)
+        engine.close()
+    finally:
+        node.end()

@@ -1,0 +1,77 @@
+"""What the GPUs of this machine say of themselves. Takes no memory of them: CUDA is asked without a context, the rest
+is NVML's."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pynvml
+from cuda.bindings import driver as cu
+
+from balloond.backends.cuda import allocation, call
+from balloond.policy.capacity import Hardware
+
+_PCI_ID_BYTES = 32
+_CAN_MAP = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+_CAN_EXPORT = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+
+
+def count() -> int:
+    """How many devices CUDA shows this process. Raises OSError without a driver."""
+    call(cu.cuInit, 0)
+    return int(call(cu.cuDeviceGetCount))
+
+
+def look(index: int) -> Hardware:
+    """Raises OSError without a driver or such a device."""
+    call(cu.cuInit, 0)
+    device = call(cu.cuDeviceGet, index)
+    can_map, can_export = (bool(call(cu.cuDeviceGetAttribute, what, device)) for what in (_CAN_MAP, _CAN_EXPORT))
+    with _nvml(device) as handle:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return Hardware(
+            model=pynvml.nvmlDeviceGetName(handle),
+            driver=pynvml.nvmlSystemGetDriverVersion(),
+            total_bytes=memory.total,
+            free_bytes=memory.free,
+            page_bytes=_page_bytes(index) if can_map else 0,
+            shares_memory=can_map and can_export,
+            partitioned=_partitioned(handle),
+            processes=tuple(_processes(handle)),
+        )
+
+
+@contextmanager
+def _nvml(device: Any) -> Iterator[Any]:
+    """NVML's handle of the device with the same PCI address: it numbers devices in an order of its own."""
+    address = call(cu.cuDeviceGetPCIBusId, _PCI_ID_BYTES, device).rstrip(b"\0")
+    try:
+        pynvml.nvmlInit()
+        try:
+            yield pynvml.nvmlDeviceGetHandleByPciBusId(address)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise OSError(errno.ENODEV, f"NVML: {error}") from None
+
+
+def _page_bytes(index: int) -> int:
+    smallest = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(call(cu.cuMemGetAllocationGranularity, allocation(index), smallest))
+
+
+def _partitioned(handle: Any) -> bool:
+    try:
+        now, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError_NotSupported:
+        return False
+    return bool(now == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _processes(handle: Any) -> Iterator[tuple[int, int]]:
+    """A container may see none of them, or not what they hold."""
+    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        yield process.pid, process.usedGpuMemory or 0

@@ -1,0 +1,87 @@
+"""The devices that the configuration names: looked at, given a capacity, opened. What cannot work is refused here, in
+one line, before anything is given out."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping
+
+from balloond import backends
+from balloond.backends.base import ExtentMaker
+from balloond.config import BalloondConfig, DeviceConfig
+from balloond.keeper_client import KeeperClient
+from balloond.policy import capacity
+from balloond.policy.capacity import Hardware
+from balloond.recovery import Found
+from balloond.spares import Spares
+from services import log
+from services.errors import Unavailable
+
+_log = log.get(__name__)
+
+
+def look(config: BalloondConfig) -> dict[str, Hardware]:
+    """What the node's GPUs say of themselves. Raises Invalid for a device without a backend, Unavailable without a
+    driver, Unmet for a GPU that cannot be managed."""
+    for device in config.devices:
+        backends.parse(device.name)
+    found = {device.name: _look(device.name) for device in config.devices if device.is_gpu}
+    for name, hardware in found.items():
+        capacity.check(name, hardware, backends.page_bytes(name))
+    return found
+
+
+def _look(name: str) -> Hardware:
+    try:
+        return backends.look(name)
+    except (OSError, ImportError) as error:
+        raise Unavailable(f"{name}: {error}") from None
+
+
+def capacities(config: BalloondConfig, hardware: Mapping[str, Hardware], found: Found) -> dict[str, int]:
+    """What may be taken of each device. Of one that a predecessor gave out it is what it was: what is free by now says
+    nothing. Raises Refused."""
+    return {device.name: _capacity(device, hardware.get(device.name), found) for device in config.devices}
+
+
+def _capacity(device: DeviceConfig, hardware: Hardware | None, found: Found) -> int:
+    known = device.capacity_bytes or found.capacities.get(device.name)
+    if known is not None and (hardware is None or found.given_out(device.name)):
+        return known
+    assert hardware is not None
+    return capacity.fresh(
+        device.name, hardware, device.capacity_bytes, device.reserve_bytes, backends.page_bytes(device.name)
+    )
+
+
+def check_descriptors(config: BalloondConfig, capacities: Mapping[str, int], keeper: KeeperClient) -> None:
+    """Raises Refused when this process or the keeper may not hold a descriptor for each extent of the GPUs."""
+    gpus = [device for device in config.devices if device.is_gpu]
+    needed = sum(capacity.descriptors(capacities[gpu.name], gpu.kv_extent_bytes) for gpu in gpus)
+    if needed:
+        capacity.check_descriptors("balloond", needed, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        limit = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)[0]
+        capacity.check_descriptors(f"the keeper (process {keeper.pid})", needed, limit)
+
+
+def open_makers(config: BalloondConfig, capacities: Mapping[str, int]) -> tuple[dict[str, ExtentMaker], dict[str, int]]:
+    """The makers of the devices' extents, and what the ledgers may give out once spares are set aside. Raises Refused,
+    Unavailable when a device gives nothing."""
+    makers: dict[str, ExtentMaker] = {}
+    given_out = dict(capacities)
+    for device in config.devices:
+        maker = backends.maker(device.name)
+        if device.spares_budget:
+            set_aside = device.spares_budget + maker.page_bytes
+            given_out[device.name] = capacity.given_out(device.name, capacities[device.name], set_aside)
+            maker = _with_spares(device, maker)
+        makers[device.name] = maker
+        _log.info("device", device=device.name, capacity=capacities[device.name], given_out=given_out[device.name])
+    return makers, given_out
+
+
+def _with_spares(device: DeviceConfig, maker: ExtentMaker) -> Spares:
+    try:
+        return Spares(maker, device.spares_budget, device.kv_extent_bytes)
+    except OSError as error:
+        raise Unavailable(f"{device.name}: no memory to be had: {error}") from None
