@@ -252,7 +252,6 @@ class Tokens:
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(job.sampling)
             sampling.max_new_tokens = left
-            sampling.min_new_tokens = max(0, sampling.min_new_tokens - len(emitted))
         total = self._relay.patience.total_s
         submit = gpu_scheduler_pb2.Submit(
             request_id=self._relay.name_attempt(job.request_id),

@@ -88,9 +88,12 @@ class Request:
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(self.sampling)
             sampling.max_new_tokens = self.most_new_tokens
-            sampling.min_new_tokens = max(0, self.sampling.min_new_tokens - len(self.emitted))
         return engine_pb2.Generate(
-            request_id=self.id, token_ids=[*self.token_ids, *self.emitted], sampling=sampling, priority=priority
+            request_id=self.id,
+            token_ids=[*self.token_ids, *self.emitted],
+            sampling=sampling,
+            priority=priority,
+            resumed_tokens=self.resumed_tokens + len(self.emitted),
         )
 
     def end(self, finish: common_pb2.Finish, error: str = "") -> None:

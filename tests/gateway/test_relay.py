@@ -60,7 +60,7 @@ async def test_an_engine_that_dies_is_a_pause(world: World, stream: bool) -> Non
     assert text == TEXT
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(first.token_ids), len(said))
     assert list(second.token_ids) == [*first.token_ids, *said[:5]]
-    assert (second.resumed_tokens, second.sampling.max_new_tokens, second.sampling.min_new_tokens) == (5, 35, 3)
+    assert (second.resumed_tokens, second.sampling.max_new_tokens, second.sampling.min_new_tokens) == (5, 35, 8)
     assert second.sampling.seed == 3
 
 

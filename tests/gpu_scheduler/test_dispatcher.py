@@ -207,8 +207,19 @@ async def test_a_parked_request_starts_again_with_what_it_had_generated(desk):
     desk.dispatcher.on_parked(engine, engine.started[0].request_id)
     await desk.settle()
     again = engine.started[1]
-    assert list(again.token_ids) == [*range(10), 50, 51]
+    assert list(again.token_ids) == [*range(10), 50, 51] and again.resumed_tokens == 2
     assert again.sampling.max_new_tokens == 3
+
+
+async def test_what_was_said_before_a_seam_counts_as_output_also_when_it_is_parked_again(desk):
+    engine = desk.model("a")
+    desk.submit("r1", tokens=10, new=5, resumed_tokens=4)
+    await desk.settle()
+    assert engine.started[0].resumed_tokens == 4
+    desk.answer(engine, tokens=[50])
+    desk.dispatcher.on_parked(engine, engine.started[0].request_id)
+    await desk.settle()
+    assert engine.started[1].resumed_tokens == 5 and engine.started[1].sampling.max_new_tokens == 4
 
 
 async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):

@@ -18,6 +18,8 @@ class Open:
     """SGLang's name of it. SGLang aborts by prefix, so no rid may be the beginning of another: a number and a
     colon come first."""
     prompt_tokens: int
+    resumed_tokens: int = 0
+    """The last ones of its prompt, which it said itself where it ran before."""
     told: bool = False
     """The first chunk was sent."""
     ending: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
@@ -39,11 +41,11 @@ class Book:
     def __iter__(self) -> Iterator[Open]:
         return iter(list(self._by_rid.values()))
 
-    def add(self, request_id: str, prompt_tokens: int) -> Open:
+    def add(self, request_id: str, prompt_tokens: int, resumed_tokens: int = 0) -> Open:
         """Raises ValueError if the id is open already."""
         if request_id in self._by_id:
             raise ValueError(f"request {request_id} is here already")
-        entry = Open(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens)
+        entry = Open(request_id, f"{next(self._numbers)}:{request_id}", prompt_tokens, resumed_tokens)
         self._by_rid[entry.rid] = self._by_id[request_id] = entry
         return entry
 

@@ -107,7 +107,7 @@ class Commands:
             self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
             return []
         try:
-            entry = instance.book.add(generate.request_id, len(generate.token_ids))
+            entry = instance.book.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
         except ValueError as error:
             self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
             return []

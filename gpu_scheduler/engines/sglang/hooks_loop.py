@@ -79,16 +79,6 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
         counters.prefill_tokens += batch.extend_num_tokens
 
 
-def sampling_seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Every request draws by its own seed and the position of the token: the same after a retraction, and beside
-    whatever runs."""
-    import torch
-
-    seeds = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
-    result.sampling_seed = torch.tensor(seeds, dtype=torch.int64).to(result.temperatures.device, non_blocking=True)
-    return result
-
-
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _PARTS = "sglang.srt.managers.scheduler_components"
 HOOKS = [
@@ -99,5 +89,4 @@ HOOKS = [
     Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),
     Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", after_retraction, "AFTER"),
     Hook(f"{_SCHEDULER}.run_batch", before_step, "BEFORE"),
-    Hook("sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch", sampling_seeds, "AFTER"),
 ]

@@ -29,9 +29,10 @@ class Hook:
 
 
 def all_hooks() -> list[Hook]:
-    from gpu_scheduler.engines.sglang import hooks_cpu, hooks_loop, hooks_memory, hooks_process
+    from gpu_scheduler.engines.sglang import hooks_cpu, hooks_loop, hooks_memory, hooks_process, hooks_sampling
 
-    return [*hooks_process.HOOKS, *hooks_loop.HOOKS, *hooks_memory.HOOKS, *hooks_cpu.HOOKS]
+    modules = (hooks_process, hooks_loop, hooks_sampling, hooks_memory, hooks_cpu)
+    return [hook for module in modules for hook in module.HOOKS]
 
 
 def register() -> None:

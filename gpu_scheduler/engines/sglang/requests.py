@@ -14,17 +14,17 @@ from protos import common_pb2, engine_pb2
 
 
 def sampling_params(
-    sampling: common_pb2.Sampling, prompt_tokens: int, context_tokens: int, vocab_size: int
+    sampling: common_pb2.Sampling, prompt_tokens: int, resumed_tokens: int, context_tokens: int, vocab_size: int
 ) -> SamplingParams:
-    """Raises RejectedRequest. A request that names no seed gets one, so that what it draws does not depend on what
-    runs beside it, nor on being retracted and computed again."""
+    """Raises RejectedRequest. `resumed_tokens` of the prompt were said before. A request that names no seed gets one,
+    so that what it draws does not depend on what runs beside it, nor on being retracted and computed again."""
     room = context_tokens - prompt_tokens
     if room <= 0:
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
     max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
     params = SamplingParams(
         max_new_tokens=max_new,
-        min_new_tokens=min(sampling.min_new_tokens, max_new),
+        min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,
         top_k=sampling.top_k if sampling.top_k > 0 else TOP_K_ALL,
@@ -64,7 +64,7 @@ def to_sglang(
         raise RejectedRequest("the prompt is empty")
     if not all(0 <= token < vocab_size for token in generate.token_ids):
         raise RejectedRequest(f"a prompt token is outside the vocabulary of {vocab_size}")
-    sampling = generate.sampling
+    sampling, prompt_tokens = generate.sampling, len(generate.token_ids)
     return TokenizedGenerateReqInput(
         rid=rid,
         input_text=None,
@@ -72,7 +72,7 @@ def to_sglang(
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,
-        sampling_params=sampling_params(sampling, len(generate.token_ids), context_tokens, vocab_size),
+        sampling_params=sampling_params(sampling, prompt_tokens, generate.resumed_tokens, context_tokens, vocab_size),
         return_logprob=sampling.logprobs,
         logprob_start_len=-1,
         top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,

@@ -186,10 +186,22 @@ class EngineEnd:
     # --- requests
 
     def ask(
-        self, request_id: str, tokens: Sequence[int], max_new_tokens: int, priority: int = 0, **sampling: object
+        self,
+        request_id: str,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        priority: int = 0,
+        resumed: Sequence[int] = (),
+        **sampling: object,
     ) -> None:
-        parameters = common_pb2.Sampling(max_new_tokens=max_new_tokens, **sampling)  # type: ignore[arg-type]
-        generate = engine_pb2.Generate(request_id=request_id, token_ids=tokens, sampling=parameters, priority=priority)
+        """`resumed`: what it has said before, beside `max_new_tokens`."""
+        generate = engine_pb2.Generate(
+            request_id=request_id,
+            token_ids=[*tokens, *resumed],
+            sampling=common_pb2.Sampling(max_new_tokens=max_new_tokens, **sampling),  # type: ignore[arg-type]
+            priority=priority,
+            resumed_tokens=len(resumed),
+        )
         self.send(generate=generate)
 
     async def answer(self, request_id: str) -> Answer:

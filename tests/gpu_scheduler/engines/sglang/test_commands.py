@@ -48,6 +48,7 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
         await _logprobs(end, models["llama"], prompts[1])
         await _seeds(end, prompts[2])
         await _stop_tokens(end, prompts[3], said["llama"][3])
+        await _penalties(end, prompts[8], said["llama"][8])
 
         # A prompt that fills the context but for one token.
         long = [2 + i % 1000 for i in range(CONTEXT - 1)]
@@ -121,6 +122,30 @@ async def _seeds(end: EngineEnd, prompt: list[int]) -> None:
     assert (await end.answer("seed-rest")).tokens == one[10:]
 
 
+PENALTIES: tuple[dict[str, float], ...] = (
+    {"frequency_penalty": 0.9},
+    {"presence_penalty": 1.5},
+    {"repetition_penalty": 1.3},
+    {"frequency_penalty": 0.4, "presence_penalty": 0.3, "repetition_penalty": 1.1},
+)
+
+
+async def _penalties(end: EngineEnd, prompt: list[int], unpenalized: list[int]) -> None:
+    """What was said before the seam counts behind it; beside requests that have no penalties, and others."""
+    for i, penalty in enumerate(PENALTIES):
+        end.ask(f"penalty-{i}", prompt, NEW_TOKENS, ignore_eos=True, **penalty)
+    whole = [(await end.answer(f"penalty-{i}")).tokens for i in range(len(PENALTIES))]
+    assert unpenalized not in whole, "each penalty has to show"
+    for cut in (1, 17, NEW_TOKENS - 1):
+        for i, penalty in enumerate(PENALTIES):
+            name = f"penalty-{i}-from-{cut}"
+            end.ask(name, prompt, NEW_TOKENS - cut, resumed=whole[i][:cut], ignore_eos=True, **penalty)
+        end.ask(f"plain-{cut}", prompt, NEW_TOKENS - cut, resumed=unpenalized[:cut], ignore_eos=True)
+        for i, tokens in enumerate(whole):
+            assert (await end.answer(f"penalty-{i}-from-{cut}")).tokens == tokens[cut:]
+        assert (await end.answer(f"plain-{cut}")).tokens == unpenalized[cut:]
+
+
 async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> None:
     stop = said[6]
     first = said.index(stop)
@@ -130,6 +155,11 @@ async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> No
     end.ask("at-least", prompt, NEW_TOKENS, stop_token_ids=[stop], min_new_tokens=first + 2)
     answer = await end.answer("at-least")
     assert len(answer.tokens) >= first + 2 and stop not in answer.tokens[: first + 2]
+    # Half of the least was said elsewhere.
+    whole, cut = answer.tokens, (first + 2) // 2 or 1
+    left = NEW_TOKENS - cut
+    end.ask("rest", prompt, left, resumed=whole[:cut], stop_token_ids=[stop], min_new_tokens=first + 2)
+    assert (await end.answer("rest")).tokens == whole[cut:]
 
 
 async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(

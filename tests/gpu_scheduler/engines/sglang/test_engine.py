@@ -20,11 +20,13 @@ pytestmark = pytest.mark.sglang
 FLOOR = 16 * KV_EXTENT
 
 
-async def burst(end: EngineEnd, tag: str, prompts: list[list[int]], said: list[list[int]], times: int) -> None:
-    """All prompts at once, `times` over; every answer must be Transformers'."""
+async def burst(
+    end: EngineEnd, tag: str, prompts: list[list[int]], said: list[list[int]], times: int, **sampling: float
+) -> None:
+    """All prompts at once, `times` over; every answer must be what is `said` of it."""
     names = {f"{tag}-{time}-{i}": i for time in range(times) for i in range(len(prompts))}
     for name, i in names.items():
-        end.ask(name, prompts[i], NEW_TOKENS, ignore_eos=True)
+        end.ask(name, prompts[i], NEW_TOKENS, ignore_eos=True, **sampling)
     for name, i in names.items():
         answer = await end.answer(name)
         assert (answer.finish, answer.error, answer.parked) == (common_pb2.LENGTH, "", False), name
@@ -56,8 +58,14 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         await burst(end, "cached", prompts, said["qwen"], 2)
         assert end.answers["cached-0-0"].cached_tokens == len(prompts[0]) - 1
 
+        for i, prompt in enumerate(prompts):
+            end.ask(f"penalized-{i}", prompt, NEW_TOKENS, ignore_eos=True, frequency_penalty=0.9)
+        penalized = [(await end.answer(f"penalized-{i}")).tokens for i in range(len(prompts))]
+        assert all(mine != plain for mine, plain in zip(penalized, said["qwen"], strict=True))
+
         mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
         await burst(end, "moving", prompts, said["qwen"], 6)
+        await burst(end, "moving-penalized", prompts, penalized, 3, frequency_penalty=0.9)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
