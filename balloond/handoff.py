@@ -20,6 +20,8 @@ from services import log, seqpacket
 from services.errors import NotFound, PrismError, Unavailable, Unmet
 
 _log = log.get(__name__)
+_TOGETHER = 64
+"""Descriptors in a message: more are no faster, and would be on their way while nobody can use them."""
 
 
 class HandoffServer:
@@ -203,12 +205,12 @@ class _Session:
         self._connection.send(handoff_pb2.FromBalloond(**message).SerializeToString(), fds)  # type: ignore[arg-type]
 
     def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool) -> None:
-        for start in range(0, max(1, len(extents)), seqpacket.MAX_DESCRIPTORS):
-            part = slice(start, start + seqpacket.MAX_DESCRIPTORS)
+        for start in range(0, max(1, len(extents)), _TOGETHER):
+            part = slice(start, start + _TOGETHER)
             granted = handoff_pb2.Granted(
                 request_id=request_id,
                 extents=[handoff_pb2.Extent(id=e.id, bytes=e.bytes, kind=wire.KINDS[e.kind]) for e in extents[part]],
-                last=last and start + seqpacket.MAX_DESCRIPTORS >= len(extents),
+                last=last and start + _TOGETHER >= len(extents),
             )
             self._send(fds[part], granted=granted)
 

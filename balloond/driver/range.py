@@ -29,6 +29,10 @@ _REFUSED_PAUSE_S = 0.1
 """After a refused reserve, growth asks again at the earliest after this."""
 _UNMAPPED_TOGETHER = 512
 """Extents: balloond can give the first ones to others while the next are unmapped."""
+_ASKED_TOGETHER = 64
+_UNANSWERED = 2
+"""Requests of so many extents, so many at a time: while one is mapped the next is made, and few descriptors are on
+their way at once."""
 _CLOSE_S = 30.0
 
 
@@ -88,6 +92,8 @@ class ElasticRange:
         """What of it has not come."""
         self._asked = 0
         """Extents asked of balloond for it and not answered."""
+        self._unanswered = 0
+        """In so many requests."""
         self._refused = False
         """The last such question was refused."""
         self._filling = False
@@ -391,26 +397,37 @@ class ElasticRange:
     # --- asking
 
     def _ask(self, now: float) -> None:
+        wanted: list[int] = []
+        fill = 0
         with self._changed:
             if self._closed:
                 return
-            wanted = min(self._missing - self._asked, self._allowed_more() - self._asked)
-            fill = 0
-            if wanted > 0:
-                self._asked += wanted
-            elif self._may_fill and not (self._filling or self._asked or self._missing) and now >= self._fill_after:
-                fill = min(self._marks.missing(len(self._reserve) - self._wanting, now), self._allowed_more())
+            while (part := self._next_part()) > 0:
+                self._asked += part
+                self._unanswered += 1
+                wanted.append(part)
+            idle = not (self._filling or self._asked or self._missing)
+            if self._may_fill and idle and now >= self._fill_after:
+                missing = self._marks.missing(len(self._reserve) - self._wanting, now)
+                fill = min(missing, self._allowed_more(), _ASKED_TOGETHER)
                 self._filling = fill > 0
-        if wanted > 0:
-            self._lease.request(KV, self.extent_bytes, wanted, self._wanted_came(wanted), min_count=1)
-        elif fill > 0:
+        for part in wanted:
+            self._lease.request(KV, self.extent_bytes, part, self._wanted_came(part), min_count=1)
+        if fill > 0:
             self._lease.request(KV, self.extent_bytes, fill, self._fill_came, min_count=1, for_reserve=True)
+
+    def _next_part(self) -> int:
+        """How many extents to ask for in one more request."""
+        if self._unanswered == _UNANSWERED:
+            return 0
+        return min(self._missing - self._asked, self._allowed_more() - self._asked, _ASKED_TOGETHER)
 
     def _wanted_came(self, asked: int):  # type: ignore[no-untyped-def]
         def done(extents: list[Granted], refused: GrowRefused | None) -> None:
             self._map(extents)
             with self._changed:
                 self._asked -= asked
+                self._unanswered -= 1
                 self._missing = 0 if refused is not None else max(0, self._missing - len(extents))
                 self._refused = refused is not None
                 waiting = self._waiting

@@ -83,6 +83,22 @@ def test_the_addresses_bound_it_too(lease):
     kv.close()
 
 
+def test_much_is_asked_for_in_parts_two_at_a_time(lease):
+    lease.capacity = 200
+    lease.set_limit(200)
+    lease.settle()
+    kv = make(lease, extents=200)
+    lease.silent = True
+    assert kv.acquire(200) == []
+    lease.settle()
+    assert [count for count, _, _ in lease.asked] == [64, 64]
+    lease.speak()
+    assert len(kv.acquire(200, timeout_s=TIMEOUT_S)) == 200
+    assert [count for count, _, _ in lease.asked] == [64, 64, 64, 8]
+    kv.check()
+    kv.close()
+
+
 def test_what_comes_too_late_goes_into_the_reserve_and_wakes_the_loop(lease):
     lease.silent = True
     kv = make(lease)

@@ -1,0 +1,15 @@
+import pytest
+
+from balloond.driver.allocator import conflict
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+@pytest.mark.parametrize("value", ["expandable_segments:True", "max_split_size_mb:64, expandable_segments:true"])
+def test_expandable_segments_are_refused_with_the_variable_that_sets_them(name, value):
+    assert conflict({name: value}).startswith(f"{name} sets expandable_segments")
+
+
+@pytest.mark.parametrize("value", ["", "expandable_segments:False", "max_split_size_mb:64", "backend:native"])
+def test_other_settings_are_none_of_our_business(value):
+    assert conflict({"PYTORCH_CUDA_ALLOC_CONF": value}) == ""
+    assert conflict({}) == ""
