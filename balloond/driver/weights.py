@@ -4,10 +4,24 @@ addresses."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import groupby
 
 from balloond.backends.base import Mapper
 from balloond.driver.lease import WEIGHTS, Granted, Lease
 from balloond.policy.extents import cut
+
+
+_TOGETHER = 64
+"""Extents of one request: no process holds more descriptors at a time, however large the model."""
+
+
+def _parts(sizes: list[int]) -> Iterator[tuple[int, int]]:
+    """(size, count) of requests for extents of these sizes in their order."""
+    for size, same in groupby(sizes):
+        count = len(list(same))
+        for start in range(0, count, _TOGETHER):
+            yield size, min(_TOGETHER, count - start)
 
 
 class WeightsRange:
@@ -30,34 +44,30 @@ class WeightsRange:
         sizes = cut(total_bytes, self._extent_bytes, self._mapper.page_bytes)
         if sum(sizes) > self._span:
             raise ValueError(f"{sum(sizes)} bytes do not fit {self._span} bytes of addresses")
-        full = sum(size == self._extent_bytes for size in sizes)
-        granted: list[Granted] = []
         try:
-            if full:
-                granted += self._lease.grow(WEIGHTS, self._extent_bytes, full, timeout_s=timeout_s)
-            if full < len(sizes):
-                granted += self._lease.grow(WEIGHTS, sizes[-1], 1, timeout_s=timeout_s)
+            for size, count in _parts(sizes):
+                self._map(self._lease.grow(WEIGHTS, size, count, timeout_s=timeout_s))
+        except BaseException:
+            self.leave()
+            raise
+
+    def _map(self, granted: list[Granted]) -> None:
+        """Takes the extents over, whatever happens."""
+        self._ids += [extent.id for extent in granted]
+        try:
             for extent in granted:
                 self._mapper.map(self.address + self.mapped_bytes, extent.fd, extent.bytes)
                 self.mapped_bytes += extent.bytes
-                self._ids.append(extent.id)
-        except BaseException:
-            self._undo(granted)
-            raise
-        for extent in granted:
-            os.close(extent.fd)
-
-    def _undo(self, granted: list[Granted]) -> None:
-        self.leave()
-        for extent in granted:
-            os.close(extent.fd)
-        self._lease.give_back([extent.id for extent in granted])
+        finally:
+            for extent in granted:
+                os.close(extent.fd)
 
     def leave(self) -> None:
         """Unmaps and returns everything; the addresses stay. Waits for nothing, so the device must be done with it: on
         CUDA the engine synchronises first, or a kernel that still reads is a fault."""
-        if self._ids:
+        if self.mapped_bytes:
             self._mapper.unmap(self.address, self.mapped_bytes)
+        if self._ids:
             self._lease.give_back(self._ids)
         self._ids = []
         self.mapped_bytes = 0

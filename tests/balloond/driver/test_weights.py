@@ -17,8 +17,8 @@ def lease(shared):
     lease.detach()
 
 
-def make(lease, span=8 * MIB):
-    return WeightsRange(lease, CpuMapper(), span_bytes=span, extent_bytes=MIB)
+def make(lease, span=8 * MIB, extent=MIB):
+    return WeightsRange(lease, CpuMapper(), span_bytes=span, extent_bytes=extent)
 
 
 def test_weights_are_mapped_in_a_row_in_large_extents_and_one_of_the_rest(shared, lease):
@@ -31,6 +31,22 @@ def test_weights_are_mapped_in_a_row_in_large_extents_and_one_of_the_rest(shared
     assert (state.weights_bytes, state.extents) == (3 * MIB + 64 * KIB, 4)
     weights.close()
     asyncio.run(shared.until(lambda device: device.leased_bytes == 0))
+
+
+def test_many_extents_come_in_parts_and_in_order(shared, lease):
+    weights = make(lease, extent=64 * KIB)
+    asked, grow = [], lease.grow
+
+    def counting(kind, nbytes, count, **keys):
+        asked.append((nbytes, count))
+        return grow(kind, nbytes, count, **keys)
+
+    lease.grow = counting
+    weights.grow(8 * MIB - 64 * KIB, timeout_s=TIMEOUT_S)
+    assert asked == [(64 * KIB, 64), (64 * KIB, 63)]
+    assert weights.mapped_bytes == 8 * MIB - 64 * KIB
+    ctypes.memset(weights.address, 1, weights.mapped_bytes)
+    weights.close()
 
 
 def test_weights_leave_and_come_back_at_the_same_address_empty(shared, lease):
