@@ -208,6 +208,18 @@ class Dispatcher:
                 _TTFT.labels(request.model, str(met).lower()).inc()
         self.changed()
 
+    def on_prefilled(self, engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None:
+        now = self._now()
+        for prompt in prompts:
+            request = self._requests.get(prompt.request_id)
+            if request is None or request.engine is not engine:
+                continue
+            if self._backlog.state(request.id) is State.DISPATCHED:
+                self._backlog.progress(
+                    request.id, now, computed_tokens=prompt.computed_tokens, cached_tokens=prompt.cached_tokens
+                )
+                self.changed()
+
     def on_parked(self, engine: Engine, request_id: str) -> None:
         request = self._requests.get(request_id)
         if request is None or request.engine is not engine:

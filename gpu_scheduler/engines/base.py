@@ -42,6 +42,8 @@ class Listener(Protocol):
 
     def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None: ...
 
+    def on_prefilled(self, engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
+
     def on_parked(self, engine: Engine, request_id: str) -> None: ...
 
     def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None: ...
@@ -216,6 +218,9 @@ class Engine:
             self.stats = message.stats
             if self.listener is not None:
                 self.listener.on_stats(self, message.stats)
+        elif kind == "prefilled":
+            if self.listener is not None:
+                self.listener.on_prefilled(self, list(message.prefilled.prompts))
         elif kind == "parked":
             if self.listener is not None:
                 self.listener.on_parked(self, message.parked.request_id)

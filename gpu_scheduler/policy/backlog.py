@@ -13,7 +13,7 @@ A request is in exactly one state, from `add` until `finish`, `cancel`, or a dec
 
 `plan(now)` throws away what expired, runs Moore-Hodgson over all waiting requests that have a deadline, and returns an
 `Agenda`; `admission.admit` turns that into starts. Run both when a request arrived or was cancelled, a prefill ended,
-memory or a residency changed, or at `next_deadline()`; nothing else changes the answer.
+a prefill went on, memory or a residency changed, or at `next_deadline()`; nothing else changes the answer.
 
 **The second queue** holds what Moore-Hodgson dropped from S (*late*, never thrown away unasked) and best effort, oldest
 first. A best-effort request counts as `best_effort_yield_s` younger than it is: a late one goes before it, but not
@@ -165,9 +165,12 @@ class Backlog:
         self._in_flight[decision.request_id] = entry
         return entry.request
 
-    def progress(self, request_id: str, done_tokens: int, now: float) -> None:
-        """`done_tokens` of its uncached prompt are prefilled by now."""
-        self._in_state(request_id, State.DISPATCHED).done_tokens = done_tokens
+    def progress(self, request_id: str, now: float, *, computed_tokens: int, cached_tokens: int = 0) -> None:
+        """Its engine found `cached_tokens` of its prompt in a cached prefix, and has computed `computed_tokens` of the
+        rest by now."""
+        entry = self._in_state(request_id, State.DISPATCHED)
+        entry.request = replace(entry.request, cached_tokens=cached_tokens)
+        entry.done_tokens = computed_tokens
         self._recount(now)
 
     def prefill_finished(self, request_id: str, now: float) -> None:
@@ -177,20 +180,12 @@ class Backlog:
         entry.state = State.RUNNING
         self._land(request_id, now)
 
-    def cache_hit(self, request_id: str, cached_tokens: int) -> None:
-        """The engine reported how much of the prompt of a request that still waits it has cached."""
-        entry = self._in_state(request_id, State.WAITING)
-        self._dequeue(entry)
-        entry.request = replace(entry.request, cached_tokens=cached_tokens)
-        self._enqueue(entry)
-
     def requeue(
         self,
         request_id: str,
         now: float,
         *,
         prompt_tokens: int | None = None,
-        cached_tokens: int = 0,
         deadline: float | None = None,
     ) -> None:
         """Retracted, or its engine died: it waits again with the arrival it had.
@@ -204,7 +199,7 @@ class Backlog:
         entry.request = replace(
             old,
             prompt_tokens=old.prompt_tokens if prompt_tokens is None else prompt_tokens,
-            cached_tokens=cached_tokens,
+            cached_tokens=0,
             deadline=old.deadline if deadline is None else deadline,
         )
         entry.state = State.WAITING

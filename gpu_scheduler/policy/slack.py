@@ -32,7 +32,7 @@ class Waiting:
     """arrival + TTFT target, or +inf for best effort."""
     prompt_tokens: int = 1
     cached_tokens: int = 0
-    """Tokens of the prompt that the engine reported as a prefix hit."""
+    """Tokens of the prompt that the engine reported as a prefix hit, once it runs."""
     decode_tokens: int = 0
     """Forecast of the tokens that it will generate; only memory counts them, not time."""
     expires: float = inf

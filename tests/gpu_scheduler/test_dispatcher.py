@@ -11,7 +11,7 @@ from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.memory import DeviceMemory
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
-from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2
+from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import tasks
 
 SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b")}
@@ -149,6 +149,28 @@ async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_
     desk.answer(a)
     await desk.settle()
     assert desk.turn.holder == turn_module.ANYBODY
+
+
+async def test_what_is_left_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):
+    a = desk.model("a")
+    desk.submit("long", tokens=900, ttft_ms=60_000)
+    await desk.settle()
+    desk.dispatcher.changed()
+    await desk.settle()
+    whole_s = desk.dispatcher.queue_state().busy_s
+    assert whole_s > 0
+    prompt = engine_pb2.Prefilled.Prompt(request_id=a.started[0].request_id, cached_tokens=300, computed_tokens=0)
+    desk.dispatcher.on_prefilled(a, [prompt])
+    await desk.settle()
+    assert desk.dispatcher.queue_state().busy_s == pytest.approx(whole_s * 600 / 900)
+    prompt.computed_tokens = 450
+    desk.dispatcher.on_prefilled(a, [prompt])
+    await desk.settle()
+    assert desk.dispatcher.queue_state().busy_s == pytest.approx(whole_s * 150 / 900)
+    desk.answer(a)
+    desk.dispatcher.on_prefilled(a, [prompt])  # of a step that was under way: it says nothing any more
+    await desk.settle()
+    assert desk.dispatcher.queue_state().busy_s == 0
 
 
 async def test_a_late_request_is_kept_and_served(desk):

@@ -10,6 +10,8 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.stats import prefilled
+from protos import engine_pb2
 
 
 class _Sleeper:
@@ -71,12 +73,15 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
 
 
 def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
-    counters = current.instance().counters
+    instance = current.instance()
+    counters = instance.counters
     counters.forward_steps += 1
     if batch.forward_mode.is_decode():
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
         counters.prefill_tokens += batch.extend_num_tokens
+        if prompts := prefilled(batch.reqs, instance.book):
+            instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"

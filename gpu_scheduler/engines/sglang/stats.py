@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 from protos import engine_pb2
 
@@ -31,6 +33,22 @@ def running(scheduler: Any) -> int:
     if scheduler.chunked_req is not None:
         requests.add(id(scheduler.chunked_req))
     return len(requests)
+
+
+def prefilled(requests: Sequence[Any], book: Book) -> list[engine_pb2.Prefilled.Prompt]:
+    """How far the prompts are that SGLang is about to compute more of; those that begin are left out."""
+    prompts = []
+    for request in requests:
+        entry, done = book.by_rid(request.rid), len(request.prefix_indices)
+        # What was retracted after its first token computes its prompt again: the shared queue counts it no more.
+        if entry is not None and not entry.told and done:
+            cached = min(request.cached_tokens, done)
+            prompts.append(
+                engine_pb2.Prefilled.Prompt(
+                    request_id=entry.request_id, cached_tokens=cached, computed_tokens=done - cached
+                )
+            )
+    return prompts
 
 
 def engine_stats(scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Counters) -> engine_pb2.EngineStats:

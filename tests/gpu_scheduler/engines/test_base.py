@@ -23,6 +23,8 @@ class Ear:
         if any(chunk.finish for chunk in chunks):
             self.finished.set()
 
+    def on_prefilled(self, engine, prompts): ...
+
     def on_parked(self, engine, request_id): ...
 
     def on_stats(self, engine, stats):

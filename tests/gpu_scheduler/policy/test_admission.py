@@ -72,7 +72,7 @@ def test_requests_of_one_model_join_until_the_chunk_is_full():
     assert started(decisions) == ["0", "1"]
     carry_out(queue, decisions, 0.0)
     assert decide(queue, chunk_tokens=512) == []
-    queue.progress("0", 256, 0.1)
+    queue.progress("0", 0.1, computed_tokens=256)
     assert started(decide(queue, 0.1, chunk_tokens=512)) == ["2"]
 
 

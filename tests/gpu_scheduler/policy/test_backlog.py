@@ -70,7 +70,7 @@ def test_dispatched_work_comes_before_everything_and_shrinks_with_its_progress()
     start(queue, "big", 0.0)
     assert queue.plan(0.0).start == 4.0
     assert queue.plan(0.0).second == ("small",)
-    queue.progress("big", round(2.0 * SPEED), 1.0)  # twice as fast as expected
+    queue.progress("big", 1.0, computed_tokens=round(2.0 * SPEED))  # twice as fast as expected
     agenda = queue.plan(1.0)
     assert (agenda.start, agenda.on_time) == (3.0, ("small",))
     assert queue.tokens_in_flight() == round(2.0 * SPEED)
@@ -85,13 +85,16 @@ def test_an_overdue_prefill_ends_now_at_the_earliest():
     assert queue.plan(5.0).start == 5.0
 
 
-def test_a_prefix_hit_shortens_a_waiting_request():
+def test_a_prefix_hit_shortens_dispatched_work_and_is_forgotten_when_the_request_comes_back():
     queue = backlog()
-    queue.add(request("a", 4.0, deadline=2.0), 0.0)
-    assert queue.plan(0.0).second == ("a",)
-    queue.cache_hit("a", round(3.0 * SPEED))
-    assert queue.plan(0.0).on_time == ("a",)
-    assert queue.prefill_cost("a") == 1.0
+    queue.add(request("a", 4.0, deadline=9.0), 0.0)
+    start(queue, "a", 0.0)
+    queue.progress("a", 0.0, computed_tokens=0, cached_tokens=round(3.0 * SPEED))
+    assert queue.plan(0.0).start == 1.0
+    queue.progress("a", 0.25, computed_tokens=round(0.5 * SPEED), cached_tokens=round(3.0 * SPEED))
+    assert queue.plan(0.25).start == 0.75
+    queue.requeue("a", 0.5)
+    assert queue.prefill_cost("a") == 4.0
 
 
 def test_late_requests_go_by_arrival_and_best_effort_yields_only_for_a_while():
@@ -317,7 +320,18 @@ class Conservation(RuleBasedStateMachine):
         chosen = self.some(data, self.waiting)
         start(self.queue, chosen, self.now, why)
         self.waiting.remove(chosen)
-        self.dispatched[chosen] = None
+        self.dispatched[chosen] = self.queue.request(chosen).uncached_tokens
+
+    @precondition(lambda self: self.dispatched)
+    @rule(data=st.data(), cached=st.integers(0, 2048), computed=st.integers(0, 2048))
+    def go_on(self, data, cached, computed):
+        before = self.queue.tokens_in_flight()
+        chosen = self.some(data, self.dispatched)
+        cached = min(cached, self.queue.request(chosen).prompt_tokens)
+        self.queue.progress(chosen, self.now, computed_tokens=computed, cached_tokens=cached)
+        left = max(0, self.queue.request(chosen).uncached_tokens - computed)
+        assert self.queue.tokens_in_flight() == before - self.dispatched[chosen] + left
+        self.dispatched[chosen] = left
 
     @precondition(lambda self: self.dispatched)
     @rule(data=st.data())

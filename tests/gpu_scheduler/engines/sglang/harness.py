@@ -93,6 +93,8 @@ class Answer:
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     error: str = ""
     parked: bool = False
+    prefilled: list[tuple[int, int]] = field(default_factory=list)
+    """(cached, computed) tokens of its prompt, as its steps began."""
     cached_tokens: int = 0
     prompt_tokens: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,6 +125,10 @@ class EngineEnd:
                 answer = self.answers[message.parked.request_id]
                 answer.parked = True
                 answer.ended.set()
+            elif kind == "prefilled":
+                for prompt in message.prefilled.prompts:
+                    assert not self.answers[prompt.request_id].tokens, "its first token said that its prompt is done"
+                    self.answers[prompt.request_id].prefilled.append((prompt.cached_tokens, prompt.computed_tokens))
             elif kind == "stats":
                 self.stats.CopyFrom(message.stats)
             elif kind != "progress":

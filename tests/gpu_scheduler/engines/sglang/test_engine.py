@@ -63,6 +63,14 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         penalized = [(await end.answer(f"penalized-{i}")).tokens for i in range(len(prompts))]
         assert all(mine != plain for mine, plain in zip(penalized, said["qwen"], strict=True))
 
+        # A long prompt is computed in steps; the second time all of it but the last token is there.
+        long = [2 + i % 1000 for i in range(200)]
+        for name in ("long", "long again"):
+            end.ask(name, long, 1, ignore_eos=True)
+            await end.answer(name)
+        assert end.answers["long"].prefilled == [(0, 48), (0, 96), (0, 144), (0, 192)]
+        assert end.answers["long again"].prefilled == [(199, 0)]
+
         mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
         await burst(end, "moving", prompts, said["qwen"], 6)
         await burst(end, "moving-penalized", prompts, penalized, 3, frequency_penalty=0.9)
