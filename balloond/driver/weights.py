@@ -11,7 +11,6 @@ from balloond.backends.base import Mapper
 from balloond.driver.lease import WEIGHTS, Granted, Lease
 from balloond.policy.extents import cut
 
-
 _TOGETHER = 64
 """Extents of one request: no process holds more descriptors at a time, however large the model."""
 
