@@ -209,15 +209,15 @@ class Daemon:
         if str(borrower) not in self._deaths:
             self._deaths.watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
 
-    async def borrow(self, borrower: Process, lease_id: str) -> tuple[list[Extent], list[int]]:
-        """The weights extents of a lease and their descriptors, once the keeper knows. Raises NotFound."""
+    async def borrow(self, borrower: Process, lease_id: str) -> tuple[str, list[Extent], list[int]]:
+        """The device of a lease, its weights extents and their descriptors, once the keeper knows. Raises NotFound."""
         device = self._device_of(lease_id)
         lent = device.ledger.borrow(lease_id, str(borrower))
         facts = BorrowFacts(borrower, lease_id, tuple(extent.id for extent in lent))
         self._borrows[str(borrower), lease_id] = facts
         await self._keeper.keep([(records.encode(facts), None)])
         there = [extent for extent in lent if extent in self._custody]
-        return there, self._custody.descriptors(there)
+        return device.name, there, self._custody.descriptors(there)
 
     def end_borrow(self, borrower: Process, lease_id: str, ids: Sequence[int]) -> None:
         """The loader has unmapped these; none named: all of that lease."""

@@ -193,24 +193,27 @@ class _Session:
 
     async def _borrow(self, borrow: handoff_pb2.Borrow) -> None:
         try:
-            extents, fds = await self._daemon.borrow(self._process, borrow.lease_id)
+            device, extents, fds = await self._daemon.borrow(self._process, borrow.lease_id)
         except NotFound as error:
             self.refused(borrow.request_id, "unknown", 0, str(error))
             return
-        self.granted(borrow.request_id, extents, fds, last=True)
+        self.granted(borrow.request_id, extents, fds, last=True, device=device)
 
     # --- what the daemon sends
 
     def _send(self, fds: Sequence[int] = (), **message: object) -> None:
         self._connection.send(handoff_pb2.FromBalloond(**message).SerializeToString(), fds)  # type: ignore[arg-type]
 
-    def granted(self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool) -> None:
+    def granted(
+        self, request_id: int, extents: Sequence[Extent], fds: Sequence[int], last: bool, device: str = ""
+    ) -> None:
         for start in range(0, max(1, len(extents)), _TOGETHER):
             part = slice(start, start + _TOGETHER)
             granted = handoff_pb2.Granted(
                 request_id=request_id,
                 extents=[handoff_pb2.Extent(id=e.id, bytes=e.bytes, kind=wire.KINDS[e.kind]) for e in extents[part]],
                 last=last and start + _TOGETHER >= len(extents),
+                device=device,
             )
             self._send(fds[part], granted=granted)
 

@@ -16,7 +16,7 @@ from loader.image_memory import OWNER
 from loader.images import Images
 from loader.models import Models, Sizes
 from loader.server import NAME, LoaderServicer
-from loader.transfers.cpu import CpuTransfer
+from loader.transfers import Transfers
 from protos import loader_pb2, loader_pb2_grpc
 from services import log
 from services.errors import Invalid
@@ -47,13 +47,14 @@ async def build(service: Service) -> None:
 
     keeper = KeeperClient(config.keeper, OWNER)
     models = Models(sizes, changed)
-    images = Images(keeper, config.host_capacity_bytes, time.monotonic, describe, changed)
+    transfers = Transfers()
+    images = Images(keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget)
     handoff = HandoffClient(config.handoff, config.answer_timeout_s)
     copying = Copying(
         models,
         images,
         handoff,
-        CpuTransfer(),
+        transfers.of,
         chunk_bytes=config.chunk_bytes,
         threads=config.copy_threads,
         answer_timeout_s=config.answer_timeout_s,

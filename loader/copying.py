@@ -36,7 +36,7 @@ class Copying:
         models: Models,
         images: Images,
         handoff: HandoffClient,
-        transfer: Transfer,
+        transfer_for: Callable[[str], Transfer],
         *,
         chunk_bytes: int,
         threads: int,
@@ -45,7 +45,8 @@ class Copying:
         self._models = models
         self._images = images
         self._handoff = handoff
-        self._transfer = transfer
+        self._transfer_for = transfer_for
+        """Of a device, by name."""
         self._chunk_bytes = chunk_bytes
         self._answer_timeout_s = answer_timeout_s
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="copy")
@@ -76,7 +77,8 @@ class Copying:
                 with self._images.blank(model, generation, total_bytes, manifest) as image:
                     with image.weights() as weights:
                         crc = _Crc(weights)
-                        copy = self._copy(self._transfer.out_of, extents, weights, plan, "save", crc.add)
+                        transfer = self._transfer_for(extents[0].device)
+                        copy = self._copy(transfer.out_of, extents, weights, plan, "save", crc.add)
                         async with aclosing(copy) as steps:
                             async for step in steps:
                                 yield step
@@ -102,7 +104,8 @@ class Copying:
         with self._images.using(image) as weights:
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
-                async with aclosing(self._copy(self._transfer.into, extents, weights, plan, "load")) as steps:
+                transfer = self._transfer_for(extents[0].device)
+                async with aclosing(self._copy(transfer.into, extents, weights, plan, "load")) as steps:
                     async for step in steps:
                         yield step
         yield image

@@ -171,7 +171,10 @@ class HandoffClient:
             for fd in fds:
                 os.close(fd)
             return
-        loan.extents += [Borrowed(extent.id, extent.bytes, fd) for extent, fd in zip(granted.extents, fds, strict=True)]
+        loan.extents += [
+            Borrowed(extent.id, extent.bytes, fd, granted.device)
+            for extent, fd in zip(granted.extents, fds, strict=True)
+        ]
         if granted.last:
             self._answered(granted.request_id, loan)
 

@@ -21,7 +21,8 @@ _log = log.get(__name__)
 
 class Images:
     """All images. `now` is in seconds on any clock; `describe` says of a model whether it is pinned and which
-    generation is the present one (None: it is not in the catalogue); `on_change` is called after each change."""
+    generation is the present one (None: it is not in the catalogue); `on_change` is called after each change,
+    `before_freeing` in a thread, with the weights of an image that nobody uses any more."""
 
     def __init__(
         self,
@@ -30,12 +31,14 @@ class Images:
         now: Callable[[], float],
         describe: Callable[[str], tuple[bool, int | None]],
         on_change: Callable[[], None],
+        before_freeing: Callable[[memoryview], None] = lambda weights: None,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self._keeper = keeper
         self._now = now
         self._describe = describe
         self._on_change = on_change
+        self._before_freeing = before_freeing
         self._images: dict[str, Image] = {}
         self._arriving: dict[str, Image] = {}
         """Filled, and on the way to the keeper."""
@@ -71,7 +74,7 @@ class Images:
         finally:
             self._others.discard(image)
             if self._images.get(model) is not image:
-                _free(image)
+                self._free(image)
             self._on_change()
 
     def _make_room(self, model: str, need: int) -> None:
@@ -134,7 +137,7 @@ class Images:
             image.users -= 1
             if image.users == 0 and image in self._others:
                 self._others.discard(image)
-                _free(image)
+                self._free(image)
                 self._on_change()
 
     # --- dropping
@@ -152,7 +155,19 @@ class Images:
         if image.users:
             self._others.add(image)
         else:
-            _free(image)
+            self._free(image)
+
+    def _free(self, image: Image) -> None:
+        """In a thread: the kernel takes a second to free 16 GB, and whoever lets go last waits for it."""
+
+        def free() -> None:
+            try:
+                with image.weights() as weights:
+                    self._before_freeing(weights)
+            finally:
+                image.close()
+
+        tasks.spawn(asyncio.to_thread(free), f"free the image of {image.model}")
 
     # --- the keeper
 
@@ -173,11 +188,6 @@ class Images:
     def everything(self) -> Iterable[Kept]:
         """For a keeper that came back empty."""
         return [_kept(image) for image in {**self._images, **self._arriving}.values()]
-
-
-def _free(image: Image) -> None:
-    """In a thread: the kernel takes a second to free 16 GB, and whoever lets go last waits for it."""
-    tasks.spawn(asyncio.to_thread(image.close), f"free the image of {image.model}")
 
 
 def _kept(image: Image) -> Kept:

@@ -7,4 +7,5 @@ from prometheus_client import Counter, Gauge
 COPIED = Counter("prism_image_copied_bytes", "Bytes copied between images and extents", ["direction"])
 HELD = Gauge("prism_image_held_bytes", "Host memory that images take, those under way included")
 CAPACITY = Gauge("prism_image_capacity_bytes", "Most host memory that images may take")
+CONTEXT = Gauge("prism_loader_context_bytes", "Memory of a GPU that the loader takes for itself", ["device"])
 MODELS = Gauge("prism_catalogue_models", "Models in the catalogue", ["state"])

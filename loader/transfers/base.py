@@ -18,6 +18,7 @@ class Borrowed:
     id: int
     nbytes: int
     fd: int
+    device: str
 
 
 class Cancelled(Exception):

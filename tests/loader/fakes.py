@@ -60,7 +60,7 @@ class FakeHandoff:
             fd = os.memfd_create("extent")
             os.ftruncate(fd, extent_bytes)
             os.pwrite(fd, content[start : start + extent_bytes], 0)
-            extents.append(Borrowed(start, extent_bytes, fd))
+            extents.append(Borrowed(start, extent_bytes, fd, "cpu:0"))
         self.leases[lease_id] = extents
 
     def content(self, lease_id: str) -> bytes:

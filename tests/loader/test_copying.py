@@ -35,7 +35,7 @@ class World:
             self.models,
             self.images,
             self.handoff,
-            self.transfer,
+            lambda device: self.transfer,
             chunk_bytes=10_000,
             threads=4,
             answer_timeout_s=0.2,

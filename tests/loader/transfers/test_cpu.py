@@ -15,7 +15,7 @@ def extents():
     for number, size in enumerate((4096, 8192, 4096)):
         fd = os.memfd_create("extent")
         os.write(fd, bytes((7 * number + index) % 256 for index in range(size)))
-        made.append(Borrowed(number, size, fd))
+        made.append(Borrowed(number, size, fd, "cpu:0"))
     yield made
     for extent in made:
         os.close(extent.fd)
