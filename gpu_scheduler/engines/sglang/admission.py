@@ -31,12 +31,17 @@ class Admission:
         short = tokens - self._kv.available
         if short <= 0:
             return
+        # What was freed a moment ago may be all that is missing.
+        self._kv.settle()
+        if (short := tokens - self._kv.available) <= 0:
+            return
         evictable = tree.evictable_size()
         if self._kv.grow(short, self._soft_wait_s if evictable >= short else self._hard_wait_s):
             return
         short = tokens - self._kv.available
         if short > 0 and evictable:
             self._evict(tree, short)
+            self._kv.settle()
 
     def fits(self, tree: Any, tokens: int) -> bool:
         """Whether `tokens` slots can be had for the next chunk of a prompt, free or by evicting; grows for them."""

@@ -86,7 +86,7 @@ class Engine:
         """Builds the model and serves it until it leaves. Returns warm."""
         try:
             instance = Instance(
-                load, self._open_memory(load, Options.parse(load.options)), self._channel, self._counters
+                load, self._open_memory(load, Options.parse(load.options, load.device)), self._channel, self._counters
             )
         except CommandError as error:
             self._fail(load.command_id, error)

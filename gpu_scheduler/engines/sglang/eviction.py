@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Piece, coldest_first
 
-Slots = NDArray[np.int64]
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.kv import ElasticKv
+
+Places = NDArray[np.int64]
+"""Envelopes by their numbers."""
 
 
 def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
@@ -29,20 +33,28 @@ def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
         waiting.extend((child, depth + len(node.value)) for child in node.children.values())
 
 
-def slots_of(node: Any) -> Slots:
-    slots: Slots = node.value.to(device="cpu").numpy()
-    return slots
+def envelopes_of(nodes: list[Any], page_size: int) -> list[Places]:
+    """The envelopes of each node's tokens, in order; fetched from the device in one go."""
+    import torch
+
+    # Nodes hold whole pages, each with its slots in a row.
+    firsts = [node.value[::page_size] for node in nodes]
+    if not firsts:
+        return []
+    here = torch.cat(firsts).to(device="cpu").numpy() // page_size
+    return np.split(here, np.cumsum([len(first) for first in firsts])[:-1])
 
 
-def empty_extents(tree: Any, envelopes: Envelopes, wanted: int) -> int:
+def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     """Evicts so that up to `wanted` more extents become empty; returns how many tokens were evicted. Extents that a
-    running request touches cannot be emptied."""
+    running request touches cannot be emptied. What was evicted is available after `kv.settle`."""
     now = time.monotonic()
+    envelopes = kv.envelopes
     nodes = list(unlocked_nodes(tree))
-    slots = [slots_of(node) for node, _ in nodes]
+    places = envelopes_of([node for node, _ in nodes], kv.page_size)
     pieces = [
-        Piece(now - node.last_access_time, depth, *touched(envelopes, some))
-        for (node, depth), some in zip(nodes, slots, strict=True)
+        Piece(now - node.last_access_time, depth // kv.page_size, *touched(envelopes, some))
+        for (node, depth), some in zip(nodes, places, strict=True)
     ]
     chosen = coldest_first(pieces, envelopes.live_by_extent(), wanted)
     if not chosen:
@@ -52,20 +64,20 @@ def empty_extents(tree: Any, envelopes: Envelopes, wanted: int) -> int:
     evicted = 0
     # A parent is cut before its children are looked at; those of a parent that was cut went with it.
     gone: set[int] = set()
-    for (node, _), some in zip(nodes, slots, strict=True):
+    for (node, _), some in zip(nodes, places, strict=True):
         if id(node) in gone:
             continue
         hit = on_any(envelopes, some, doomed)
         if len(hit):
-            evicted += cut(tree, node, int(hit[0]), gone)
+            evicted += cut(tree, node, int(hit[0]) * kv.page_size, gone)
     return evicted
 
 
-def touched(envelopes: Envelopes, slots: Slots) -> tuple[Slots, Slots]:
-    """The extents that these slots touch, one entry for each slot and extent, and which of the slots each entry is
-    of."""
-    position = np.arange(len(slots))
-    extents, last = envelopes.homes(slots), envelopes.ends(slots)
+def touched(envelopes: Envelopes, places: Places) -> tuple[Places, Places]:
+    """The extents that these envelopes touch, one entry for each envelope and extent, and which of the envelopes each
+    entry is of."""
+    position = np.arange(len(places))
+    extents, last = envelopes.homes(places), envelopes.ends(places)
     parts = [(extents, position)]
     while (more := extents < last).any():
         extents, last, position = extents[more] + 1, last[more], position[more]
@@ -73,10 +85,10 @@ def touched(envelopes: Envelopes, slots: Slots) -> tuple[Slots, Slots]:
     return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
 
-def on_any(envelopes: Envelopes, slots: Slots, doomed: NDArray[np.bool_]) -> Slots:
-    """Positions in `slots` of those that touch a doomed extent."""
+def on_any(envelopes: Envelopes, places: Places, doomed: NDArray[np.bool_]) -> Places:
+    """Positions in `places` of those that touch a doomed extent."""
     counts = np.concatenate(([0], np.cumsum(doomed)))
-    return np.flatnonzero(counts[envelopes.ends(slots) + 1] - counts[envelopes.homes(slots)])
+    return np.flatnonzero(counts[envelopes.ends(places) + 1] - counts[envelopes.homes(places)])
 
 
 def cut(tree: Any, node: Any, keep: int, gone: set[int]) -> int:
@@ -94,11 +106,11 @@ def cut(tree: Any, node: Any, keep: int, gone: set[int]) -> int:
     return evicted
 
 
-def cached_by_age(tree: Any, envelope_bytes: int, now: float) -> list[tuple[float, int]]:
+def cached_by_age(tree: Any, kv: ElasticKv, now: float) -> list[tuple[float, int]]:
     """(seconds since last use, at least; bytes) of what no running request is on, in at most a dozen steps of
     doubling age."""
     steps: dict[int, int] = {}
     for node, _ in unlocked_nodes(tree):
         age = max(0.0, now - node.last_access_time)
         steps[int(age).bit_length()] = steps.get(int(age).bit_length(), 0) + len(node.value)
-    return [(float(1 << step >> 1), tokens * envelope_bytes) for step, tokens in sorted(steps.items())]
+    return [(float(1 << step >> 1), kv.bytes_of(tokens)) for step, tokens in sorted(steps.items())]

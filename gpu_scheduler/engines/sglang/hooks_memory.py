@@ -34,21 +34,36 @@ def kv_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -
 
 
 def mha_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:
-    from gpu_scheduler.engines.sglang.pool import ElasticPool
+    from gpu_scheduler.engines.sglang.pool import ElasticPageMajorPool, ElasticPool
 
-    return original(configurator, **{**arguments, "mha_pool_class": ElasticPool})
+    pool = ElasticPool if configurator.device == "cpu" else ElasticPageMajorPool
+    return original(configurator, **{**arguments, "mha_pool_class": pool})
 
 
 def allocator(configurator: Any, *, sizes: Any, token_to_kv_pool: Any, **_arguments: Any) -> Any:
     from gpu_scheduler.engines.sglang.allocator import ElasticAllocator
+    from gpu_scheduler.engines.sglang.paged_allocator import ElasticPagedAllocator
 
-    return ElasticAllocator(
-        sizes.max_total_num_tokens,
-        dtype=configurator.kv_cache_dtype,
-        device=configurator.device,
-        kvcache=token_to_kv_pool,
-        kv=token_to_kv_pool.kv,
-    )
+    size, page_size = sizes.max_total_num_tokens, configurator.server_args.page_size
+    common = {
+        "dtype": configurator.kv_cache_dtype,
+        "device": configurator.device,
+        "kvcache": token_to_kv_pool,
+        "kv": token_to_kv_pool.kv,
+    }
+    if configurator.device == "cpu" and page_size == 1:
+        return ElasticAllocator(size, **common)
+    return ElasticPagedAllocator(size, page_size, **common)
+
+
+def page_major_with_any_backend(_arguments: Any) -> None:
+    """SGLang allows that layout with Triton's attention only; FlashAttention 3 reads it as well, bit for bit
+    (docs/measurements.md)."""
+
+
+def no_fused_store(_forward_batch: Any) -> bool:
+    """The kernel that stores keys and values inside the rotary embedding knows flat pools only."""
+    return False
 
 
 def make_room(tree_cache: Any, num_tokens: int) -> None:
@@ -75,6 +90,8 @@ HOOKS = [
     Hook(f"{_CONFIGURATOR}._build_token_to_kv_pool", kv_pool, "AROUND"),
     Hook(f"{_CONFIGURATOR}._build_mha_kv_pool", mha_pool, "AROUND"),
     Hook(f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator", allocator, "REPLACE"),
+    Hook("sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout", page_major_with_any_backend, "REPLACE"),
+    Hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", no_fused_store, "REPLACE"),
     Hook("sglang.srt.mem_cache.common.evict_from_tree_cache", make_room, "REPLACE"),
     Hook("sglang.srt.mem_cache.radix_cache.RadixCache.evict", count_evicted, "AFTER"),
     Hook(f"{_OBSERVER}.session_held_tokens", held_elsewhere, "AFTER"),

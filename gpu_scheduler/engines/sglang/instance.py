@@ -15,12 +15,12 @@ import torch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import current, options, weights
+from gpu_scheduler.engines.sglang import current, device, options, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
 from gpu_scheduler.engines.sglang.kv import ElasticKv
-from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader
+from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sglang.memory import Memory
 from gpu_scheduler.engines.sglang.outputs import Outputs
 from gpu_scheduler.engines.sglang.probe import Probe, Trace
@@ -50,7 +50,8 @@ class Instance:
         self.memory = memory
         self.channel = channel
         self.counters = counters
-        self.options = options.Options.parse(load.options)
+        self.options = options.Options.parse(load.options, load.device)
+        self.device = torch.device(load.device)
         self.state = State.WARM
         self.book = Book()
         self.probe: Probe | None = None
@@ -93,9 +94,12 @@ class Instance:
 
     def build(self) -> None:
         """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
-        loader = ImageLoader if self.load.from_image else CheckpointLoader
+        loader: type = RandomLoader if self.options.random_weights else CheckpointLoader
+        if self.load.from_image:
+            loader = ImageLoader
         arguments = options.server_args(self.load.model, self.load.device, self.options, loader)
-        scheduler = Scheduler(arguments, options.port_args(), 0, 0, 0, 0, 0, 0, None)
+        index = int(self.load.device.partition(":")[2] or 0)
+        scheduler = Scheduler(arguments, options.port_args(), index, 0, 0, 0, 0, 0, None)
         self.scheduler = scheduler
         self.kv = scheduler.token_to_kv_pool_allocator.kv
         # Enough for min_new_tokens; stop strings are the gateway's.
@@ -113,6 +117,7 @@ class Instance:
         layout = weights.lay_out(model)
         memory = self.memory.open_weights(layout.nbytes)
         weights.bind(model, layout, memory, copy=copy)
+        device.finish(self.device)  # where they were before goes back to the device
         self._weights = memory
         manifest = weights.manifest(layout, self.memory.weights_bytes, weights.python_scalars(model))
         self._manifest = manifest.SerializeToString(deterministic=True)
@@ -176,8 +181,8 @@ class Instance:
         self.state = State.ACTIVE
         return engine_pb2.Measured(
             weights_bytes=self.memory.weights_bytes,
-            kv_bytes_per_token=self.kv.envelopes.envelope_bytes,
-            private_bytes=max(0, _resident_bytes() - self.memory.weights_bytes - self.kv.memory.mapped_bytes),
+            kv_bytes_per_token=self.kv.bytes_of(1),
+            private_bytes=device.private_bytes(self.device, self.memory.weights_bytes + self.kv.memory.mapped_bytes),
             prefill_tokens_per_s=trace.prefill_tokens_per_s,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=self.context_tokens,
@@ -188,8 +193,7 @@ class Instance:
     def hibernate(self) -> None:
         """SGLang is idle. Every extent leaves; process, addresses and objects stay."""
         self.scheduler.flush_cache()
-        self.kv.give_up_everything()
-        self.memory.unmap_weights()
+        self._unmap()
         self.counters.hibernations += 1
         self.state = State.HIBERNATING
 
@@ -201,9 +205,13 @@ class Instance:
 
     def roll_back(self) -> None:
         """A verification failed: nothing stays mapped, as in hibernation."""
+        self._unmap()
+        self.state = State.HIBERNATING
+
+    def _unmap(self) -> None:
+        device.finish(self.device)
         self.kv.give_up_everything()
         self.memory.unmap_weights()
-        self.state = State.HIBERNATING
 
     # --- leaving
 
@@ -217,9 +225,5 @@ class Instance:
         self._weights = None
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
         gc.collect()
+        device.finish(self.device)
         self.memory.close()
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096

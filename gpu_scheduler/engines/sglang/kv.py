@@ -3,6 +3,8 @@ envelopes.
 
 Everything here happens between two steps of the event loop. What `available` counts is mapped: SGLang's scheduler
 dies when an allocation that it was promised fails, so memory is never promised before balloond gave it.
+
+SGLang counts tokens; an envelope holds `page_size` of them.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.engines.sglang.errors import NoMemory
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+from gpu_scheduler.engines.sglang.ids import HostIds, Ids
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
 
 if TYPE_CHECKING:
+    import torch
+
     from gpu_scheduler.engines.sglang.memory import KvRange
 
 DUMMY = 0
@@ -27,15 +32,27 @@ class ElasticKv:
     """The range of one model and who uses what of it."""
 
     def __init__(
-        self, memory: KvRange, envelope_bytes: int, count: int, clock: Callable[[], float] = time.monotonic
+        self,
+        memory: KvRange,
+        envelope_bytes: int,
+        count: int,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        page_size: int = 1,
+        ids: Ids | None = None,
     ) -> None:
+        """`ids`: how envelopes' numbers come from the device; for devices whose memory is the host's, at once."""
         self.memory = memory
+        self.page_size = page_size
+        self.ids = ids or HostIds()
         self.envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=memory.extent_bytes, count=count)
         self.has_dummy = False
         self._clock = clock
         self._no_wait_before = 0.0
         self._emptied: dict[int, float] = {}
         """Since when an extent has been empty."""
+        self._leaving = 0
+        """Envelopes that SGLang freed and whose numbers are on their way here: neither used nor available."""
 
     def __repr__(self) -> str:
         return f"ElasticKv({self.envelopes!r})"
@@ -44,28 +61,51 @@ class ElasticKv:
 
     @property
     def available(self) -> int:
-        return self.envelopes.available
+        """Tokens that can be placed now."""
+        return self.envelopes.available * self.page_size
 
     @property
     def used(self) -> int:
-        """Live envelopes of requests and cached prefixes."""
-        return self.envelopes.live - self.has_dummy
+        """Tokens that requests and cached prefixes have a place for."""
+        return (self.envelopes.live - self.has_dummy - self._leaving) * self.page_size
 
     @property
     def balloon(self) -> int:
-        """What SGLang believes to own and has no memory: its own count of a pool of fixed size holds if this is
-        added."""
-        return self.envelopes.total - 1 - self.used - self.available
+        """Tokens that SGLang believes to have room for and has no memory: its own count of a pool of fixed size holds
+        if this is added."""
+        return (self.envelopes.total - 1) * self.page_size - self.used - self.available
 
-    def bytes_of(self, envelopes: int) -> int:
-        return envelopes * self.envelopes.envelope_bytes
+    def bytes_of(self, tokens: int) -> int:
+        return tokens * self.envelopes.envelope_bytes // self.page_size
+
+    # --- freeing
+
+    def free(self, envelopes: torch.Tensor) -> None:
+        """Numbers on the device, in any order, one perhaps more than once. They are available once they have arrived
+        here (`settle`)."""
+        expected = len(envelopes)
+        self._leaving += expected
+
+        def arrived(numbers: Indices) -> None:
+            self._leaving -= expected
+            self.envelopes.give(numbers)
+
+        self.ids.fetch(envelopes, arrived)
+
+    def poll(self) -> None:
+        """Books what has arrived; never waits."""
+        self.ids.poll()
+
+    def settle(self) -> None:
+        """Waits until everything that was freed has arrived. The device's queue may be a forward pass long."""
+        self.ids.settle()
 
     # --- growing
 
-    def grow(self, envelopes: int, wait_s: float) -> bool:
-        """Makes at least `envelopes` more available. Waits for balloond at most `wait_s`, and not at all shortly
-        after it had nothing. Whatever came is kept; False when it was less."""
-        target = self.envelopes.available + envelopes
+    def grow(self, tokens: int, wait_s: float) -> bool:
+        """Makes room for at least `tokens` more. Waits for balloond at most `wait_s`, and not at all shortly after it
+        had nothing. Whatever came is kept; False when it was less."""
+        target = self.envelopes.available - (-tokens // self.page_size)
         deadline = self._clock() + wait_s
         while self.envelopes.available < target:
             now = self._clock()
@@ -127,6 +167,7 @@ class ElasticKv:
 
     def give_up_everything(self) -> None:
         """For hibernation: nothing is live but the dummy; afterwards not one extent is mapped."""
+        self.settle()
         if self.has_dummy:
             self.envelopes.give(self.envelopes.all_live())
             self.has_dummy = False
@@ -135,5 +176,6 @@ class ElasticKv:
 
     def free_all(self) -> None:
         """Every envelope but the dummy is free."""
+        self.settle()
         live = self.envelopes.all_live()
         self.envelopes.give(live[live != DUMMY] if self.has_dummy else live)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -109,6 +110,26 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
             method = getattr(module, "quant_method", None)
             if method is not None:
                 method.process_weights_after_loading(module)
+
+
+class RandomLoader(ImageLoader):
+    """Builds the model and draws its weights: the same in every process, by the parameters' names. Activations keep
+    their scale and attention is peaked, so that greedy tokens depend on weights and on KV."""
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        with blame(model_config.model_path):
+            model: torch.nn.Module = DefaultModelLoader.load_model(
+                self, model_config=model_config, device_config=device_config
+            )
+        for name, parameter in model.named_parameters():
+            generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
+            if parameter.ndim < 2:
+                parameter.data.fill_(1.0)
+                continue
+            scale = 1.0 if "embed" in name else parameter.shape[-1] ** -0.5 * (1.7 if "qkv" in name else 1.0)
+            parameter.data.normal_(0.0, scale, generator=generator)
+        current.instance().bind_weights(model, copy=True)
+        return model
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

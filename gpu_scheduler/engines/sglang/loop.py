@@ -139,17 +139,20 @@ class Loop:
         memory, kv = instance.memory.kv, instance.kv
         if memory is None:
             return
+        kv.poll()
         if _drain_event(memory.wake_fd):
             kv.may_wait_again()
             instance.scheduler.running_batch.batch_is_full = False
         wanted = memory.take_reclaims()
         if wanted > 0:
+            kv.settle()
             given = kv.give_up_empties() * memory.extent_bytes
             self._evict_extents(wanted - given)
             self._report()
             memory.reclaimed()
             self.changed()
         if memory.overage_bytes() > 0:
+            kv.settle()
             kv.give_up_empties()
             self._evict_extents(memory.overage_bytes())
             self._report()
@@ -163,9 +166,10 @@ class Loop:
         if memory is None or nbytes <= 0:
             return
         tree = instance.scheduler.tree_cache
-        evicted = eviction.empty_extents(tree, kv.envelopes, -(-nbytes // memory.extent_bytes))
+        evicted = eviction.empty_extents(tree, kv, -(-nbytes // memory.extent_bytes))
         if evicted:
             instance.counters.evicted_tokens += evicted
+            kv.settle()
             kv.give_up_empties()
 
     def _report(self) -> None:
@@ -173,7 +177,7 @@ class Loop:
         memory, tree = instance.memory.kv, instance.scheduler.tree_cache
         if memory is not None:
             used = instance.kv.bytes_of(instance.kv.used - tree.evictable_size())
-            memory.usage(used, eviction.cached_by_age(tree, instance.kv.envelopes.envelope_bytes, time.monotonic()))
+            memory.usage(used, eviction.cached_by_age(tree, instance.kv, time.monotonic()))
 
     def _over_limit(self) -> bool:
         memory = self._instance.memory.kv
@@ -211,6 +215,7 @@ class Loop:
         memory = self._instance.memory.kv
         while memory is not None and memory.overage_bytes() > 0 and retract(*arguments):
             self._instance.counters.retractions += 1
+            self._instance.kv.settle()
             self._instance.kv.give_up_empties()
             self._evict_extents(memory.overage_bytes())
 
@@ -223,6 +228,7 @@ class Loop:
             return
         kv = instance.kv
         if instance.state is State.ACTIVE:
+            kv.settle()
             kv.give_up_empties()
         now = time.monotonic()
         if not self._told_idle:

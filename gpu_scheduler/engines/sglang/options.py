@@ -22,12 +22,14 @@ the last token."""
 class Options:
     """`Load.options`, all optional. Times in milliseconds, memory in bytes or extents."""
 
+    page_size: int = 1
+    """Tokens of a page of KV: what is allocated, cached and given back together."""
     chunked_prefill_size: int = 512
     """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
     max_running_requests: int = 32
     kv_span_bytes: int = 8 << 30
     """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
-    token."""
+    page."""
     reserve_low: int = 1
     reserve_high: int = 4
     """Marks of the driver's reserve of mapped, unused extents."""
@@ -39,12 +41,20 @@ class Options:
     """How long a request may lack memory while nothing runs before it goes back to the shared queue."""
     linger_ms: int = 250
     """How long an emptied extent is kept for the next request while requests run. An idle engine keeps none."""
+    overlap: int = 0
+    """1: SGLang prepares a step while the one before runs."""
+    cuda_graphs: int = 1
+    """0: decode without them, two to six times slower; for looking at what a step does."""
+    deterministic: int = 0
+    """1: SGLang's batch-invariant kernels, slower: an answer does not depend on what runs beside it."""
+    random_weights: int = 0
+    """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Options:
+    def parse(cls, given: Mapping[str, str], device: str) -> Options:
         """Raises CommandError for an unknown name or a value that is no number."""
         known = {field.name for field in fields(cls)}
-        values: dict[str, int] = {}
+        values = dict(_ON_A_GPU) if kind_of(device) == "cuda" else {}
         for name, text in given.items():
             if name not in known:
                 raise CommandError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
@@ -55,25 +65,44 @@ class Options:
         return cls(**values)
 
 
+_ON_A_GPU = {
+    "page_size": 16,
+    "chunked_prefill_size": 2048,
+    "max_running_requests": 256,
+    "overlap": 1,
+    "kv_span_bytes": 192 << 30,  # more than any GPU has: addresses cost nothing
+    "reserve_low": 4,
+    "reserve_high": 32,
+}
+"""Defaults that differ there."""
+MAX_PAGE_SIZE = 64
+"""FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
+
+
+def kind_of(device: str) -> str:
+    """ "cpu" or "cuda". Raises CommandError for any other."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise CommandError(f"this engine serves cpu and cuda devices; it was given {device!r}")
+    return kind
+
+
 def server_args(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> ServerArgs:
-    """SGLang's arguments for a model on a CPU device. Raises BrokenModel when SGLang cannot read the model's
+    """SGLang's arguments for a model on a device. Raises BrokenModel when SGLang cannot read the model's
     configuration."""
     from sglang.srt.server_args import ServerArgs
 
-    if device.partition(":")[0] != "cpu":
-        raise CommandError(f"this engine serves cpu devices; it was given {device!r}")
+    if not 1 <= options.page_size <= MAX_PAGE_SIZE:
+        raise CommandError(f"page_size is from 1 to {MAX_PAGE_SIZE}, not {options.page_size}")
     arguments: dict[str, Any] = {
         "model_path": model.path,
         "served_model_name": model.name,
-        "device": "cpu",
-        "attention_backend": "torch_native",
-        "sampling_backend": "pytorch",
         "grammar_backend": "none",
-        "dtype": "float32",
+        "sampling_backend": "pytorch",
         "load_format": loader,
-        "page_size": 1,
+        "page_size": options.page_size,
+        "disable_overlap_schedule": not options.overlap,
         "skip_tokenizer_init": True,
-        "disable_overlap_schedule": True,
         "disable_radix_cache": False,
         "context_length": model.context_tokens + CONTEXT_SLACK_TOKENS if model.context_tokens else None,
         "chunked_prefill_size": options.chunked_prefill_size,
@@ -88,11 +117,37 @@ def server_args(model: common_pb2.ModelSpec, device: str, options: Options, load
         "watchdog_timeout": 3600,
         "log_level": "warning",
         "model_loader_extra_config": '{"enable_multithread_load": false}',
+        **(_for_gpu(options) if kind_of(device) == "cuda" else _FOR_CPU),
     }
     try:
         return ServerArgs(**arguments)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(f"{model.path}: {one_line(error)}") from error
+
+
+_FOR_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "dtype": "float32",
+}
+
+
+def _for_gpu(options: Options) -> dict[str, Any]:
+    import torch
+
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    return {
+        "device": "cuda",
+        "attention_backend": "fa3" if hopper else "triton",
+        "enable_page_major_kv_layout": True,
+        "disable_cuda_graph": not options.cuda_graphs,
+        "cuda_graph_max_bs_decode": options.max_running_requests,
+        # Capturing them takes half a minute, and what they save is small beside a chunk.
+        "disable_prefill_cuda_graph": True,
+        "enable_deterministic_inference": bool(options.deterministic),
+        # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
+        "mem_fraction_static": 0.9,
+    }
 
 
 def port_args() -> PortArgs:

@@ -1,18 +1,21 @@
-"""SGLang's KV pool as views over the elastic range. Imports SGLang: only the engine process may import this.
+"""SGLang's KV pools as views over the elastic range. Imports SGLang: only the engine process may import this.
 
-Token-major: all layers' K and V of one slot lie back to back, so that few extents hold many whole tokens. Each
-layer's buffer is a strided view (slots, heads, dim) of the one range; attention on the CPU gathers rows of it and
-does not care.
+On the host token-major: all layers' K and V of one slot lie back to back, and each layer's buffer is a strided view
+(slots, heads, dim) of the one range; attention there gathers rows of it and does not care. On a GPU page-major: within
+a page each layer's K, then V, as SGLang's own pool of that layout has it. Either way a page is one envelope, and
+envelopes are packed.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.layout.page_major import build_page_major_mha_views
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, PageMajorMHATokenToKVPool
 
 from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang.ids import CudaIds, HostIds
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 
 if TYPE_CHECKING:
@@ -21,22 +24,35 @@ if TYPE_CHECKING:
 _MAP_DUMMY_WAIT_S = 5.0
 
 
+def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
+    """The range of a pool and its bytes, of which only the dummy page is mapped: that one before anything can run."""
+    memory: Memory = current.instance().memory
+    slot = pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
+    envelope_bytes, count = slot * pool.page_size, pool.size // pool.page_size + 1
+    on_host = torch.device(pool.device).type == "cpu"
+    kv = ElasticKv(
+        memory.open_kv(count * envelope_bytes),
+        envelope_bytes,
+        count,
+        page_size=pool.page_size,
+        ids=HostIds() if on_host else CudaIds(torch.device(pool.device)),
+    )
+    kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+    return kv, memory.kv_tensor()[: count * envelope_bytes]
+
+
 class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]
-    """Created by SGLang with its own arguments; makes the range, and maps the dummy slot before anything can run."""
+    """On the host. Created by SGLang with its own arguments."""
 
     kv: ElasticKv
 
     def _create_buffers(self) -> None:
         self.k_scale_buffer = self.v_scale_buffer = self.dq_k_buffer = self.dq_v_buffer = None
-        memory: Memory = current.instance().memory
+        self.kv, raw = _open(self)
+        flat = raw.view(self.store_dtype)
         rows = self.size + self.page_size
-        row_of_k = self.head_num * self.head_dim
-        row_of_v = self.head_num * self.v_head_dim
+        row_of_k, row_of_v = self.head_num * self.head_dim, self.head_num * self.v_head_dim
         slot = self.layer_num * (row_of_k + row_of_v)
-        envelope_bytes = slot * self.store_dtype.itemsize
-        self.kv = ElasticKv(memory.open_kv(rows * envelope_bytes), envelope_bytes, rows)
-        self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
-        flat = memory.kv_tensor().view(self.store_dtype)
         self.k_buffer: list[torch.Tensor] = []
         self.v_buffer: list[torch.Tensor] = []
         for layer in range(self.layer_num):
@@ -46,3 +62,27 @@ class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]
             self.v_buffer.append(flat.as_strided(v_shape, (slot, self.v_head_dim, 1), start + row_of_k))
         self._kv_buffer_descs: list[object] = []
         self._init_data_ptrs_and_strides()
+
+
+class ElasticPageMajorPool(PageMajorMHATokenToKVPool):  # type: ignore[misc]
+    """On a GPU. Created by SGLang with its own arguments."""
+
+    kv: ElasticKv
+
+    def _create_buffers(self) -> None:
+        self.kv, self._raw = _open(self)
+        self.k_buffer, self.v_buffer = build_page_major_mha_views(
+            self._raw,
+            layer_num=self.layer_num,
+            head_num=self.head_num,
+            head_dim=self.head_dim,
+            v_head_dim=self.v_head_dim,
+            store_dtype=self.store_dtype,
+            page_size=self.page_size,
+            num_pages=self.size // self.page_size + 1,
+        )
+        # What SGLang's own pool has beside its views.
+        views = [*self.k_buffer, *self.v_buffer]
+        self.data_ptrs = torch.tensor([view.data_ptr() for view in views], dtype=torch.uint64, device=self.device)
+        self.k_data_ptrs, self.v_data_ptrs = self.data_ptrs.split(self.layer_num)
+        self.data_strides = torch.tensor([view.stride(0) * view.dtype.itemsize for view in views], device=self.device)

@@ -127,9 +127,16 @@ def manifest(layout: Layout, total_bytes: int, scalars: dict[str, str]) -> engin
 
 
 def checksum(memory: torch.Tensor) -> str:
-    """crc32 over all bytes of a weights range."""
-    crc = 0
-    for start in range(0, memory.numel(), _CHUNK_BYTES):
-        chunk = memory[start : start + _CHUNK_BYTES]
-        crc = zlib.crc32(chunk.cpu().numpy().data, crc)
-    return f"crc32:{crc:08x}"
+    """Over all bytes of a weights range: crc32 on the host, on a GPU sums of 64-bit words that its memory's own
+    bandwidth bounds (8B: about 20 ms)."""
+    if memory.device.type == "cpu":
+        crc = 0
+        for start in range(0, memory.numel(), _CHUNK_BYTES):
+            crc = zlib.crc32(memory[start : start + _CHUNK_BYTES].numpy().data, crc)
+        return f"crc32:{crc:08x}"
+    # Each chunk's words weighted by odd numbers, so that words that changed places show; the chunks' sums in order.
+    words = memory.view(torch.int64)
+    length = _CHUNK_BYTES // 8
+    weights = torch.arange(length, dtype=torch.int64, device=memory.device).mul_(-0x61C8864680B583EB).bitwise_or_(1)
+    sums = torch.stack([(part * weights[: len(part)]).sum() for part in words.split(length)])
+    return f"words:{zlib.crc32(sums.cpu().numpy().tobytes()):08x}"

@@ -281,11 +281,11 @@ class Piece:
     age_s: float
     """Since the last use."""
     depth: int
-    """Tokens of the prefix before it."""
+    """Envelopes of the prefix before it."""
     touched: NDArray[np.int64]
     """The extents that its envelopes touch, one entry for each envelope and extent."""
     position: NDArray[np.int64]
-    """For each entry of `touched`, which token of the piece it is."""
+    """For each entry of `touched`, which envelope of the piece it is."""
 
 
 def coldest_first(pieces: Sequence[Piece], live: NDArray[np.int64], wanted: int) -> list[int]:

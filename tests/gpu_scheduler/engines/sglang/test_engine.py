@@ -98,6 +98,37 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         images.close()
 
 
+async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a_gpu(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("qwen", floor_bytes=FLOOR)
+        images = Images(at)
+        paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48}
+        mapped, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **paged))
+        assert measured.kv_bytes_per_token == 5 * 2 * 2 * 24 * 4
+        await burst(end, "alone", prompts, said["qwen"], 1)
+        await burst(end, "cached", prompts, said["qwen"], 2)
+        assert end.answers["cached-0-0"].cached_tokens == (len(prompts[0]) - 1) // 16 * 16
+        mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+        await burst(end, "moving", prompts, said["qwen"], 8)
+        mover.cancel()
+        await end.until(lambda: not end.stats.running)
+        assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
+        await at.limit("qwen", FLOOR)
+        await end.until(lambda: 0 < end.stats.kv_held_bytes <= FLOOR)
+
+        image = await images.take(mapped.lease_id)
+        await end.do(hibernate=engine_pb2.Hibernate())
+        await at.until(lambda: _is(at.leased_bytes(), 0))
+        end.send(wake=engine_pb2.Wake())
+        again = (await end.hear("weights_mapped")).weights_mapped
+        await images.put(again.lease_id, image)
+        await end.do(verify=engine_pb2.Verify(command_id=again.command_id))
+        await burst(end, "awake", prompts, said["qwen"], 2)
+        images.close()
+
+
 async def _is(value: object, expected: int) -> bool:
     return await value == expected  # type: ignore[misc]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,12 @@ def envelopes() -> Envelopes:
     return made
 
 
+def kv(envelopes: Envelopes, page_size: int = 1) -> Any:
+    """Of an ElasticKv, what eviction asks it for."""
+    of_token = envelopes.envelope_bytes // page_size
+    return SimpleNamespace(envelopes=envelopes, page_size=page_size, bytes_of=lambda tokens: tokens * of_token)
+
+
 def only(envelopes: Envelopes, *groups: range) -> None:
     """Frees everything that is in none of the groups."""
     keep = set(itertools.chain(*groups))
@@ -78,7 +85,7 @@ def test_the_extent_with_the_oldest_prefix_is_emptied_first(envelopes: Envelopes
     only(envelopes, range(0, 4), range(4, 8))
     Node(tree.root_node, list(range(0, 4)), used_at=20.0)
     Node(tree.root_node, list(range(4, 8)), used_at=10.0)
-    assert eviction.empty_extents(tree, envelopes, 1) == 4
+    assert eviction.empty_extents(tree, kv(envelopes), 1) == 4
     assert tree.cached() == [0, 1, 2, 3] and 1 in envelopes.empties()
 
 
@@ -87,7 +94,7 @@ def test_a_prefix_is_cut_where_the_extent_begins_and_its_front_stays(envelopes: 
     only(envelopes, range(0, 12))
     long = Node(tree.root_node, list(range(0, 10)), used_at=10.0)
     Node(long, [10, 11], used_at=5.0)
-    assert eviction.empty_extents(tree, envelopes, 1) == 4
+    assert eviction.empty_extents(tree, kv(envelopes), 1) == 4
     assert tree.cached() == list(range(0, 8)) and 2 in envelopes.empties()
 
 
@@ -97,7 +104,7 @@ def test_an_extent_that_a_running_request_touches_is_left_alone(envelopes: Envel
     locked = Node(tree.root_node, [0, 1], used_at=1.0, locked=True)
     Node(locked, [2, 3], used_at=1.0)
     Node(tree.root_node, [4, 5], used_at=9.0)  # 6 and 7 belong to a request that is not in the tree
-    assert eviction.empty_extents(tree, envelopes, 5) == 0
+    assert eviction.empty_extents(tree, kv(envelopes), 5) == 0
     assert tree.cached() == [0, 1, 2, 3, 4, 5]
 
 
@@ -106,9 +113,19 @@ def test_no_more_is_evicted_than_the_extents_asked_for_need(envelopes: Envelopes
     only(envelopes, range(0, 16))
     for start in range(0, 16, 4):
         Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
-    assert eviction.empty_extents(tree, envelopes, 2) == 8
+    assert eviction.empty_extents(tree, kv(envelopes), 2) == 8
     assert tree.cached() == list(range(8, 16))
     envelopes.audit()
+
+
+def test_pages_of_several_tokens_are_cut_at_whole_pages(envelopes: Envelopes) -> None:
+    """Two tokens to an envelope: extent 1 holds the tokens 8 to 15."""
+    tree = Tree(envelopes)
+    tree.free = lambda value: envelopes.give(np.unique(value.numpy() // 2))  # type: ignore[method-assign]
+    only(envelopes, range(0, 8))
+    Node(tree.root_node, list(range(0, 16)), used_at=10.0)
+    assert eviction.empty_extents(tree, kv(envelopes, page_size=2), 1) == 8
+    assert tree.cached() == list(range(0, 8)) and 1 in envelopes.empties()
 
 
 def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
@@ -125,4 +142,4 @@ def test_cached_bytes_are_told_by_doubling_age(envelopes: Envelopes) -> None:
     for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):
         Node(tree.root_node, slots, used_at=used_at)
     Node(tree.root_node, [7], used_at=0.0, locked=True)
-    assert eviction.cached_by_age(tree, 10, now=100.0) == [(0.0, 10), (2.0, 20), (8.0, 10), (32.0, 30)]
+    assert eviction.cached_by_age(tree, kv(envelopes), now=100.0) == [(0.0, 4), (2.0, 8), (8.0, 4), (32.0, 12)]

@@ -1,0 +1,131 @@
+"""Numbers of envelopes between the host, which chooses them, and the device, where SGLang keeps them.
+
+The token path never waits for a GPU: what the host chose is copied out of pinned memory, what SGLang freed arrives in
+pinned memory some time later, and events are only asked whether they have passed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_scheduler.engines.sglang.policy.envelopes import Indices
+
+_ENDS = 64
+"""Pinned buffers at first: as many copies may be under way without another one being made."""
+_BUFFER = 4096
+"""Numbers in one buffer."""
+
+
+class Ids(Protocol):
+    """One device's."""
+
+    def send(self, numbers: Indices) -> torch.Tensor:
+        """The same on the device (int64)."""
+        ...
+
+    def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
+        """Calls `arrived` with the same on the host, each once, from `poll` or `settle`."""
+        ...
+
+    def poll(self) -> None:
+        """What has come by now; never waits."""
+        ...
+
+    def settle(self) -> None:
+        """Waits for all that is under way."""
+        ...
+
+
+class HostIds:
+    """A device whose memory is the host's: everything is here at once."""
+
+    def send(self, numbers: Indices) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(numbers)
+
+    def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
+        arrived(np.unique(numbers.numpy()))
+
+    def poll(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+
+class CudaIds:
+    """A GPU. Copies are queued on the calling thread's current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = device
+        self._idle = [self._buffer() for _ in range(_ENDS)]
+        self._events: list[torch.cuda.Event] = []
+        self._leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
+        """Behind copies out of a buffer."""
+        self._coming: deque[tuple[torch.cuda.Event, torch.Tensor, int, Callable[[Indices], None]]] = deque()
+
+    def _buffer(self) -> torch.Tensor:
+        return self._torch.empty(_BUFFER, dtype=self._torch.int64, pin_memory=True)
+
+    def _take(self) -> torch.Tensor:
+        """A buffer that no copy uses. A burst makes more of them rather than wait."""
+        while self._leaving and self._leaving[0][0].query():
+            event, buffer = self._leaving.popleft()
+            self._events.append(event)
+            self._idle.append(buffer)
+        return self._idle.pop() if self._idle else self._buffer()
+
+    def _mark(self) -> torch.cuda.Event:
+        event = self._events.pop() if self._events else self._torch.cuda.Event()
+        event.record()
+        return event
+
+    def send(self, numbers: Indices) -> torch.Tensor:
+        there = self._torch.empty(len(numbers), dtype=self._torch.int64, device=self._device)
+        for start in range(0, len(numbers), _BUFFER):
+            part = numbers[start : start + _BUFFER]
+            buffer = self._take()
+            buffer.numpy()[: len(part)] = part
+            there[start : start + len(part)].copy_(buffer[: len(part)], non_blocking=True)
+            self._leaving.append((self._mark(), buffer))
+        return there
+
+    def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
+        parts = numbers.split(_BUFFER)
+        got: list[Indices] = []
+
+        def last(part: Indices) -> None:
+            got.append(part)
+            arrived(np.unique(np.concatenate(got)))
+
+        for index, part in enumerate(parts, start=1):
+            buffer = self._take()
+            buffer[: len(part)].copy_(part, non_blocking=True)
+            self._coming.append((self._mark(), buffer, len(part), last if index == len(parts) else got.append))
+
+    def poll(self) -> None:
+        while self._coming and self._coming[0][0].query():
+            self._book()
+
+    def settle(self) -> None:
+        while self._coming:
+            self._coming[0][0].synchronize()
+            self._book()
+
+    def _book(self) -> None:
+        event, buffer, count, arrived = self._coming.popleft()
+        numbers = buffer.numpy()[:count].copy()
+        self._events.append(event)
+        self._idle.append(buffer)
+        arrived(numbers)
