@@ -8,7 +8,7 @@ import signal
 import time
 
 from balloond.keeper_client import KeeperClient
-from loader import metrics, wire
+from loader import added, metrics, wire
 from loader.config import LoaderConfig
 from loader.copying import Copying
 from loader.handoff_client import HandoffClient
@@ -46,7 +46,7 @@ async def build(service: Service) -> None:
         return (False, None) if model is None else (model.listed.pinned, model.generation)
 
     keeper = KeeperClient(config.keeper, OWNER)
-    models = Models(sizes, changed)
+    models = Models(sizes, changed, keeper)
     transfers = Transfers()
     images = Images(keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget)
     handoff = HandoffClient(config.handoff, config.answer_timeout_s)
@@ -68,8 +68,10 @@ async def build(service: Service) -> None:
         raise Invalid(str(error)) from None
     kept = await keeper.start(config.answer_timeout_s)
     service.on_stop(keeper.close)
-    keeper.follow(images.everything)
-    images.restore(kept)
+    keeper.follow(lambda: [*images.everything(), *models.everything()])
+    calls = [record for record, _ in kept if record.kind == added.KIND]
+    images.restore((record, fd) for record, fd in kept if record.kind != added.KIND)
+    await models.restore(calls)
     service.spawn(handoff.run(), "balloond")
     service.spawn(_reload_on_hangup(models, images, config.catalogue), "reload on SIGHUP")
     await service.ready()

@@ -45,8 +45,7 @@ class LoaderClient:
         pinned: bool = False,
         engine: str = "",
     ) -> common_pb2.ModelSpec:
-        """Adds a model for as long as the loader lives. Raises Exists when the name has another path, Unmet when it
-        is broken."""
+        """Adds a model. Raises Exists when the name has another path, Unmet when it is broken."""
         request = loader_pb2.AddRequest(name=name, path=path, default_slo=default_slo, pinned=pinned, engine=engine)
         return await self._call(self._stub.Add, request)  # type: ignore[no-any-return]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from loader import catalogue, checkpoint
+from balloond.keeper_client import KeeperClient, Kept
+from loader import added, catalogue, checkpoint
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
 from loader.errors import BrokenCheckpoint
+from protos import keeper_pb2
 from services import log
 from services.errors import Exists, NotFound
 
@@ -85,11 +87,13 @@ def _check_lengths(listed: Listed, found: Checkpoint) -> None:
 
 
 class Models:
-    """All models by name. Files are read in threads; changes are made one after the other."""
+    """All models by name. Files are read in threads; changes are made one after the other. The keeper knows those that
+    were added by calls."""
 
-    def __init__(self, sizes: Sizes, on_change: Callable[[], None]) -> None:
+    def __init__(self, sizes: Sizes, on_change: Callable[[], None], keeper: KeeperClient) -> None:
         self._sizes = sizes
         self._on_change = on_change
+        self._keeper = keeper
         self._models: dict[str, Model] = {}
         self._changing = asyncio.Lock()
 
@@ -114,9 +118,9 @@ class Models:
         return model
 
     async def add(self, listed: Listed) -> Model:
-        """Adds it for as long as this process lives. Of the same path as one that is there it reads the files afresh;
-        the settings of one that the file lists stay the operator's. Raises Exists for another path,
-        BrokenCheckpoint."""
+        """Adds it, for the successors of this process too: returns once the keeper knows. Of the same path as one that
+        is there it reads the files afresh; the settings of one that the file lists stay the operator's. Raises Exists
+        for another path, BrokenCheckpoint."""
         async with self._changing:
             present = self._models.get(listed.name)
             if present is not None:
@@ -125,31 +129,64 @@ class Models:
                 listed = listed if present.added else present.listed
             model = replace(await self.inspect(listed), added=present is None or present.added)
             self._models[listed.name] = model
-        _log.info("model added", model=listed.name, path=listed.path)
-        self._on_change()
+            _log.info("model added", model=listed.name, path=listed.path)
+            self._on_change()
+            if model.added:
+                await self._keeper.keep([_kept(model)])
         return model
 
     async def remove(self, name: str) -> None:
         """Raises NotFound. One that the file lists is back at the next start or reload."""
         async with self._changing:
-            self.get(name)
+            if self.get(name).added:
+                self._keeper.forget_soon([added.record_id(name)])
             del self._models[name]
         _log.info("model removed", model=name)
         self._on_change()
 
     async def reload(self, path: str) -> None:
-        """Makes the catalogue what the file at `path` says now, plus what was added by calls, and reads all checkpoints
-        afresh. Raises ValueError with one line when the file cannot be used: then nothing has changed."""
+        """Makes the catalogue what the file at `path` says now, plus what was added by calls and the file does not
+        name, and reads all checkpoints afresh. Raises ValueError with one line when the file cannot be used: then
+        nothing has changed."""
         async with self._changing:
             listed = await asyncio.to_thread(catalogue.read, path)
-            names = {one.name for one in listed}
-            added = [model.listed for model in self._models.values() if model.added and model.listed.name not in names]
-            reads = [asyncio.to_thread(read_model, one, self._sizes) for one in listed]
-            reads += [asyncio.to_thread(read_model, one, self._sizes, True) for one in added]
-            models = await asyncio.gather(*reads)
-            self._models = {model.listed.name: model for model in models}
+            called = [model.listed for model in self._models.values() if model.added]
+            self._models = await self._read(listed, self._unlisted(called, {one.name for one in listed}))
+        _log.info("catalogue read", path=path, models=len(self._models), broken=sum(bool(m.error) for m in self.all()))
+        self._on_change()
+
+    async def restore(self, records: Iterable[keeper_pb2.Record]) -> None:
+        """Takes in what calls added to a predecessor, after the file was read; what cannot be understood is
+        forgotten."""
+        called = []
+        for record in records:
+            try:
+                called.append(added.restore(record))
+            except ValueError as error:
+                _log.warning("added model not understood, forgotten", why=str(error))
+                self._keeper.forget_soon([record.id])
+        async with self._changing:
+            self._models |= await self._read((), self._unlisted(called, self._models))
+        self._on_change()
+
+    def _unlisted(self, called: Sequence[Listed], names: Container[str]) -> Sequence[Listed]:
+        """Those of `called` that the file, with its `names`, leaves to calls; the others are the operator's now."""
+        self._keeper.forget_soon([added.record_id(one.name) for one in called if one.name in names])
+        return [one for one in called if one.name not in names]
+
+    async def _read(self, listed: Iterable[Listed], called: Iterable[Listed]) -> dict[str, Model]:
+        reads = [asyncio.to_thread(read_model, one, self._sizes) for one in listed]
+        reads += [asyncio.to_thread(read_model, one, self._sizes, True) for one in called]
+        models = await asyncio.gather(*reads)
         for model in models:
             if model.error:
                 _log.warning("model cannot be served", model=model.listed.name, why=model.error)
-        _log.info("catalogue read", path=path, models=len(models), broken=sum(bool(model.error) for model in models))
-        self._on_change()
+        return {model.listed.name: model for model in models}
+
+    def everything(self) -> Iterable[Kept]:
+        """For a keeper that came back empty."""
+        return [_kept(model) for model in self._models.values() if model.added]
+
+
+def _kept(model: Model) -> Kept:
+    return added.record(model.listed), None

@@ -29,7 +29,7 @@ class World:
         self.handoff.lease("engine", CONTENT)
         self.handoff.lease("other", bytes(TOTAL))
         self.transfer = GatedTransfer()
-        self.models = Models(SIZES, lambda: None)
+        self.models = Models(SIZES, lambda: None, FakeKeeper())
         self.images = Images(self.keeper, 10 * TOTAL, lambda: 0.0, self.describe, lambda: None)
         self.copying = Copying(
             self.models,

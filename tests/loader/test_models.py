@@ -7,8 +7,10 @@ import pytest
 from loader.catalogue import Listed
 from loader.errors import BrokenCheckpoint
 from loader.models import Models, Sizes, read_model
+from protos import keeper_pb2
 from services.errors import Exists, NotFound
 from tests.loader import checkpoints
+from tests.loader.fakes import FakeKeeper
 
 SIZES = Sizes(dtype_bytes=4, kv_extent_bytes=10_000, quota_bytes=77)
 KV = 2 * 2 * 2 * 8 * 4
@@ -27,8 +29,9 @@ def folder(tmp_path):
 @pytest.fixture
 def models():
     changes = []
-    models = Models(SIZES, lambda: changes.append(None))
-    models.changes = changes
+    keeper = FakeKeeper()
+    models = Models(SIZES, lambda: changes.append(None), keeper)
+    models.changes, models.keeper = changes, keeper
     return models
 
 
@@ -142,3 +145,44 @@ async def test_removing_takes_a_model_out_once(folder, models):
     await models.remove("m")
     with pytest.raises(NotFound, match="no model 'm'"):
         await models.remove("m")
+
+
+def successor(models):
+    """Another process, with the same keeper."""
+    return Models(SIZES, lambda: None, models.keeper)
+
+
+async def test_what_was_added_by_a_call_is_there_again_in_the_next_process_as_it_was_asked_for(folder, models):
+    asked = listed(folder, pinned=True, ttft_ms=7, context_tokens=30)
+    await models.add(asked)
+    again = successor(models)
+    await again.restore(models.keeper.records.values())
+    assert again.get("m") == models.get("m") and again.get("m").listed == asked
+    assert [record.id for record, _ in again.everything()] == ["model/m"]
+    await again.remove("m")
+    assert models.keeper.records == {} and list(again.everything()) == []
+
+
+async def test_a_model_that_the_file_names_is_the_files_whoever_added_it_before(tmp_path, models):
+    one = checkpoints.write(tmp_path / "one")
+    await models.add(listed(one, "one", pinned=True))
+    again = successor(models)
+    await again.reload(write_catalogue(tmp_path, one))
+    await again.restore(list(models.keeper.records.values()))
+    assert not again.get("one").added and not again.get("one").listed.pinned
+    assert models.keeper.records == {}
+
+
+async def test_an_added_model_whose_folder_is_gone_comes_back_with_its_error(folder, models):
+    await models.add(listed(folder))
+    os.unlink(folder / "tokenizer.json")
+    again = successor(models)
+    await again.restore(models.keeper.records.values())
+    assert "no tokenizer" in again.get("m").error
+
+
+async def test_a_record_of_another_version_is_forgotten(models):
+    record = keeper_pb2.Record(id="model/x", owner="loader", kind="model", detail=b'{"nom": "x"}')
+    models.keeper.records[record.id] = record
+    await models.restore([record])
+    assert models.all() == [] and models.keeper.records == {}

@@ -182,6 +182,19 @@ async def test_a_save_cancelled_by_its_caller_leaves_no_memory_behind(node):
     assert (await node.save(engine, spec)).checksum == engine.checksum
 
 
+async def test_a_killed_loader_comes_back_with_the_models_that_were_added(node):
+    path = str(node.checkpoint("c"))
+    added = await node.client.add("c", path, pinned=True)
+    node.kill("loader")
+    node.start("loader")
+    assert (await node.entry("c")).model == added
+    await node.client.remove("c")
+    node.kill("loader")
+    node.start("loader")
+    catalogue = await node.until(lambda catalogue: True)
+    assert [entry.model.name for entry in catalogue.entries] == ["a", "b"]
+
+
 async def test_a_killed_loader_comes_back_with_its_images(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
