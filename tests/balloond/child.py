@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 
+from balloond.backends.base import Mapper
 from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import KV, GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
@@ -16,17 +17,42 @@ EXTENT = 256 << 10
 
 
 class Child:
+    extent = EXTENT
+    span = 64 << 20
+    weights_extent = 1 << 20
+    weights_span = 16 << 20
+    poison = True
+
     def __init__(self, socket: str, device: str, model: str, low: int = 0, high: int = 0) -> None:
         self.lease = Lease.attach(socket, device, model, timeout_s=10)
-        self.mapper = CpuMapper()
+        self.mapper = self.new_mapper(device)
         self.marks = {"low": int(low), "high": int(high)}
         self.range = self.new_range()
-        self.weights = WeightsRange(self.lease, self.mapper, span_bytes=16 << 20, extent_bytes=1 << 20)
+        self.weights = WeightsRange(
+            self.lease, self.mapper, span_bytes=self.weights_span, extent_bytes=self.weights_extent
+        )
         self.held: list[int] = []
+
+    def new_mapper(self, device: str) -> Mapper:
+        return CpuMapper()
+
+    def put(self, address: int, content: bytes) -> None:
+        ctypes.memmove(address, content, len(content))
+
+    def get(self, address: int, nbytes: int) -> bytes:
+        return ctypes.string_at(address, nbytes)
+
+    def fill(self, address: int, byte: int, nbytes: int) -> None:
+        ctypes.memset(address, byte, nbytes)
 
     def new_range(self) -> ElasticRange:
         return ElasticRange(
-            self.lease, self.mapper, span_bytes=64 << 20, extent_bytes=EXTENT, poison=True, **self.marks
+            self.lease,
+            self.mapper,
+            span_bytes=self.span,
+            extent_bytes=self.extent,
+            poison=self.poison,
+            **self.marks,
         )
 
     def reopen(self) -> str:
@@ -38,7 +64,7 @@ class Child:
         return "ok"
 
     def at(self, index: int) -> int:
-        return self.range.address + index * EXTENT
+        return self.range.address + index * self.extent
 
     def lease_id(self) -> str:
         return self.lease.lease_id
@@ -60,15 +86,15 @@ class Child:
 
     def write(self, text: str) -> str:
         for index in self.held:
-            ctypes.memmove(self.at(index), f"{text}{index}".encode(), len(f"{text}{index}"))
+            self.put(self.at(index), f"{text}{index}".encode())
         return "ok"
 
     def read(self, text: str) -> str:
-        wrong = [i for i in self.held if ctypes.string_at(self.at(i), len(f"{text}{i}")) != f"{text}{i}".encode()]
+        wrong = [i for i in self.held if self.get(self.at(i), len(f"{text}{i}")) != f"{text}{i}".encode()]
         return "same" if not wrong else f"other at {wrong}"
 
     def touch(self, index: str) -> int:
-        return ctypes.string_at(self.at(int(index)), 1)[0]
+        return self.get(self.at(int(index)), 1)[0]
 
     def free_index(self) -> int:
         return next(i for i in range(self.range.n_extents) if i not in self.range._ids)
@@ -78,11 +104,11 @@ class Child:
         return self.weights.mapped_bytes
 
     def fill_weights(self, byte: str) -> str:
-        ctypes.memset(self.weights.address, int(byte), self.weights.mapped_bytes)
+        self.fill(self.weights.address, int(byte), self.weights.mapped_bytes)
         return "ok"
 
     def weights_byte(self) -> int:
-        return ctypes.string_at(self.weights.address, 1)[0]
+        return self.get(self.weights.address, 1)[0]
 
     def leave_weights(self) -> str:
         self.weights.leave()
@@ -90,7 +116,7 @@ class Child:
 
     def raw_grow(self, count: str) -> str:
         """Extents that nobody maps."""
-        return " ".join(str(e.id) for e in self.lease.grow(KV, EXTENT, int(count), timeout_s=10))
+        return " ".join(str(e.id) for e in self.lease.grow(KV, self.extent, int(count), timeout_s=10))
 
     def wait_wake(self) -> str:
         select.select([self.range.wake_fd], [], [], 20)
@@ -143,10 +169,10 @@ class Child:
         return "ok"
 
 
-def main() -> None:
+def main(kind: type[Child] = Child) -> None:
     log.configure("child")
     try:
-        child = Child(*sys.argv[1:])
+        child = kind(*sys.argv[1:])
     except LeaseRefused as error:
         print(f"refused {error}", flush=True)
         return

@@ -125,11 +125,13 @@ def checked(device):
 
 
 class Child:
-    """A process of its own that runs `tests.balloond.child` and does what it is told, line by line."""
+    """A process of its own that runs `module` and does what it is told, line by line."""
+
+    module = "tests.balloond.child"
 
     def __init__(self, *arguments):
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.balloond.child", *map(str, arguments)],
+            [sys.executable, "-m", self.module, *map(str, arguments)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
