@@ -6,7 +6,7 @@ import itertools
 import secrets
 import time
 
-from balloond import devices, metrics, records, recovery
+from balloond import devices, metrics, records, recovery, remembered
 from balloond.config import BalloondConfig
 from balloond.custody import Custody
 from balloond.daemon import Daemon
@@ -14,7 +14,6 @@ from balloond.handoff import HandoffServer
 from balloond.keeper import allow_descriptors
 from balloond.keeper_client import KeeperClient
 from balloond.policy.device import Device
-from balloond.records import CapacityFacts
 from balloond.server import NAME, BalloondServicer
 from protos import balloond_pb2_grpc
 from services.service import Service, read_arguments, run
@@ -32,6 +31,7 @@ async def build(service: Service) -> None:
     found = recovery.sort(await keeper.start(config.keeper_timeout_s))
     service.on_stop(keeper.close)
     capacities = devices.capacities(config, hardware, found)
+    remembered.write(config.handoff, capacities)
     devices.check_descriptors(config, capacities, keeper)
     makers, given_out = devices.open_makers(config, capacities)
     # Microseconds since 1970 are ahead of every id that a predecessor gave out, also when the keeper lost them.
@@ -43,9 +43,7 @@ async def build(service: Service) -> None:
     }
     custody = Custody(makers, keeper)
     daemon = Daemon(ledgers, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
-    remembered = [(records.encode(CapacityFacts(name, nbytes)), None) for name, nbytes in capacities.items()]
-    keeper.follow(lambda: [*remembered, *daemon.everything()])
-    keeper.keep_soon(remembered)
+    keeper.follow(daemon.everything)
     daemon.restore(found)
     service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon), NAME)
     handoff.serve(daemon)

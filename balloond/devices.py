@@ -6,9 +6,10 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping
 
-from balloond import backends
+from balloond import backends, remembered
 from balloond.backends.base import ExtentMaker
 from balloond.config import BalloondConfig, DeviceConfig
+from balloond.driver import alive
 from balloond.keeper_client import KeeperClient
 from balloond.policy import capacity
 from balloond.policy.capacity import Hardware
@@ -41,17 +42,18 @@ def _look(name: str) -> Hardware:
 def capacities(config: BalloondConfig, hardware: Mapping[str, Hardware], found: Found) -> dict[str, int]:
     """What may be taken of each device. Of one that a predecessor gave out it is what it was: what is free by now says
     nothing. Raises Refused."""
-    return {device.name: _capacity(device, hardware.get(device.name), found) for device in config.devices}
+    known = remembered.read(config.handoff)
+    living = alive.anybody(config.handoff)
 
+    def of(device: DeviceConfig) -> int:
+        name = device.name
+        given_out = living or found.given_out(name)
+        configured = device.capacity_bytes or (known.get(name) if given_out else None)
+        if configured is not None and (given_out or name not in hardware):
+            return configured
+        return capacity.fresh(name, hardware[name], configured, device.reserve_bytes, backends.page_bytes(name))
 
-def _capacity(device: DeviceConfig, hardware: Hardware | None, found: Found) -> int:
-    known = device.capacity_bytes or found.capacities.get(device.name)
-    if known is not None and (hardware is None or found.given_out(device.name)):
-        return known
-    assert hardware is not None
-    return capacity.fresh(
-        device.name, hardware, device.capacity_bytes, device.reserve_bytes, backends.page_bytes(device.name)
-    )
+    return {device.name: of(device) for device in config.devices}
 
 
 def check_descriptors(config: BalloondConfig, capacities: Mapping[str, int], keeper: KeeperClient) -> None:

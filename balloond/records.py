@@ -49,15 +49,7 @@ class BorrowFacts:
     extents: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class CapacityFacts:
-    """What was there to give out of a device when nothing was given out yet."""
-
-    device: str
-    bytes: int
-
-
-Facts = LeaseFacts | ExtentFacts | BookingFacts | BorrowFacts | CapacityFacts
+Facts = LeaseFacts | ExtentFacts | BookingFacts | BorrowFacts
 
 
 def extent_id(id: int) -> str:
@@ -105,8 +97,6 @@ def encode(facts: Facts) -> keeper_pb2.Record:
                 kind="booking",
                 detail=_json(model=model, booking=asdict(booking), limit_revision=revision, limit_bytes=nbytes),
             )
-        case CapacityFacts(device, nbytes):
-            return keeper_pb2.Record(id=f"capacity/{device}", owner=OWNER, device=device, bytes=nbytes, kind="capacity")
         case BorrowFacts(borrower, lease, extents):
             return keeper_pb2.Record(
                 id=borrow_id(borrower, lease),
@@ -122,8 +112,6 @@ def decode(record: keeper_pb2.Record) -> Facts:
     if kind == "kv" or kind == "weights":
         number = int(record.id.removeprefix("extent/"))
         return ExtentFacts(number, record.device, record.bytes, kind, record.lease_token)  # type: ignore[arg-type]
-    if kind == "capacity":
-        return CapacityFacts(record.device, record.bytes)
     try:
         detail = json.loads(record.detail)
         if kind == "lease":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from balloond import records
-from balloond.records import BookingFacts, BorrowFacts, CapacityFacts, ExtentFacts, LeaseFacts
+from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
 from services import log
 
@@ -22,8 +22,6 @@ class Found:
     leases: list[LeaseFacts] = field(default_factory=list)
     extents: list[tuple[ExtentFacts, int]] = field(default_factory=list)
     borrows: list[BorrowFacts] = field(default_factory=list)
-    capacities: dict[str, int] = field(default_factory=dict)
-    """By device."""
     unusable: list[str] = field(default_factory=list)
 
     def given_out(self, device: str) -> bool:
@@ -51,8 +49,6 @@ def sort(held: Iterable[tuple[keeper_pb2.Record, int]]) -> Found:
                 found.bookings.append(facts)
             case BorrowFacts():
                 found.borrows.append(facts)
-            case CapacityFacts(device, nbytes):
-                found.capacities[device] = nbytes
     tokens = {lease.token for lease in found.leases}
     for facts, fd in found.extents:
         if facts.token not in tokens or fd < 0:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from balloond.driver import alive
 from balloond.driver.loop import Loop
 from protos import handoff_pb2
 from services import log, seqpacket
@@ -127,6 +128,8 @@ class Lease:
         self._refused: LeaseRefused | None = None
         self._detaching = False
         self._over = threading.Event()
+        self._alive: int | None = None
+        """The descriptor that says so."""
 
     def __repr__(self) -> str:
         return f"Lease({self.lease_id} of {self.model} on {self.device}, {len(self._held)} extents)"
@@ -257,6 +260,7 @@ class Lease:
 
         def end() -> None:
             self._disconnect()
+            self._hold_alive(None)
             self._over.set()
             self.loop.stop()
 
@@ -362,12 +366,18 @@ class Lease:
         again = self._attached.is_set()
         self.lease_id, self.token, self.page_bytes = attached.lease_id, attached.token, attached.page_bytes
         self._wait_s = _FIRST_WAIT_S
+        self._hold_alive(alive.hold(self._path))
         # balloond may have lost its count: what it says now is in force.
         self._limited(attached.limit, only_newer=False)
         self._attached.set()
         if again:
             _log.info("attached again", lease=self.lease_id, held=len(self._held))
         self.on_attached()
+
+    def _hold_alive(self, fd: int | None) -> None:
+        if self._alive is not None:
+            os.close(self._alive)
+        self._alive = fd
 
     def _limited(self, limit: handoff_pb2.Limit, only_newer: bool) -> None:
         if only_newer and limit.revision < self.limit.revision:

@@ -36,18 +36,20 @@ class WeightsRange:
         self.mapped_bytes = 0
 
     def grow(self, total_bytes: int, *, timeout_s: float) -> None:
-        """Maps `total_bytes` from the start of the range, in whole pages, zeros. Nothing may be mapped. Raises
-        GrowRefused (then nothing is mapped), ValueError when it does not fit the addresses."""
-        if self._ids:
-            raise ValueError(f"{self.mapped_bytes} bytes are mapped already")
+        """Maps until `total_bytes` are mapped from the start of the range, zeros behind what was there. May be called
+        again for more while what is mapped is whole extents; the last one is cut to whole pages. Raises GrowRefused
+        (then no more is mapped than before), ValueError when it does not fit the addresses."""
         sizes = cut(total_bytes, self._extent_bytes, self._mapper.page_bytes)
         if sum(sizes) > self._span:
             raise ValueError(f"{sum(sizes)} bytes do not fit {self._span} bytes of addresses")
+        if self.mapped_bytes % self._extent_bytes:
+            raise ValueError(f"{self.mapped_bytes} bytes are mapped already, and the last extent is cut")
+        before = len(self._ids)
         try:
-            for size, count in _parts(sizes):
+            for size, count in _parts(sizes[before:]):
                 self._map(self._lease.grow(WEIGHTS, size, count, timeout_s=timeout_s))
         except BaseException:
-            self.leave()
+            self._leave_from(before)
             raise
 
     def _map(self, granted: list[Granted]) -> None:
@@ -64,12 +66,17 @@ class WeightsRange:
     def leave(self) -> None:
         """Unmaps and returns everything; the addresses stay. Waits for nothing, so the device must be done with it: on
         CUDA the engine synchronises first, or a kernel that still reads is a fault."""
-        if self.mapped_bytes:
-            self._mapper.unmap(self.address, self.mapped_bytes)
-        if self._ids:
-            self._lease.give_back(self._ids)
-        self._ids = []
-        self.mapped_bytes = 0
+        self._leave_from(0)
+
+    def _leave_from(self, kept: int) -> None:
+        """The first `kept` extents, all of full size, stay."""
+        start = kept * self._extent_bytes
+        if self.mapped_bytes > start:
+            self._mapper.unmap(self.address + start, self.mapped_bytes - start)
+            self.mapped_bytes = start
+        if self._ids[kept:]:
+            self._lease.give_back(self._ids[kept:])
+        del self._ids[kept:]
 
     def close(self) -> None:
         """The same, and gives the addresses up."""

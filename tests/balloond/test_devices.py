@@ -1,10 +1,14 @@
 """From the configuration to capacities and makers; a GPU is what it says of itself."""
 
+import os
+from pathlib import Path
+
 import pytest
 
-from balloond import devices
+from balloond import devices, remembered
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.config import BalloondConfig
+from balloond.driver import alive
 from balloond.policy.capacity import Hardware
 from balloond.processes import Process
 from balloond.records import LeaseFacts
@@ -16,47 +20,62 @@ GIB = 1 << 30
 GPU = Hardware("a GPU", "580.1", 80 * GIB, 70 * GIB, 2 << 20, True, False)
 
 
-def configured(**device):
-    return BalloondConfig(name="b", listen="unix:b", node="n", handoff="h", keeper="k", devices=[device])
+@pytest.fixture
+def configured(tmp_path):
+    def make(**device):
+        handoff = str(tmp_path / "h.sock")
+        return BalloondConfig(name="b", listen="unix:b", node="n", handoff=handoff, keeper="k", devices=[device])
+
+    return make
 
 
-def given_out(device, **capacities):
-    return Found(leases=[LeaseFacts("a", device, "m", "token", Process(1, 2))], capacities=capacities)
+def given_out(device):
+    return Found(leases=[LeaseFacts("a", device, "m", "token", Process(1, 2))])
 
 
-def test_a_gpu_that_nobody_uses_has_what_is_free_less_the_reserve():
+def test_a_gpu_that_nobody_uses_has_what_is_free_less_the_reserve(configured):
     config = configured(name="cuda:0", reserve_bytes=2 * GIB)
     assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 68 * GIB}
 
 
-def test_a_gpu_that_a_predecessor_gave_out_has_what_it_had_whatever_is_free_by_now():
+def test_a_gpu_that_the_keeper_has_memory_of_has_what_it_had_whatever_is_free_by_now(configured):
     config = configured(name="cuda:0")
-    found = given_out("cuda:0", **{"cuda:0": 79 * GIB})
-    assert devices.capacities(config, {"cuda:0": GPU}, found) == {"cuda:0": 79 * GIB}
+    remembered.write(config.handoff, {"cuda:0": 79 * GIB})
+    assert devices.capacities(config, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 79 * GIB}
     explicit = configured(name="cuda:0", capacity_bytes=75 * GIB)
-    assert devices.capacities(explicit, {"cuda:0": GPU}, found) == {"cuda:0": 75 * GIB}
+    assert devices.capacities(explicit, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 75 * GIB}
 
 
-def test_what_is_remembered_of_a_gpu_that_nobody_uses_any_more_is_not_used():
-    found = Found(capacities={"cuda:0": 79 * GIB})
-    assert devices.capacities(configured(name="cuda:0"), {"cuda:0": GPU}, found) == {"cuda:0": 69 * GIB}
+def test_so_has_one_whose_keeper_died_as_well_while_an_engine_lives(configured):
+    config = configured(name="cuda:0")
+    remembered.write(config.handoff, {"cuda:0": 79 * GIB})
+    lock = alive.hold(config.handoff)
+    assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 79 * GIB}
+    os.close(lock)
+    assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 69 * GIB}
 
 
-def test_more_than_a_fresh_gpu_has_free_is_refused():
+def test_capacities_that_were_cut_short_are_measured_anew(configured):
+    config = configured(name="cuda:0")
+    Path(alive.path_of(config.handoff)).write_text('{"cuda:')
+    assert devices.capacities(config, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 69 * GIB}
+
+
+def test_more_than_a_fresh_gpu_has_free_is_refused(configured):
     with pytest.raises(Refused, match="cuda:0: capacity_bytes is"):
         devices.capacities(configured(name="cuda:0", capacity_bytes=75 * GIB), {"cuda:0": GPU}, Found())
 
 
-def test_host_memory_has_the_capacity_that_was_given():
+def test_host_memory_has_the_capacity_that_was_given(configured):
     assert devices.capacities(configured(name="cpu:0", capacity_bytes=4096), {}, Found()) == {"cpu:0": 4096}
 
 
-def test_a_device_without_a_backend_is_refused_before_anything_is_looked_at():
+def test_a_device_without_a_backend_is_refused_before_anything_is_looked_at(configured):
     with pytest.raises(Invalid, match="tpu:0"):
         devices.look(configured(name="tpu:0", capacity_bytes=1))
 
 
-def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside():
+def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside(configured):
     config = configured(
         name="cpu:0", capacity_bytes=100 * PAGE_BYTES, spare_bytes=16 * PAGE_BYTES, kv_extent_bytes=PAGE_BYTES
     )
@@ -66,7 +85,7 @@ def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside():
     makers["cpu:0"].close()
 
 
-def test_without_spares_all_is_given_out():
+def test_without_spares_all_is_given_out(configured):
     makers, given = devices.open_makers(configured(name="cpu:0", capacity_bytes=PAGE_BYTES), {"cpu:0": PAGE_BYTES})
     assert isinstance(makers["cpu:0"], CpuMaker)
     assert given == {"cpu:0": PAGE_BYTES}

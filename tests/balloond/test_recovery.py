@@ -3,7 +3,7 @@ import os
 from balloond import records, recovery
 from balloond.policy.ledger import Booking
 from balloond.processes import Process
-from balloond.records import BookingFacts, BorrowFacts, CapacityFacts, ExtentFacts, LeaseFacts
+from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
 
 LEASE = LeaseFacts("a", "cpu:0", "m", "token", Process(1, 2))
@@ -23,14 +23,10 @@ def test_a_predecessors_world_is_sorted():
     borrow = BorrowFacts(Process(3, 4), "a", (17,))
     extent = ExtentFacts(17, "cpu:0", 4096, "weights", "token")
     found = recovery.sort(
-        [
-            (records.encode(facts), fd if facts is extent else -1)
-            for facts in (extent, borrow, booking, LEASE, CapacityFacts("cpu:0", 99), CapacityFacts("cpu:1", 98))
-        ]
+        [(records.encode(facts), fd if facts is extent else -1) for facts in (extent, borrow, booking, LEASE)]
     )
     assert (found.bookings, found.leases, found.borrows) == ([booking], [LEASE], [borrow])
     assert found.extents == [(extent, fd)]
-    assert found.capacities == {"cpu:0": 99, "cpu:1": 98}
     assert (found.given_out("cpu:0"), found.given_out("cpu:1")) == (True, False)
     assert found.unusable == []
     os.close(fd)

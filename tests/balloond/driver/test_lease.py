@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from balloond.driver import alive
 from balloond.driver.lease import KV, WEIGHTS, GrowRefused, Lease, LeaseRefused, Usage
 from tests.balloond.conftest import MIB, TIMEOUT_S
 
@@ -50,6 +51,15 @@ def test_without_a_booking_a_device_or_a_balloond_there_is_no_lease(shared, tmp_
         Lease.attach(shared.handoff, "tpu:0", "a", timeout_s=TIMEOUT_S)
     with pytest.raises(LeaseRefused, match="timeout: .*nobody.sock: no answer within 0.05 s"):
         Lease.attach(str(tmp_path / "nobody.sock"), "cpu:0", "a", timeout_s=0.05)
+
+
+def test_a_process_with_a_lease_can_be_told_to_live(node):
+    run(node.book("a"))
+    assert not alive.anybody(node.handoff)
+    lease = Lease.attach(node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
+    assert alive.anybody(node.handoff)
+    lease.detach()
+    assert not alive.anybody(node.handoff)
 
 
 def test_growing_and_giving_back_moves_bytes_in_the_ledger(shared, attach):

@@ -79,7 +79,30 @@ def test_weights_that_do_not_fit_the_addresses_are_refused(lease):
     with pytest.raises(ValueError, match="do not fit"):
         weights.grow(2 * MIB, timeout_s=TIMEOUT_S)
     weights.grow(MIB, timeout_s=TIMEOUT_S)
-    with pytest.raises(ValueError, match="mapped already"):
-        weights.grow(MIB, timeout_s=TIMEOUT_S)
     weights.close()
+    weights.close()
+
+
+def test_weights_grow_behind_what_is_there_until_an_extent_is_cut(shared, lease):
+    weights = make(lease)
+    weights.grow(2 * MIB, timeout_s=TIMEOUT_S)
+    ctypes.memset(weights.address, 7, 2 * MIB)
+    weights.grow(2 * MIB, timeout_s=TIMEOUT_S)
+    weights.grow(3 * MIB + 1, timeout_s=TIMEOUT_S)
+    assert ctypes.string_at(weights.address, 2 * MIB) == b"\7" * (2 * MIB)
+    assert ctypes.string_at(weights.address + 2 * MIB, MIB + 64 * KIB) == bytes(MIB + 64 * KIB)
+    with pytest.raises(ValueError, match="the last extent is cut"):
+        weights.grow(4 * MIB, timeout_s=TIMEOUT_S)
+    weights.close()
+    asyncio.run(shared.until(lambda device: device.leased_bytes == 0))
+
+
+def test_a_refused_further_growth_keeps_what_was_there(shared, lease):
+    weights = make(lease, span=32 * MIB)
+    weights.grow(2 * MIB, timeout_s=TIMEOUT_S)
+    ctypes.memset(weights.address, 7, 2 * MIB)
+    with pytest.raises(GrowRefused, match="exhausted"):
+        weights.grow(17 * MIB, timeout_s=TIMEOUT_S)
+    assert weights.mapped_bytes == 2 * MIB and len(lease.held_ids) == 2
+    assert ctypes.string_at(weights.address, 2 * MIB) == b"\7" * (2 * MIB)
     weights.close()

@@ -1,0 +1,36 @@
+"""That somebody holds memory, for a balloond whose keeper died with its predecessor.
+
+Beside the handoff socket lies a file. Whoever has a lease holds a shared lock on it, which the kernel drops with the
+process; balloond keeps in it what each device had to give out (`balloond.remembered`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+
+def path_of(handoff: str) -> str:
+    return f"{handoff}.alive"
+
+
+def hold(handoff: str) -> int:
+    """The descriptor that holds the lock. balloond has made the file before anybody has a lease."""
+    fd = os.open(path_of(handoff), os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def anybody(handoff: str) -> bool:
+    """Whether a process with a lease lives."""
+    try:
+        fd = os.open(path_of(handoff), os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
