@@ -144,7 +144,7 @@ class Activation:
 
     def weights_room(self, resident: Resident) -> int:
         """Bytes of weights extents: the measured or declared size in whole extents."""
-        extent = self._config.engines.weights_extent_bytes
+        extent = self._config.weights_extent_bytes
         weights = max(resident.spec.weights_bytes, resident.measured.weights_bytes)
         return -(-weights // extent) * extent
 
@@ -265,8 +265,8 @@ class Activation:
                 device=self._device,
                 balloond_socket=self._config.balloond_handoff,
                 from_image=from_image,
-                kv_extent_bytes=engines.kv_extent_bytes,
-                weights_extent_bytes=engines.weights_extent_bytes,
+                kv_extent_bytes=self._config.kv_extent_bytes,
+                weights_extent_bytes=self._config.weights_extent_bytes,
                 expected_checksum=self._image_checksum(resident) if from_image else "",
                 poison_fresh_pages=engines.poison_fresh_pages,
                 options=engines.options,

@@ -8,6 +8,9 @@ from pydantic import Field, field_validator
 
 from services.config import Config, Section
 
+_EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 64 << 20)}
+"""Of KV and of weights, by kind of device. On CUDA mapping costs by the extent, whatever its size."""
+
 
 class Engines(Section):
     """The engine processes of a group."""
@@ -22,10 +25,11 @@ class Engines(Section):
     load_timeout_s: float = Field(default=600.0, gt=0)
     """For one residency command; a checkpoint from a slow disk takes minutes."""
     log_level: str = "warning"
-    kv_extent_bytes: int = Field(default=256 << 10, gt=0)
-    """On CUDA 2 to 8 MiB: small enough to come back, large enough that growing is fast."""
-    weights_extent_bytes: int = Field(default=512 << 10, gt=0)
-    """On CUDA 64 MiB."""
+    kv_extent_bytes: int | None = Field(default=None, gt=0)
+    """Small enough to come back, large enough that growing is fast; left out, 8 MiB on CUDA (2 and 4 do as well) and
+    256 KiB on the CPU."""
+    weights_extent_bytes: int | None = Field(default=None, gt=0)
+    """Left out, 64 MiB on CUDA and 512 KiB on the CPU."""
     poison_fresh_pages: bool = False
     """Fill newly mapped KV with NaN: a wrong slot cannot pass a test."""
     options: dict[str, str] = {}
@@ -57,6 +61,18 @@ class GpuSchedulerConfig(Config):
     loader: str = ""
     engines: Engines = Engines()
     arbitration: Arbitration = Arbitration()
+
+    @property
+    def kv_extent_bytes(self) -> int:
+        return self.engines.kv_extent_bytes or self._default_extents[0]
+
+    @property
+    def weights_extent_bytes(self) -> int:
+        return self.engines.weights_extent_bytes or self._default_extents[1]
+
+    @property
+    def _default_extents(self) -> tuple[int, int]:
+        return _EXTENT_BYTES["cuda" if self.devices[0].startswith("cuda:") else "cpu"]
 
     @field_validator("devices")
     @classmethod

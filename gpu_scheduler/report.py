@@ -40,7 +40,7 @@ class Report:
             warm_engines=sum(pool.idle for pool in self._pools.values()),
             free_bytes=self._memory.state.free_bytes,
             node=self._memory.node,
-            weights_extent_bytes=self._config.engines.weights_extent_bytes,
+            weights_extent_bytes=self._config.weights_extent_bytes,
             balloond_error=self._memory.away,
         )
 

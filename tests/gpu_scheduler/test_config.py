@@ -1,0 +1,25 @@
+import pytest
+
+from gpu_scheduler.config import Engines, GpuSchedulerConfig
+
+MIB = 1 << 20
+
+
+def configured(device, **engines):
+    return GpuSchedulerConfig(
+        name="g", listen="unix:g", group="g", devices=[device], balloond="", engines=Engines(**engines)
+    )
+
+
+@pytest.mark.parametrize(
+    ("device", "sizes"),
+    [("cpu:0", (256 << 10, 512 << 10)), ("cuda:1", (8 * MIB, 64 * MIB))],
+)
+def test_extents_are_as_large_as_their_device_likes(device, sizes):
+    config = configured(device)
+    assert (config.kv_extent_bytes, config.weights_extent_bytes) == sizes
+
+
+def test_what_is_configured_wins():
+    config = configured("cuda:0", kv_extent_bytes=2 * MIB, weights_extent_bytes=4 * MIB)
+    assert (config.kv_extent_bytes, config.weights_extent_bytes) == (2 * MIB, 4 * MIB)
