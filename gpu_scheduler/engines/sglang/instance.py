@@ -9,6 +9,8 @@ from __future__ import annotations
 import gc
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
 
 _PROGRESS_EVERY_S = 0.1
 _MAP_DUMMY_WAIT_S = 5.0
+_WEIGHTS_SPAN_BYTES = 4 << 30
+"""Addresses beside twice those that the checkpoint needs: layers may be widened, and some quantised ones are not what
+their files are."""
 
 
 class Instance:
@@ -61,7 +66,7 @@ class Instance:
         self.paddings: set[int] = set()
         """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
         self.checksum = load.expected_checksum
-        self._weights: torch.Tensor | None = None
+        self._weights: weights.Range | None = None
         self._manifest = b""
         self._progress_at = 0.0
         self.command_id = load.command_id
@@ -111,19 +116,31 @@ class Instance:
         if not self.load.from_image:
             self._begin_probe()
 
+    @contextmanager
+    def weights_born_here(self, *, copy: bool) -> Iterator[None]:
+        """For the loaders: inside, SGLang builds the model, and its parameters go where they stay; with the values that
+        SGLang makes them with, if `copy`."""
+        span = 2 * self.load.model.weights_bytes + _WEIGHTS_SPAN_BYTES
+        self._weights = weights.Range(self.memory.open_weights(span), self.memory.need_weights)
+        with weights.born_in(self._weights, copy=copy):
+            yield
+
     def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
-        """Called by the loaders, once: the parameters move into the weights range, and the gpu_scheduler hears
-        what lies where."""
-        layout = weights.lay_out(model)
-        memory = self.memory.open_weights(layout.nbytes)
-        weights.bind(model, layout, memory, copy=copy)
+        """Called by the loaders, once: what is elsewhere moves into the weights range as well, and the gpu_scheduler
+        hears what lies where."""
+        assert self._weights is not None
+        weights.bind(model, self._weights, copy=copy)
         device.finish(self.device)  # where they were before goes back to the device
-        self._weights = memory
+        layout = weights.lay_out(model, self._weights)
         manifest = weights.manifest(layout, self.memory.weights_bytes, weights.python_scalars(model))
         self._manifest = manifest.SerializeToString(deterministic=True)
         if copy:
-            self.checksum = weights.checksum(memory)
+            self.checksum = self._sum_weights()
         self._tell_weights_mapped(self.checksum if copy else "")
+
+    def _sum_weights(self) -> str:
+        assert self._weights is not None
+        return weights.checksum(self._weights.memory[: self.memory.weights_bytes])
 
     @property
     def context_tokens(self) -> int:
@@ -142,9 +159,8 @@ class Instance:
     def verify(self) -> None:
         """The weights range is filled: checks it, maps the dummy slot, lets the probe run. Raises CommandError
         with everything unmapped again."""
-        assert self._weights is not None
         try:
-            found = weights.checksum(self._weights)
+            found = self._sum_weights()
             if self.checksum and found != self.checksum:
                 raise CommandError(f"the weights do not verify: {found} instead of {self.checksum}")
             self.checksum = found

@@ -1,7 +1,7 @@
 """SGLang's model loaders for this engine, given to it as `load_format`. Imports SGLang: only the engine process may
 import this.
 
-Both end with the parameters bound into the weights range, before SGLang makes its pools or captures a graph.
+All end with the parameters in the weights range, before SGLang makes its pools or captures a graph.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         current.instance().paddings = _paddings(model_config.hf_config)
         # SGLang draws a progress bar; ours is a message.
-        with blame(model_config.model_path), redirect_stderr(io.StringIO()):
+        born_here = current.instance().weights_born_here(copy=True)
+        with blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here:
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=True)
         return model
@@ -95,7 +96,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        with blame(model_config.model_path):
+        with blame(model_config.model_path), current.instance().weights_born_here(copy=False):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=False)
         return model
@@ -117,7 +118,7 @@ class RandomLoader(ImageLoader):
     their scale and attention is peaked, so that greedy tokens depend on weights and on KV."""
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        with blame(model_config.model_path):
+        with blame(model_config.model_path), current.instance().weights_born_here(copy=True):
             model: torch.nn.Module = DefaultModelLoader.load_model(
                 self, model_config=model_config, device_config=device_config
             )

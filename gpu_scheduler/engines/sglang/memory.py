@@ -60,6 +60,7 @@ class Driver(Protocol):
     """One lease with balloond and what can be made on it."""
 
     page_bytes: int
+    weights_extent_bytes: int
 
     @property
     def lease_id(self) -> str: ...
@@ -89,7 +90,7 @@ class Memory:
         self._kv_span = 0
         self._weights: WeightsRange | None = None
         self.weights_bytes = 0
-        """Whole pages."""
+        """Whole extents."""
 
     @property
     def lease_id(self) -> str:
@@ -110,13 +111,22 @@ class Memory:
         assert self.kv is not None
         return self._driver.tensor(self.kv.address, self._kv_span)
 
-    def open_weights(self, nbytes: int) -> torch.Tensor:
-        """Reserves and maps addresses for weights, zero. The tensor covers whole pages. Raises NoMemory."""
+    def open_weights(self, span_bytes: int) -> torch.Tensor:
+        """Reserves addresses for weights, a tensor of bytes over them; nothing is mapped."""
         assert self._weights is None
-        self.weights_bytes = -(-nbytes // self._driver.page_bytes) * self._driver.page_bytes
-        self._weights = self._driver.weights_range(self.weights_bytes)
-        self._weights.grow(self.weights_bytes)
-        return self._driver.tensor(self._weights.address, self.weights_bytes)
+        span = -(-span_bytes // self._driver.page_bytes) * self._driver.page_bytes
+        self._weights = self._driver.weights_range(span)
+        return self._driver.tensor(self._weights.address, span)
+
+    def need_weights(self, nbytes: int) -> None:
+        """The first `nbytes` are mapped when this returns, in whole extents, zero where they were not before. Raises
+        NoMemory."""
+        assert self._weights is not None
+        if nbytes > self.weights_bytes:
+            extent = self._driver.weights_extent_bytes
+            total = -(-nbytes // extent) * extent
+            self._weights.grow(total)
+            self.weights_bytes = total
 
     def map_weights(self) -> None:
         """Maps new, zero extents at the same addresses. Raises NoMemory."""

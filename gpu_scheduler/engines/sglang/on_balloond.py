@@ -63,6 +63,7 @@ class LeaseDriver:
         self._device = torch.device(load.device)
         self._mapper = mapper(load.device, _streams)
         self.page_bytes = self._mapper.page_bytes
+        self.weights_extent_bytes = load.weights_extent_bytes
         try:
             self._lease = Lease.attach(load.balloond_socket, load.device, load.model.name, timeout_s=_ATTACH_S)
         except LeaseRefused as error:
@@ -88,7 +89,7 @@ class LeaseDriver:
         )
 
     def weights_range(self, span_bytes: int) -> _Weights:
-        return _Weights(self._lease, self._mapper, span_bytes, self._load.weights_extent_bytes)
+        return _Weights(self._lease, self._mapper, span_bytes, self.weights_extent_bytes)
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         return tensor_over(address, nbytes, self._device)

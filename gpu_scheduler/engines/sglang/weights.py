@@ -1,14 +1,17 @@
-"""Where a model's parameters lie in its weights range: layout, manifest, binding, checksum.
+"""Where a model's parameters lie in its weights range: placing, layout, manifest, checksum.
 
-The unit of layout is the storage, not the parameter: tied weights share one and are laid out once, views and
-transposed parameters keep their strides. Buffers that are not part of a checkpoint (rotary tables, ...) stay
-private, where SGLang made them.
+Parameters go there as SGLang creates them, one after the other, so that a model is never on the device twice. What
+SGLang makes of them after reading a checkpoint (quantised layers) follows behind.
+
+The unit is the storage, not the parameter: tied weights share one and are placed once, views and transposed parameters
+keep their strides. Buffers that are not part of a checkpoint (rotary tables, ...) stay private, where SGLang made them.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +19,7 @@ import torch
 from protos import engine_pb2
 
 ALIGN_BYTES = 256
-_CHUNK_BYTES = 64 << 20
+_CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,66 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """All tensors of a model in a range. `storages` maps a storage's address to its offset."""
+    """All tensors of a model in a range."""
 
     places: tuple[Place, ...]
-    storages: dict[int, int]
     nbytes: int
+    """Up to the end of the last."""
+
+
+class Range:
+    """A weights range being filled from its start. `need(n)` makes sure that its first n bytes are mapped."""
+
+    def __init__(self, memory: torch.Tensor, need: Callable[[int], None]) -> None:
+        self.memory = memory
+        self.used = 0
+        self._need = need
+
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        """Where the tensor begins; None if it is somewhere else."""
+        offset = int(tensor.data_ptr() - self.memory.data_ptr())
+        return offset if 0 <= offset < self.memory.numel() and tensor.device == self.memory.device else None
+
+    def take(self, storage: torch.UntypedStorage, copy: bool) -> int:
+        """A place for a storage, with its content if `copy`; returns where."""
+        start = self.used
+        end = start + storage.nbytes()
+        self._need(end)
+        self.used = -(-end // ALIGN_BYTES) * ALIGN_BYTES
+        if copy:
+            source = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            self.memory[start:end].copy_(source.set_(storage))
+        return start
+
+    def adopt(self, tensor: torch.Tensor, start: int) -> None:
+        """Makes `tensor` a view of the range, where its storage now begins at `start`."""
+        offset = start + int(tensor.storage_offset()) * tensor.element_size()
+        tensor.data = view(self.memory, Place("", offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
+
+
+@contextmanager
+def born_in(range_: Range, *, copy: bool) -> Iterator[None]:
+    """Parameters that modules are given inside go into the range at once, with their first values if `copy`. One that
+    shares its storage with another stays where it is (`bind` moves both)."""
+    register = torch.nn.Module.register_parameter
+
+    def into_range(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        if parameter is not None and parameter.device == range_.memory.device and _alone(parameter):
+            if range_.offset(parameter) is None:
+                range_.adopt(parameter, range_.take(parameter.untyped_storage(), copy))
+        register(module, name, parameter)
+
+    torch.nn.Module.register_parameter = into_range  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _alone(tensor: torch.Tensor) -> bool:
+    """Whether nothing else has the tensor's storage. (One count is the tensor's, one that of the object asked.)"""
+    storage = tensor.untyped_storage()
+    return storage.nbytes() > 0 and int(torch._C._storage_Use_Count(storage._cdata)) <= 2
 
 
 def checkpoint_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -48,44 +106,28 @@ def checkpoint_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def lay_out(model: torch.nn.Module) -> Layout:
-    """Places every storage once, in order of first appearance: the same for every process that builds the same
-    model."""
-    places: list[Place] = []
-    storages: dict[int, int] = {}
-    end = 0
-    for name, tensor in checkpoint_tensors(model):
-        storage = tensor.untyped_storage()
-        if storage.nbytes() == 0:
-            continue
-        base = storages.get(storage.data_ptr())
-        if base is None:
-            base = storages[storage.data_ptr()] = end
-            end += -(-storage.nbytes() // ALIGN_BYTES) * ALIGN_BYTES
-        offset = base + int(tensor.storage_offset()) * tensor.element_size()
-        places.append(Place(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
-    return Layout(tuple(places), storages, end)
+def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
+    """Moves what of the model's tensors is not in the range behind what is. With `copy` their values move along,
+    without it they are whatever the range holds. One storage after the other, so that the second copy stays small."""
+    elsewhere: dict[int, list[torch.Tensor]] = {}
+    for _, tensor in checkpoint_tensors(model):
+        if tensor.untyped_storage().nbytes() and range_.offset(tensor) is None:
+            elsewhere.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
+    for tensors in elsewhere.values():
+        start = range_.take(tensors[0].untyped_storage(), copy)
+        for tensor in tensors:
+            if range_.offset(tensor) is None:  # the same tensor may have two names
+                range_.adopt(tensor, start)
 
 
-def bind(model: torch.nn.Module, layout: Layout, memory: torch.Tensor, *, copy: bool) -> None:
-    """Moves the model's tensors into `memory` (bytes): from now on its parameters are views of it. With `copy`
-    their values move along, without it they are whatever `memory` holds. One storage after the other, so that the
-    second copy stays small."""
-    by_name = {place.name: place for place in layout.places}
-    sharing: dict[int, list[tuple[torch.Tensor, Place]]] = {}
+def lay_out(model: torch.nn.Module, range_: Range) -> Layout:
+    """What lies where, of a model that is bound: the same for every process that builds the same model."""
+    places = []
     for name, tensor in checkpoint_tensors(model):
-        if name in by_name:
-            sharing.setdefault(tensor.untyped_storage().data_ptr(), []).append((tensor, by_name[name]))
-    for address, tensors in sharing.items():
-        if copy:
-            storage = tensors[0][0].untyped_storage()
-            source = torch.empty(0, dtype=torch.uint8, device=tensors[0][0].device)
-            source.set_(storage)
-            start = layout.storages[address]
-            memory[start : start + storage.nbytes()].copy_(source)
-            del source, storage
-        for tensor, place in tensors:
-            tensor.data = view(memory, place)
+        offset = range_.offset(tensor)
+        if offset is not None and tensor.untyped_storage().nbytes():
+            places.append(Place(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))
+    return Layout(tuple(places), range_.used)
 
 
 def view(memory: torch.Tensor, place: Place) -> torch.Tensor:

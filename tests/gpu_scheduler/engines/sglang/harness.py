@@ -29,13 +29,13 @@ STEP_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def node(folder: Path, capacity_bytes: int = 512 << 20) -> AsyncIterator[Node]:
-    """A keeper and a balloond with one CPU device."""
+async def node(folder: Path, capacity_bytes: int = 512 << 20, device: str = DEVICE) -> AsyncIterator[Node]:
+    """A keeper and a balloond with one device."""
     config = folder / "balloond.toml"
     config.write_text(
         f'name = "balloond"\nlisten = "unix:{folder}/b.sock"\nnode = "test"\nhandoff = "{folder}/h.sock"\n'
         f'keeper = "{folder}/k.sock"\nlog_level = "warning"\n'
-        f'[[devices]]\nname = "{DEVICE}"\ncapacity_bytes = {capacity_bytes}\n'
+        f'[[devices]]\nname = "{device}"\ncapacity_bytes = {capacity_bytes}\n'
     )
     with contextlib.ExitStack() as stack:
         for arguments in (["balloond.keeper", "--socket", f"{folder}/k.sock"], ["balloond", "--config", str(config)]):
@@ -46,7 +46,7 @@ async def node(folder: Path, capacity_bytes: int = 512 << 20) -> AsyncIterator[N
             async with asyncio.timeout(START_S):
                 while not await _answers(client):
                     await asyncio.sleep(0.05)
-            yield Node(client, f"{folder}/h.sock")
+            yield Node(client, f"{folder}/h.sock", device)
         finally:
             await client.close()
 
@@ -68,12 +68,19 @@ async def _answers(client: BalloondClient) -> bool:
 class Node:
     client: BalloondClient
     handoff: str
+    device: str
 
-    async def book(self, model: str, *, floor_bytes: int = 4 << 20) -> None:
-        await self.client.set_booking(DEVICE, model, quota_bytes=0, weights_bytes=MODEL_BYTES, floor_bytes=floor_bytes)
+    async def book(self, model: str, *, floor_bytes: int = 4 << 20, weights_bytes: int = MODEL_BYTES) -> None:
+        await self.client.set_booking(
+            self.device, model, quota_bytes=0, weights_bytes=weights_bytes, floor_bytes=floor_bytes
+        )
 
     async def limit(self, model: str, nbytes: int) -> None:
-        await self.client.set_limit(DEVICE, model, nbytes)
+        await self.client.set_limit(self.device, model, nbytes)
+
+    @property
+    def kv_extent_bytes(self) -> int:
+        return KV_EXTENT if self.device.startswith("cpu") else 8 << 20
 
     async def leased_bytes(self) -> int:
         return (await self.client.inspect()).devices[0].leased_bytes
@@ -260,16 +267,18 @@ def load(
     **options: int,
 ) -> engine_pb2.Load:
     spec = common_pb2.ModelSpec(name=model, path=str(path), context_tokens=context_tokens)
+    on_host = at.device.startswith("cpu")
+    span = {"kv_span_bytes": str(256 << 20)} if on_host else {}
     return engine_pb2.Load(
         model=spec,
-        device=DEVICE,
+        device=at.device,
         balloond_socket=at.handoff,
         from_image=from_image,
         expected_checksum=expected_checksum,
-        kv_extent_bytes=KV_EXTENT,
-        weights_extent_bytes=WEIGHTS_EXTENT,
+        kv_extent_bytes=at.kv_extent_bytes,
+        weights_extent_bytes=WEIGHTS_EXTENT if on_host else 64 << 20,
         poison_fresh_pages=True,
-        options={"kv_span_bytes": str(256 << 20), **{name: str(value) for name, value in options.items()}},
+        options={**span, **{name: str(value) for name, value in options.items()}},
     )
 
 

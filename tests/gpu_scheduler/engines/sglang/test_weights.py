@@ -26,11 +26,14 @@ class Small(torch.nn.Module):
             tensor.data.copy_(torch.rand(tensor.shape, generator=generator))
 
 
+def empty_range() -> weights.Range:
+    return weights.Range(torch.zeros(4096, dtype=torch.uint8), lambda nbytes: None)
+
+
 def bound(model: torch.nn.Module, copy: bool = True) -> tuple[weights.Layout, torch.Tensor]:
-    layout = weights.lay_out(model)
-    memory = torch.zeros(layout.nbytes + 1000, dtype=torch.uint8)
-    weights.bind(model, layout, memory, copy=copy)
-    return layout, memory
+    range_ = empty_range()
+    weights.bind(model, range_, copy=copy)
+    return weights.lay_out(model, range_), range_.memory
 
 
 def within(tensor: torch.Tensor, memory: torch.Tensor) -> bool:
@@ -56,7 +59,28 @@ def test_tied_weights_are_laid_out_once_and_stay_tied() -> None:
     places = {place.name: place for place in layout.places}
     assert places["head.weight"].offset_bytes == places["embed.weight"].offset_bytes
     assert places["lower"].offset_bytes == places["upper"].offset_bytes + 3 * 5 * 4
-    assert len(layout.storages) == 4
+    assert len({place.offset_bytes for place in layout.places}) == 5
+    assert layout.nbytes == 4 * weights.ALIGN_BYTES
+
+
+def test_parameters_go_into_the_range_as_they_are_made_and_shared_ones_follow() -> None:
+    needed: list[int] = []
+    range_ = weights.Range(torch.zeros(4096, dtype=torch.uint8), needed.append)
+    with weights.born_in(range_, copy=True):
+        model = Small()
+    assert within(model.embed.weight, range_.memory) and within(model.turned, range_.memory)
+    assert not within(model.upper, range_.memory) and not within(model.kept, range_.memory)
+    assert needed == sorted(needed) and needed[-1] <= range_.used
+    weights.bind(model, range_, copy=True)
+    layout, untouched = weights.lay_out(model, range_), Small()
+    for (name, tensor), (_, before) in zip(
+        weights.checkpoint_tensors(model), weights.checkpoint_tensors(untouched), strict=True
+    ):
+        assert within(tensor, range_.memory) and torch.equal(tensor, before), name
+    places = {place.name: place for place in layout.places}
+    assert places["lower"].offset_bytes == places["upper"].offset_bytes + 3 * 5 * 4
+    assert model.head.weight is model.embed.weight
+    assert torch.nn.Linear(2, 2).weight.untyped_storage().nbytes() == 16  # outside everything is as ever
 
 
 def test_another_process_makes_the_same_manifest_and_takes_the_image() -> None:
