@@ -45,6 +45,8 @@ def read(folder: str | os.PathLike[str], dtype_bytes: int) -> Checkpoint:
     folder = Path(folder)
     if not folder.is_dir():
         raise BrokenCheckpoint(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
+    if not (folder / "config.json").exists():
+        raise BrokenCheckpoint(f"{folder} has no config.json")
     try:
         # First of all: files that change while they are read belong to the next generation.
         generation = fingerprint(folder)

@@ -31,23 +31,14 @@ class LoaderClient:
         """The whole catalogue now and after every change, for ever; None each time the loader was lost."""
         return follow_stream(lambda: self._stub.Watch(loader_pb2.WatchRequest()), "catalogue")
 
-    async def inspect(self, name: str, path: str) -> common_pb2.ModelSpec:
-        """What the checkpoint at `path` would need. Raises Unmet with the reason when it is broken, Invalid for a
-        relative path."""
-        return await self._call(self._stub.Inspect, loader_pb2.InspectRequest(name=name, path=path))  # type: ignore[no-any-return]
+    async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
+        """What adding it would give. Raises Unmet with the reason when the checkpoint is broken, Invalid for what makes
+        no sense, a relative path for one."""
+        return await self._call(self._stub.Inspect, loader_pb2.AddRequest(model=listing))  # type: ignore[no-any-return]
 
-    async def add(
-        self,
-        name: str,
-        path: str,
-        *,
-        default_slo: common_pb2.Slo | None = None,
-        pinned: bool = False,
-        engine: str = "",
-    ) -> common_pb2.ModelSpec:
-        """Adds a model. Raises Exists when the name has another path, Unmet when it is broken."""
-        request = loader_pb2.AddRequest(name=name, path=path, default_slo=default_slo, pinned=pinned, engine=engine)
-        return await self._call(self._stub.Add, request)  # type: ignore[no-any-return]
+    async def add(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
+        """Adds a model. Raises Exists when the name has another path, and as `inspect` does."""
+        return await self._call(self._stub.Add, loader_pb2.AddRequest(model=listing))  # type: ignore[no-any-return]
 
     async def remove(self, name: str) -> None:
         """Raises NotFound."""

@@ -32,11 +32,11 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         async for catalogue in self._catalogue.follow():
             yield catalogue
 
-    async def Inspect(self, request: loader_pb2.InspectRequest, context: Any) -> common_pb2.ModelSpec:
-        return wire.model_spec(await self._models.inspect(wire.listed(request)))
+    async def Inspect(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
+        return wire.model_spec(await self._models.inspect(wire.listed(request.model)))
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
-        return wire.model_spec(await self._models.add(wire.listed(request)))
+        return wire.model_spec(await self._models.add(wire.listed(request.model)))
 
     async def Remove(self, request: loader_pb2.RemoveRequest, context: Any) -> loader_pb2.RemoveResponse:
         await self._models.remove(request.name)

@@ -15,18 +15,22 @@ from protos import common_pb2, engine_pb2, loader_pb2
 from services.errors import Invalid
 
 
-def listed(request: loader_pb2.AddRequest | loader_pb2.InspectRequest) -> Listed:
+def listed(told: common_pb2.ModelListing) -> Listed:
     """Raises Invalid naming the field."""
-    if not Path(request.path).is_absolute():
-        raise Invalid(f"path: {request.path!r} is not absolute")
-    values: dict[str, object] = {"name": request.name, "path": request.path}
-    if isinstance(request, loader_pb2.AddRequest):
-        slo = request.default_slo
-        values |= {"ttft_ms": slo.ttft_ms, "tpot_ms": slo.tpot_ms, "pinned": request.pinned, "engine": request.engine}
-    elif not request.name:
-        values["name"] = "unnamed"
+    if not Path(told.path).is_absolute():
+        raise Invalid(f"path: {told.path!r} is not absolute")
     try:
-        return Listed.model_validate(values)
+        return Listed(
+            name=told.name,
+            path=told.path,
+            ttft_ms=told.default_slo.ttft_ms,
+            tpot_ms=told.default_slo.tpot_ms,
+            pinned=told.pinned,
+            engine=told.engine,  # type: ignore[arg-type]  # one that there is not is refused
+            quota_bytes=told.quota_bytes if told.HasField("quota_bytes") else None,
+            context_tokens=told.context_tokens,
+            floor_tokens=told.floor_tokens,
+        )
     except pydantic.ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise Invalid("; ".join(problems)) from None

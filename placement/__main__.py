@@ -27,7 +27,7 @@ async def build(service: Service) -> None:
     routes: Watched[placement_pb2.Routes] = Watched(placement_pb2.Routes())
 
     def changed() -> None:
-        fresh = routes_module.build(cluster, reconciler.refused, actuator.leaving)
+        fresh = routes_module.build(cluster, reconciler.refused, actuator.leaving, actuator.removing)
         if fresh.routes != routes.value.routes:
             fresh.revision = routes.revision + 1
             routes.set(fresh)

@@ -26,6 +26,8 @@ class Actuator:
         self.leaving: dict[str, str] = {}
         """Model -> group that it is leaving: its route prefers the other."""
         self.moving: set[str] = set()
+        self.removing: set[str] = set()
+        """Models that have no route and come up nowhere any more."""
 
     def on_their_way(self) -> dict[str, Group]:
         """Models whose activation is under way, with their groups."""
@@ -33,7 +35,7 @@ class Actuator:
 
     def spec(self, model: str) -> common_pb2.ModelSpec:
         entry = self._cluster.entry(model)
-        if entry is None:
+        if entry is None or model in self.removing:
             raise NotFound(f"no model {model!r} in the catalogue")
         if entry.error:
             raise Unmet(f"{model}: {entry.error}")
@@ -72,23 +74,25 @@ class Actuator:
         self.activating[model] = (group, task)
         await asyncio.shield(accepted)
 
-    async def activated(self, model: str) -> None:
-        """Waits for an activation under way, if there is one."""
-        under_way = self.activating.get(model)
-        if under_way is not None:
-            await asyncio.wait([under_way[1]])
-
     async def bring_down(
-        self, model: str, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
+        self, spec: common_pb2.ModelSpec, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
     ) -> None:
         """To HIBERNATING, COLD or ON_DISK. Raises what refused it."""
         try:
-            await self._recorded(
-                record,
-                group.client.set_residency(self.spec(model), target, record.reason, drain_ms=drain_ms),
-            )
+            await self._recorded(record, group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms))
         finally:
             self._on_change()
+
+    async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[Group], Entry]) -> None:
+        """Brings a model down wherever it is, when what runs has finished or the time to drain is over. `record` makes
+        the entry of each group. Raises what refused it."""
+        groups = [group for group, _ in self._cluster.residents(spec.name)]
+        under_way = self.activating.get(spec.name)
+        if under_way is not None:
+            await asyncio.wait([under_way[1]])
+            groups += [group for group in (under_way[0],) if group not in groups]
+        for group in groups:
+            await self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms)
 
     async def migrate(self, model: str, source: Group, target: Group, record: Entry) -> float:
         """The target is prepared while the source serves; then the route turns; then the source finishes what it runs,

@@ -46,11 +46,14 @@ class PlacementClient:
         answer = await self._ask(self._stub.Explain(placement_pb2.ExplainRequest(model=model, limit=limit)))
         return list(answer.decisions)
 
-    async def add_model(self, request: placement_pb2.AddModelRequest) -> common_pb2.ModelSpec:
-        return (await self._ask(self._stub.AddModel(request))).model
+    async def add_model(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
+        """Raises Unmet with the checkpoint's fault or the arithmetic, Exists, Invalid."""
+        return (await self._ask(self._stub.AddModel(placement_pb2.AddModelRequest(model=listing)))).model
 
-    async def remove_model(self, name: str) -> None:
-        await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name)))
+    async def remove_model(self, name: str, force: bool = False) -> None:
+        """Returns when its engines have let go of it. Raises NotFound, Unmet for a pinned one without `force`,
+        Conflict."""
+        await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name, force=force)))
 
     async def evict(self, model: str, target: common_pb2.Residency) -> None:
         await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))

@@ -12,6 +12,7 @@ from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import log
+from services.watch import Watched
 
 _log = log.get(__name__)
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
@@ -63,6 +64,17 @@ class Cluster:
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
         self._on_change = on_change
+        self._heard: Watched[None] = Watched(None)
+
+    def changed(self) -> None:
+        """Something that others are told of is new."""
+        self._on_change()
+        self._heard.set(None)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Returns once what was heard, and told on, meets `condition`."""
+        while not condition():
+            await self._heard.changed(self._heard.revision)
 
     def entry(self, model: str) -> loader_pb2.Entry | None:
         return self.catalogue.get(model)
@@ -95,7 +107,7 @@ class Cluster:
                 if not group.reachable:
                     _log.info("group found", group=state.group, residents=len(state.residents))
                 group.state, group.reachable = state, True
-            self._on_change()
+            self.changed()
 
     async def follow_balloond(self, balloond: BalloondClient) -> None:
         """Keeps a node's ledger fresh, for ever; while balloond is away what its groups told last counts."""
@@ -106,7 +118,7 @@ class Cluster:
             else:
                 node = state.node
                 self.ledgers[node] = {device.device: device for device in state.devices}
-            self._on_change()
+            self.changed()
 
     async def follow_loader(self, loader) -> None:  # type: ignore[no-untyped-def]
         """Keeps the catalogue fresh, for ever; while the loader is away the last one is kept."""
@@ -114,4 +126,4 @@ class Cluster:
             if catalogue is not None:
                 self.catalogue = {entry.model.name: entry for entry in catalogue.entries}
                 self.catalogue_known = True
-                self._on_change()
+                self.changed()

@@ -7,7 +7,8 @@ actuator carry it out.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
 
 from placement.actuate import Actuator
 from placement.cluster import Cluster, Group
@@ -16,7 +17,7 @@ from placement.history import History
 from placement.judge import Judge, Verdict
 from protos import common_pb2, gpu_scheduler_pb2
 from services import log, tasks
-from services.errors import NotFound, PrismError, Refused, Unavailable, Unmet
+from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
 
 _log = log.get(__name__)
 _TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
@@ -63,6 +64,8 @@ class Reconciler:
     async def activate(self, model: str) -> Group:
         """The group that takes requests for the model from now on. Whoever asks while it is being chosen waits for the
         same choice. Raises NotFound, Unmet, Refused, Unavailable."""
+        if model in self._actuator.removing:
+            raise NotFound(f"no model {model!r} in the catalogue")
         for group, resident in self._cluster.residents(model):
             if resident.residency in _TAKES_REQUESTS:
                 return group
@@ -123,7 +126,7 @@ class Reconciler:
 
     async def evict(self, model: str, target: common_pb2.Residency) -> None:
         """Brings the model down wherever it is. Raises NotFound, Unmet."""
-        self._actuator.spec(model)
+        spec = self._actuator.spec(model)
         if target not in _BELOW:
             raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to evict to")
         places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
@@ -131,14 +134,29 @@ class Reconciler:
             raise Unmet(f"{model} is on no group in a state above that")
         for group in places:
             record = self._history.add(model, _action(target), group.name, "an operator asked for it")
-            await self._actuator.bring_down(model, group, target, record)
+            await self._actuator.bring_down(spec, group, target, record)
 
-    async def bring_down_everywhere(self, model: str, reason: str) -> None:
-        if self._cluster.entry(model) is None:
+    @contextlib.asynccontextmanager
+    async def removing(self, model: str, force: bool = False) -> AsyncIterator[None]:
+        """The model is nowhere, has no route and comes up nowhere until the end of this; it stays in the catalogue.
+        Raises NotFound, Unmet for a pinned model without `force`, Conflict, and what a group refused."""
+        entry = self._cluster.entry(model)
+        if entry is None:
             raise NotFound(f"no model {model!r} in the catalogue")
-        for group, _ in list(self._cluster.residents(model)):
-            record = self._history.add(model, "go cold", group.name, reason)
-            await self._actuator.bring_down(model, group, common_pb2.COLD, record)
+        if entry.model.pinned and not force:
+            raise Unmet(f"{model} is pinned: it is removed by force only")
+        if model in self._actuator.moving | self._actuator.removing:
+            raise Conflict(f"{model} is moving, or being removed")
+        self._actuator.removing.add(model)
+        try:
+            self._cluster.changed()
+            await self._actuator.remove(
+                entry.model, lambda group: self._history.add(model, "remove", group.name, "an operator asked for it")
+            )
+            yield
+        finally:
+            self._actuator.removing.discard(model)
+            self._cluster.changed()
 
     async def migrate(self, model: str, to_group: str) -> float:
         """Moves an active model. Raises NotFound, Unmet, Refused."""

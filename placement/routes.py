@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from placement.cluster import Cluster
 from protos import common_pb2, loader_pb2, placement_pb2
@@ -10,13 +10,16 @@ from protos import common_pb2, loader_pb2, placement_pb2
 _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
 
 
-def build(cluster: Cluster, refused: Mapping[str, str], avoided: Mapping[str, str]) -> placement_pb2.Routes:
+def build(
+    cluster: Cluster, refused: Mapping[str, str], avoided: Mapping[str, str], removed: Container[str] = ()
+) -> placement_pb2.Routes:
     """All routes. `refused`: model -> why it fits nowhere. `avoided`: model -> group that it is leaving: last among
-    its places."""
+    its places. `removed`: models that have none any more."""
     return placement_pb2.Routes(
         routes=[
             _route(cluster, entry, refused.get(name, ""), avoided.get(name))
             for name, entry in sorted(cluster.catalogue.items())
+            if name not in removed
         ]
     )
 

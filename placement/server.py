@@ -44,19 +44,19 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.ExplainResponse(decisions=self._history.last(request.model, request.limit))
 
     async def AddModel(self, request: placement_pb2.AddModelRequest, context: Any) -> placement_pb2.AddModelResponse:
-        spec = await self._loader.inspect(request.name, request.path)
-        self._reconciler.check_fits(spec)
-        return placement_pb2.AddModelResponse(
-            model=await self._loader.add(
-                request.name, request.path, default_slo=request.default_slo, pinned=request.pinned
-            )
-        )
+        self._reconciler.check_fits(await self._loader.inspect(request.model))
+        spec = await self._loader.add(request.model)
+        await self._cluster.until(lambda: (entry := self._cluster.entry(spec.name)) is not None and entry.model == spec)
+        return placement_pb2.AddModelResponse(model=spec)
 
     async def RemoveModel(
         self, request: placement_pb2.RemoveModelRequest, context: Any
     ) -> placement_pb2.RemoveModelResponse:
-        await self._reconciler.bring_down_everywhere(request.name, "removed")
-        await self._loader.remove(request.name)
+        async with self._reconciler.removing(request.name, request.force):
+            await self._loader.remove(request.name)
+            await self._cluster.until(
+                lambda: self._cluster.entry(request.name) is None and not any(self._cluster.residents(request.name))
+            )
         return placement_pb2.RemoveModelResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:

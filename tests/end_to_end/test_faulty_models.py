@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from protos import placement_pb2
+from protos import common_pb2
 from services.errors import PrismError
 from tests.end_to_end.world import FOLDER, MODELS, world
 
@@ -56,8 +56,8 @@ async def test_broken_checkpoints_and_a_model_too_large_are_in_error_with_their_
         # Added while it runs: the same checks.
         for name, path in (("later", broken["truncated"]), ("nowhere", broken["truncated"] / "none")):
             with pytest.raises(PrismError):
-                await it.placement.add_model(placement_pb2.AddModelRequest(name=name, path=str(path)))
-        await it.placement.add_model(placement_pb2.AddModelRequest(name="added", path=str(FOLDER / MODELS[0])))
+                await it.placement.add_model(common_pb2.ModelListing(name=name, path=str(path)))
+        await it.placement.add_model(common_pb2.ModelListing(name="added", path=str(FOLDER / MODELS[0])))
 
         async def listed_now() -> bool:
             return (await it.get("/v1/models/added"))[0] == 200

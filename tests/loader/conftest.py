@@ -156,6 +156,9 @@ class Node:
     def list_models(self, *names: str) -> None:
         self.catalogue.write_text("".join(f'[[model]]\nname = "{name}"\npath = "models/{name}"\n' for name in names))
 
+    async def add(self, name: str, path: str, **settings: Any) -> common_pb2.ModelSpec:
+        return await self.client.add(common_pb2.ModelListing(name=name, path=path, **settings))
+
     async def engine(self, model: str, content: bytes) -> Engine:
         """An engine that has loaded a model its ordinary way."""
         await self.balloond.set_booking(DEVICE, model, quota_bytes=0, weights_bytes=len(content), floor_bytes=0)

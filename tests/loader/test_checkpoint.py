@@ -128,7 +128,7 @@ def replaced(name, text):
             "model.norm.weight is I8: quantised weights are not supported",
             id="a quantised tensor",
         ),
-        pytest.param(removed("config.json"), "config.json: No such file", id="no configuration"),
+        pytest.param(removed("config.json"), "has no config.json", id="no configuration"),
         pytest.param(replaced("config.json", "{"), "config.json is not JSON", id="bad JSON in the configuration"),
         pytest.param(replaced("config.json", "[]"), "config.json is not a JSON object", id="configuration is a list"),
         pytest.param(removed("tokenizer.json"), "no tokenizer: neither tokenizer.json", id="no tokenizer"),

@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from protos import common_pb2
 from services.errors import Exists, Invalid, NotFound, Refused, Unavailable, Unmet
 from tests.loader import checkpoints
 from tests.loader.fakes import manifest
@@ -26,16 +27,17 @@ async def test_the_catalogue_has_the_models_with_what_their_checkpoints_say(node
 
 async def test_models_are_inspected_added_and_removed(node):
     path = str(node.checkpoint("c"))
-    inspected = await node.client.inspect("c", path)
-    added = await node.client.add("c", path, pinned=True, engine="echo")
-    assert added.weights_bytes == inspected.weights_bytes > 0
+    request = common_pb2.ModelListing(name="c", path=path, pinned=True, engine="echo", context_tokens=32, quota_bytes=0)
+    inspected = await node.client.inspect(request)
+    added = await node.client.add(request)
+    assert added == inspected and added.weights_bytes > 0 and (added.context_tokens, added.quota_bytes) == (32, 0)
     assert (await node.entry("c")).model == added
     assert added.pinned and added.engine == "echo"
-    assert (await node.client.add("c", path)).generation == added.generation
+    assert (await node.add("c", path)).generation == added.generation
     with pytest.raises(Exists, match="'c' is taken"):
-        await node.client.add("c", str(node.checkpoint("d")))
+        await node.add("c", str(node.checkpoint("d")))
     with pytest.raises(Exists, match="'a' is taken"):
-        await node.client.add("a", path)
+        await node.add("a", path)
     await node.client.remove("c")
     with pytest.raises(NotFound, match="no model 'c'"):
         await node.client.remove("c")
@@ -51,7 +53,7 @@ async def test_models_are_inspected_added_and_removed(node):
 )
 async def test_an_impossible_model_is_invalid_by_its_field(node, name, path, reason):
     with pytest.raises(Invalid, match=reason):
-        await node.client.add(name, path)
+        await node.add(name, path)
 
 
 async def test_a_broken_checkpoint_is_refused_when_it_is_added_with_its_reason(node):
@@ -59,7 +61,7 @@ async def test_a_broken_checkpoint_is_refused_when_it_is_added_with_its_reason(n
     os.truncate(path / checkpoints.SINGLE, 3000)
     for call in (node.client.inspect, node.client.add):
         with pytest.raises(Unmet, match="model.safetensors is truncated"):
-            await call("broken", str(path))
+            await call(common_pb2.ModelListing(name="broken", path=str(path)))
 
 
 async def test_a_reload_shows_changed_and_broken_checkpoints_and_serves_the_others(node):
@@ -184,7 +186,7 @@ async def test_a_save_cancelled_by_its_caller_leaves_no_memory_behind(node):
 
 async def test_a_killed_loader_comes_back_with_the_models_that_were_added(node):
     path = str(node.checkpoint("c"))
-    added = await node.client.add("c", path, pinned=True)
+    added = await node.add("c", path, pinned=True)
     node.kill("loader")
     node.start("loader")
     assert (await node.entry("c")).model == added

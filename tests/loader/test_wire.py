@@ -6,7 +6,7 @@ from loader import image_memory, wire
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
 from loader.models import Model, Sizes
-from protos import common_pb2, engine_pb2, loader_pb2
+from protos import common_pb2, engine_pb2
 from services.errors import Invalid
 
 LISTED = Listed(name="m", path="/models/m", ttft_ms=5, tpot_ms=6, pinned=True, engine="echo", context_tokens=10)
@@ -34,9 +34,10 @@ def image():
 
 def test_a_request_to_add_says_what_a_catalogue_entry_says():
     slo = common_pb2.Slo(ttft_ms=5, tpot_ms=6)
-    request = loader_pb2.AddRequest(name="m", path="/models/m", default_slo=slo, pinned=True, engine="echo")
+    request = common_pb2.ModelListing(name="m", path="/models/m", default_slo=slo, pinned=True, engine="echo")
     assert wire.listed(request) == LISTED.model_copy(update={"context_tokens": 0})
-    assert wire.listed(loader_pb2.InspectRequest(path="/x")).name  # a name is not needed to look
+    request.context_tokens, request.floor_tokens, request.quota_bytes = 10, 20, 0
+    assert wire.listed(request) == LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0})
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_a_request_to_add_says_what_a_catalogue_entry_says():
 )
 def test_a_request_that_makes_no_sense_is_invalid_by_its_field(changes, reason):
     with pytest.raises(Invalid, match=reason):
-        wire.listed(loader_pb2.AddRequest(**{"name": "m", "path": "/x", **changes}))
+        wire.listed(common_pb2.ModelListing(**{"name": "m", "path": "/x", **changes}))
 
 
 def test_a_model_is_told_with_its_sizes_and_settings():

@@ -20,6 +20,7 @@ class FakeGroup:
     def __init__(self, name, capacity=100 * MIB):
         self.address = f"unix:/{name}"
         self.calls = []
+        self.drained = []
         self.fail: PrismError | None = None
         self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
         self.state.memory.add(device=f"{name}-device", capacity_bytes=capacity, free_bytes=capacity)
@@ -36,6 +37,7 @@ class FakeGroup:
 
     async def set_residency(self, spec, target, reason, drain_ms=0, on_progress=None, yields=()):
         self.calls.append((spec.name, common_pb2.Residency.Name(target), [y.model for y in yields]))
+        self.drained.append(drain_ms)
         if self.fail is not None:
             raise self.fail
         for y in yields:
@@ -61,7 +63,7 @@ class FakeCluster:
         for group in self.groups:
             group.tell = self.tell
         self.history = History(lambda: self.time)
-        self.actuator = Actuator(self.cluster, 0, lambda: None)
+        self.actuator = Actuator(self.cluster, settings.drain_ms, lambda: None)
         self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
         self.cluster.catalogue_known = True

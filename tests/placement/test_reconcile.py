@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from placement import routes
-from protos import common_pb2
-from services.errors import NotFound, Refused, Unmet
+from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
 
 
@@ -193,3 +193,95 @@ def test_a_lost_group_has_no_routes():
     world.cluster.groups[world.groups[0].address].reachable = False
     (route,) = routes.build(world.cluster, {}, {}).routes
     assert not route.places
+
+
+# --- removing
+
+
+def routed(world):
+    return [r.model.name for r in routes.build(world.cluster, {}, {}, world.actuator.removing).routes]
+
+
+async def test_a_model_that_is_removed_has_no_route_and_comes_down_everywhere_after_a_drain():
+    world = FakeCluster(drain_ms=500)
+    world.model("m")
+    world.model("other")
+    for group in world.groups:
+        group.put("m")
+    world.tell()
+    async with world.reconciler.removing("m"):
+        for group in world.groups:
+            assert (group.calls, group.drained) == ([("m", "ON_DISK", [])], [500])
+        assert routed(world) == ["other"]
+        with pytest.raises(NotFound, match="no model 'm'"):
+            await world.reconciler.activate("m")
+        with pytest.raises(Conflict):
+            async with world.reconciler.removing("m"):
+                pass
+        del world.cluster.catalogue["m"]
+    assert [decision.action for decision in world.history.last("m", 2)] == ["remove", "remove"]
+
+
+async def test_a_model_whose_activation_is_under_way_comes_down_when_it_is_up():
+    world = FakeCluster(groups=1)
+    world.model("m")
+    group, begin = world.groups[0], world.groups[0].set_residency
+    under_way, up = asyncio.Event(), asyncio.Event()
+
+    async def slowly(spec, target, *arguments, on_progress=None, **keys):
+        if target == common_pb2.ACTIVE:
+            on_progress(gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.WAKING))
+            under_way.set()
+            await up.wait()
+        return await begin(spec, target, *arguments, **keys)
+
+    group.set_residency = slowly
+    await world.reconciler.activate("m")
+    await under_way.wait()
+
+    async def remove():
+        async with world.reconciler.removing("m"):
+            return list(group.calls)
+
+    removing = asyncio.get_running_loop().create_task(remove())
+    await asyncio.sleep(0)
+    assert not removing.done() and group.calls == []
+    up.set()
+    assert await removing == [("m", "ACTIVE", []), ("m", "ON_DISK", [])]
+
+
+async def test_a_pinned_model_is_removed_by_force_only():
+    world = FakeCluster()
+    world.model("m", pinned=True)
+    with pytest.raises(Unmet, match="m is pinned"):
+        async with world.reconciler.removing("m"):
+            pass
+    async with world.reconciler.removing("m", force=True):
+        assert routed(world) == []
+
+
+async def test_a_removal_that_a_group_refuses_leaves_the_model_in_the_routes():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m")
+    world.groups[0].fail = Conflict("m is on its way to HIBERNATING")
+    world.tell()
+    with pytest.raises(Conflict, match="on its way"):
+        async with world.reconciler.removing("m"):
+            pass
+    assert routed(world) == ["m"]
+
+
+async def test_a_model_whose_checkpoint_broke_while_it_ran_can_be_removed():
+    world = FakeCluster()
+    world.model("m", error="model.safetensors is truncated")
+    world.groups[0].put("m")
+    world.tell()
+    async with world.reconciler.removing("m"):
+        assert world.groups[0].calls == [("m", "ON_DISK", [])]
+
+
+async def test_what_is_not_there_cannot_be_removed():
+    with pytest.raises(NotFound, match="no model 'm' in the catalogue"):
+        async with FakeCluster().reconciler.removing("m"):
+            pass
