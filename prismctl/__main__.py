@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
-from collections.abc import Awaitable, Callable
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from prismctl import views
+from prismctl.tables import Column, Row, Section, render
 from protos import common_pb2, placement_pb2
 from services.errors import NotFound, PrismError
 
 app = typer.Typer(help="Look at a Prism system and steer it.", no_args_is_help=True, add_completion=False)
-console = Console()
+models_app = typer.Typer(invoke_without_command=True)
+app.add_typer(models_app, name="models")
 T = TypeVar("T")
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMG]i?B?|B)?$", re.IGNORECASE)
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
@@ -43,7 +46,7 @@ def main_options(
 
 
 def _ask(question: Callable[[PlacementClient], Awaitable[T]]) -> T:
-    """Puts a question to placement; an error ends the command with one line."""
+    """Puts a question to placement; an error ends the command with one line and status 1."""
 
     async def asking() -> T:
         client = PlacementClient(Options.placement)
@@ -59,78 +62,93 @@ def _ask(question: Callable[[PlacementClient], Awaitable[T]]) -> T:
         raise typer.Exit(1) from None
 
 
-def plain_table(*columns: str) -> Table:
-    """A table without lines, which fits a narrow terminal and survives a pipe; names are never cut."""
-    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in columns:
-        result.add_column(column, no_wrap=column in ("group", "model", "state"), overflow="fold")
-    return result
-
-
-def _show(value: Any, as_json: bool, table: Callable[[], Table]) -> None:
+def _show(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | Section]) -> None:
     if as_json:
-        typer.echo(json.dumps(value, indent=2, allow_nan=True))
+        _show_json(value)
     else:
-        console.print(table())
+        typer.echo(render(columns, lines, _width()))
+
+
+def _show_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=True))
+
+
+def _width() -> int:
+    """Of the terminal. What reads a pipe does not wrap lines."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if known else sys.maxsize
 
 
 @app.command()
 def status(json_: Json = False) -> None:
     """Groups, their memory, and what each model does there."""
     groups = views.cluster(_ask(lambda placement: placement.cluster()))
-
-    def table() -> Table:
-        result = plain_table(
-            "group", "memory", "free", "pressure", "model", "state", "waiting", "running", "KV held / limit", "idle"
-        )
-        for group in groups:
-            first = [
-                group["group"] + ("" if group["reachable"] else " (away)"),
-                views.size(group["capacity_bytes"]),
-                views.size(group["free_bytes"]),
-                f"{group['pressure']:.3g}",
-            ]
-            for model in group["models"] or [None]:
-                row = (
-                    [
-                        model["model"],
-                        model["state"],
-                        str(model["waiting"]),
-                        str(model["running"]),
-                        f"{views.size(model['kv_held_bytes'])} / {views.size(model['kv_limit_bytes'])}",
-                        f"{model['idle_s']:.0f} s",
-                    ]
-                    if model
-                    else ["–", "", "", "", "", ""]
-                )
-                result.add_row(*first, *row)
-                first = ["", "", "", ""]
-        return result
-
-    _show(groups, json_, table)
-
-
-@app.command()
-def models(json_: Json = False) -> None:
-    """The catalogue: states, sizes, errors."""
-    rows = views.models(_ask(lambda placement: placement.routes()))
-
-    def table() -> Table:
-        result = plain_table("model", "state", "places", "weights", "KV per token", "floor", "context", "error")
-        for row in rows:
-            result.add_row(
-                row["model"] + (" (pinned)" if row["pinned"] else ""),
-                row["state"],
-                ", ".join(row["places"]),
-                views.size(row["weights_bytes"]),
-                views.size(row["kv_bytes_per_token"]),
-                views.size(row["floor_bytes"]),
-                str(row["context_tokens"]),
-                row["error"],
+    columns = (
+        Column("model"),
+        Column("state"),
+        Column("waiting", right=True),
+        Column("running", right=True),
+        Column("KV held", right=True),
+        Column("KV limit", 1, right=True),
+        Column("idle", 2, right=True),
+        Column("tokens/s", 3, right=True),
+        Column("weights", 4, right=True),
+        Column("demand", 5, right=True),
+    )
+    lines: list[Row | Section] = []
+    for group in groups:
+        memory = f"{views.size(group['free_bytes'])} of {views.size(group['capacity_bytes'])} free"
+        away = "" if group["reachable"] else " (away)"
+        lines.append(Section(f"{group['group']}{away}: {memory}, pressure {group['pressure']:.3g}"))
+        for model in group["models"]:
+            cells = (
+                model["model"],
+                model["state"],
+                str(model["waiting"]),
+                str(model["running"]),
+                views.size(model["kv_held_bytes"]),
+                views.size(model["kv_limit_bytes"]),
+                f"{model['idle_s']:.0f} s",
+                f"{model['tokens_per_s']:.0f}",
+                views.size(model["weights_bytes"]),
+                f"{model['demand']:.3g}",
             )
-        return result
+            lines.append(Row(cells))
+    _show(groups, json_, columns, lines)
 
-    _show(rows, json_, table)
+
+@models_app.callback()
+def models(context: typer.Context, json_: Json = False) -> None:
+    """The catalogue: states, sizes, errors."""
+    if context.invoked_subcommand is not None:
+        return
+    rows = views.models(_ask(lambda placement: placement.routes()))
+    columns = (
+        Column("model"),
+        Column("state"),
+        Column("places"),
+        Column("weights", 1, right=True),
+        Column("floor", 2, right=True),
+        Column("context", 3, right=True),
+        Column("KV/token", 4, right=True),
+        Column("quota", 5, right=True),
+        Column("path", 6),
+    )
+    lines = []
+    for row in rows:
+        cells = (
+            row["model"] + (" (pinned)" if row["pinned"] else ""),
+            row["state"],
+            ", ".join(row["places"]),
+            views.size(row["weights_bytes"]),
+            views.size(row["floor_bytes"]),
+            str(row["context_tokens"]),
+            views.size(row["kv_bytes_per_token"]),
+            views.size(row["quota_bytes"]),
+            row["path"],
+        )
+        lines.append(Row(cells, row["error"]))
+    _show(rows, json_, columns, lines)
 
 
 @app.command()
@@ -142,15 +160,19 @@ def explain(
     """Why models are where they are: the last decisions, newest first."""
     rows = views.decisions(_ask(lambda placement: placement.explain(model, last)))
 
-    def table() -> Table:
-        result = plain_table("age", "model", "action", "group", "reason", "outcome")
-        for row in rows:
-            result.add_row(
-                f"{row['age_s']:.0f} s", row["model"], row["action"], row["group"], row["reason"], row["outcome"]
-            )
-        return result
-
-    _show(rows, json_, table)
+    columns = (
+        Column("age", right=True),
+        Column("model"),
+        Column("action"),
+        Column("group"),
+        Column("outcome", 1),
+    )
+    lines = []
+    for row in rows:
+        outcome, _, why = row["outcome"].partition(": ")
+        cells = (f"{row['age_s']:.0f} s", row["model"], row["action"], row["group"], outcome)
+        lines.append(Row(cells, "; ".join(filter(None, (row["reason"], why)))))
+    _show(rows, json_, columns, lines)
 
 
 def parse_size(text: str) -> int:
@@ -189,19 +211,26 @@ def limit(
 
     answers = _ask(apply)
 
-    def table() -> Table:
-        result = plain_table("group", "state", "revision", "held", "above the limit")
-        for group, answer in answers.items():
-            result.add_row(
+    columns = (
+        Column("group"),
+        Column("state"),
+        Column("held", right=True),
+        Column("above the limit", right=True),
+        Column("revision", 1, right=True),
+    )
+    lines = [
+        Row(
+            (
                 group,
                 answer["state"],
-                str(answer["revision"]),
                 views.size(answer["held_bytes"]),
                 views.size(answer["overage_bytes"]),
+                str(answer["revision"]),
             )
-        return result
-
-    _show(answers, json_, table)
+        )
+        for group, answer in answers.items()
+    ]
+    _show(answers, json_, columns, lines)
 
 
 @app.command()

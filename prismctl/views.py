@@ -1,4 +1,4 @@
-"""What prismctl shows: plain values for --json, and the same as tables."""
+"""What prismctl shows, as plain values: what --json prints and tables are made of."""
 
 from __future__ import annotations
 

@@ -35,11 +35,23 @@ class Placement(placement_pb2_grpc.PlacementServicer):
     async def GetCluster(self, request, context):
         cluster = placement_pb2.Cluster()
         group = cluster.groups.add(group="g0", reachable=True, capacity_bytes=1 << 30, free_bytes=1 << 29)
-        group.models.add(model="good", residency=common_pb2.ACTIVE, waiting=2, running=1)
+        group.models.add(
+            model="meta-llama/Llama-3.1-8B-Instruct",
+            residency=common_pb2.HIBERNATING,
+            waiting=2,
+            running=1,
+            kv_held_bytes=123 << 20,
+            kv_limit_bytes=999 << 20,
+            idle_s=1234,
+            tokens_per_s=4321.0,
+        )
         return cluster
 
     async def Explain(self, request, context):
-        decision = placement_pb2.Decision(model=request.model, action="activate", reason="pressure 0.1 against 0.4")
+        reason = "pressure 0.1 on g0, the least of 2 groups; it hibernates there; other and another leave first"
+        decision = placement_pb2.Decision(
+            model=request.model, action="activate", group="g0", reason=reason, outcome="failed: no room"
+        )
         return placement_pb2.ExplainResponse(decisions=[decision])
 
 
@@ -53,8 +65,8 @@ async def run(tmp_path):
     server.add(placement_pb2_grpc.add_PlacementServicer_to_server, Placement(), NAME)
     await server.start()
 
-    async def run(*arguments):
-        runner = CliRunner()
+    async def run(*arguments, columns=None):
+        runner = CliRunner(env={"COLUMNS": columns})
         return await asyncio.to_thread(runner.invoke, app, ["--state", str(tmp_path), *arguments])
 
     yield run
@@ -67,7 +79,9 @@ async def test_models_as_json_has_states_and_errors(run):
     assert rows["good"]["state"] == "active" and rows["bad"]["error"] == "truncated"
 
 
-@pytest.mark.parametrize(("command", "words"), [("models", ["good", "truncated"]), ("status", ["g0", "good", "512.0"])])
+@pytest.mark.parametrize(
+    ("command", "words"), [("models", ["good", "truncated"]), ("status", ["g0", "Llama", "512.0"])]
+)
 async def test_the_tables_show_what_an_operator_looks_for(run, command, words):
     result = await run(command)
     assert result.exit_code == 0
@@ -77,7 +91,24 @@ async def test_the_tables_show_what_an_operator_looks_for(run, command, words):
 
 async def test_explain_shows_the_reason(run):
     result = await run("explain", "good", "--json")
-    assert json.loads(result.stdout)[0]["reason"] == "pressure 0.1 against 0.4"
+    assert json.loads(result.stdout)[0]["reason"].startswith("pressure 0.1 on g0")
+
+
+@pytest.mark.parametrize("command", ["models", "status", "explain"])
+async def test_on_a_narrow_terminal_no_line_is_longer_and_each_model_has_one(run, command):
+    result = await run(command, columns="80")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    if command == "status":
+        assert [line for line in lines if "Llama-3.1-8B-Instruct" in line and "hibernating" in line]
+
+
+async def test_with_room_and_into_a_pipe_every_column_is_shown(run):
+    for columns in ("160", None):
+        result = await run("status", columns=columns)
+        for word in ("123.0 MiB", "999.0 MiB", "1234 s", "4321"):
+            assert word in result.stdout
 
 
 async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
