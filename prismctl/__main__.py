@@ -119,7 +119,7 @@ def status(json_: Json = False) -> None:
 
 @models_app.callback()
 def models(context: typer.Context, json_: Json = False) -> None:
-    """The catalogue: states, sizes, errors."""
+    """The catalogue: states, sizes, errors. With a command: changes it."""
     if context.invoked_subcommand is not None:
         return
     rows = views.models(_ask(lambda placement: placement.routes()))
@@ -149,6 +149,56 @@ def models(context: typer.Context, json_: Json = False) -> None:
         )
         lines.append(Row(cells, row["error"]))
     _show(rows, json_, columns, lines)
+
+
+@models_app.command("add")
+def add_model(
+    name: Annotated[str, typer.Argument(help="As clients will call it.")],
+    path: Annotated[str, typer.Argument(help="Its Hugging Face folder, on the loader's node.")],
+    ttft_ms: Annotated[int, typer.Option(help="Default target of its requests' first token; 0: none.")] = 0,
+    tpot_ms: Annotated[int, typer.Option(help="Default target per further token; 0: none.")] = 0,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Never evicted.")] = False,
+    engine: Annotated[str, typer.Option(help="sglang or echo; left out: the groups' own default.")] = "",
+    context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
+    floor_tokens: Annotated[int, typer.Option(help="KV that it keeps while active: the context, or more.")] = 0,
+    quota: Annotated[str, typer.Option(help="Private memory of its engine on the device, e.g. 1MiB.")] = "",
+    json_: Json = False,
+) -> None:
+    """Add a model to the running system; its first request loads it. It stays until it is removed, beside those of the
+    catalogue file. The same name and path again: its files are read afresh."""
+    listing = common_pb2.ModelListing(
+        name=name,
+        path=os.path.abspath(os.path.expanduser(path)),
+        default_slo=common_pb2.Slo(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
+        pinned=pinned,
+        engine=engine,
+        context_tokens=context_tokens,
+        floor_tokens=floor_tokens,
+        quota_bytes=parse_size(quota) if quota else None,
+    )
+    spec = views.spec(_ask(lambda placement: placement.add_model(listing)))
+    if json_:
+        _show_json(spec)
+        return
+    parts = (("weights", "weights_bytes"), ("floor", "floor_bytes"), ("engine quota", "quota_bytes"))
+    needs = " + ".join(f"{title} {views.size(spec[key])}" for title, key in parts)
+    total = views.size(sum(spec[key] for _, key in parts))
+    typer.echo(f"{name} is added: {spec['architecture']}, context {spec['context_tokens']}; {needs} = {total}")
+
+
+@models_app.command("remove")
+def remove_model(
+    name: Annotated[str, typer.Argument()],
+    force: Annotated[bool, typer.Option("--force", help="Also a pinned one.")] = False,
+    json_: Json = False,
+) -> None:
+    """Take a model out of the running system: new requests are told that there is none, what runs may finish for a
+    while, then its memory is free. One that the catalogue file names is back when that is read again."""
+    _ask(lambda placement: placement.remove_model(name, force))
+    if json_:
+        _show_json({"model": name, "removed": True})
+    else:
+        typer.echo(f"{name} is removed")
 
 
 @app.command()

@@ -38,6 +38,23 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
     ]
 
 
+def spec(model: common_pb2.ModelSpec) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "path": model.path,
+        "architecture": model.architecture,
+        "context_tokens": model.context_tokens,
+        "weights_bytes": model.weights_bytes,
+        "kv_bytes_per_token": model.kv_bytes_per_token,
+        "floor_bytes": model.floor_bytes,
+        "quota_bytes": model.quota_bytes,
+        "pinned": model.pinned,
+        "engine": model.engine,
+        "ttft_ms": model.default_slo.ttft_ms,
+        "tpot_ms": model.default_slo.tpot_ms,
+    }
+
+
 def cluster(state: placement_pb2.Cluster) -> list[dict[str, Any]]:
     return [
         {

@@ -3,12 +3,15 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 
 import pytest
+from typer.testing import CliRunner
 
+from prismctl.__main__ import app
 from protos import common_pb2
-from tests.end_to_end.world import MODELS, world
+from tests.end_to_end.world import FOLDER, MODELS, world
 
 PROMPT = list(range(20, 60))
 
@@ -122,3 +125,48 @@ async def test_bad_requests_are_refused_by_field_and_cost_nothing(slow):
         assert got == status, answer
         assert names in json.dumps(answer["error"])
     assert (await slow.placement.explain()) == [], "no model was woken for a bad request"
+
+
+async def prismctl(it, *arguments):
+    """What the command printed; it must end with 0, or print why not as one line."""
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["--state", str(it.local.state), *arguments])
+    if result.exit_code:
+        assert (result.exit_code, result.output.count("\n")) == (1, 1), result.output
+    return result.output
+
+
+async def test_a_model_is_added_serves_and_is_removed_while_the_system_runs(slow, tmp_path):
+    folder = tmp_path / "tiny"
+    assert f"{folder} does not exist" in await prismctl(slow, "models", "add", "tiny", str(folder))
+    folder.mkdir()
+    assert f"{folder} has no config.json" in await prismctl(slow, "models", "add", "tiny", str(folder))
+    shutil.copytree(FOLDER / MODELS[1], folder, dirs_exist_ok=True)
+    assert "is taken by the model at" in await prismctl(slow, "models", "add", MODELS[0], str(folder))
+    refused = await prismctl(slow, "models", "add", "tiny", str(folder), "--quota", "1GiB")
+    assert "engine quota 1,073,741,824 = " in refused and "the largest group" in refused
+
+    assert "tiny is added" in await prismctl(slow, "models", "add", "tiny", str(folder), "--pinned")
+    await slow.until(lambda: listed(slow, "tiny"), "the gateway never heard of it")
+    expected = await undisturbed(slow, "tiny")
+    rows = {row["model"]: row for row in json.loads(await prismctl(slow, "models", "--json"))}
+    assert rows["tiny"]["state"] == "active" and rows["tiny"]["path"] == str(folder) and rows["tiny"]["pinned"]
+
+    # What runs finishes; who comes later is told that there is no such model.
+    streams = await ten_streams(slow, "tiny")
+    assert "pinned" in await prismctl(slow, "models", "remove", "tiny")
+    assert await prismctl(slow, "models", "remove", "tiny", "--force") == "tiny is removed\n"
+    assert await asyncio.gather(*streams) == expected
+    status, answer = await slow.post("/v1/completions", {"model": "tiny", "prompt": PROMPT, "max_tokens": 1})
+    assert status == 404, answer
+    assert await slow.resident("tiny") is None
+    assert "no model 'tiny'" in await prismctl(slow, "models", "remove", "tiny")
+
+    async def all_free():
+        groups = (await slow.placement.cluster()).groups
+        return {group.group: group.free_bytes for group in groups} == slow.local.devices
+
+    await slow.until(all_free, "its memory never was free again")
+
+
+async def listed(it, model):
+    return (await it.get(f"/v1/models/{model}"))[0] == 200

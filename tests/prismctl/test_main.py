@@ -8,6 +8,7 @@ from placement.server import NAME
 from prismctl.__main__ import app, parse_size
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services import rpc
+from services.errors import Unmet
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,30 @@ def test_what_is_no_size_is_refused(text):
 
 
 class Placement(placement_pb2_grpc.PlacementServicer):
+    def __init__(self):
+        self.asked = []
+
+    async def AddModel(self, request, context):
+        self.asked.append(request.model)
+        if request.model.name == "large":
+            raise Unmet("large: weights 9 + floor 0 + engine quota 0 = 9 bytes; the largest group, g0, has 8")
+        spec = common_pb2.ModelSpec(
+            name=request.model.name,
+            path=request.model.path,
+            architecture="LlamaForCausalLM",
+            context_tokens=request.model.context_tokens or 1024,
+            weights_bytes=3 << 20,
+            floor_bytes=1 << 20,
+            quota_bytes=request.model.quota_bytes,
+        )
+        return placement_pb2.AddModelResponse(model=spec)
+
+    async def RemoveModel(self, request, context):
+        self.asked.append(request)
+        if not request.force:
+            raise Unmet(f"{request.name} is pinned: it is removed by force only")
+        return placement_pb2.RemoveModelResponse()
+
     async def WatchRoutes(self, request, context):
         routes = placement_pb2.Routes()
         routes.routes.add(model=common_pb2.ModelSpec(name="good", weights_bytes=1 << 20), residency=common_pb2.ACTIVE)
@@ -62,13 +87,15 @@ async def run(tmp_path):
 
     address = f"unix:{tmp_path}/placement.sock"
     server = rpc.Server(address)
-    server.add(placement_pb2_grpc.add_PlacementServicer_to_server, Placement(), NAME)
+    placement = Placement()
+    server.add(placement_pb2_grpc.add_PlacementServicer_to_server, placement, NAME)
     await server.start()
 
     async def run(*arguments, columns=None):
         runner = CliRunner(env={"COLUMNS": columns})
         return await asyncio.to_thread(runner.invoke, app, ["--state", str(tmp_path), *arguments])
 
+    run.asked = placement.asked
     yield run
     await server.stop(0)
 
@@ -109,6 +136,49 @@ async def test_with_room_and_into_a_pipe_every_column_is_shown(run):
         result = await run("status", columns=columns)
         for word in ("123.0 MiB", "999.0 MiB", "1234 s", "4321"):
             assert word in result.stdout
+
+
+async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = await run("models", "add", "m", "folder/../m", "--ttft-ms", "500", "--pinned", "--quota", "2MiB")
+    assert result.exit_code == 0, result.output
+    assert "m is added: LlamaForCausalLM, context 1024; weights 3.0 MiB + floor 1.0 MiB" in result.stdout
+    (listing,) = run.asked
+    assert listing == common_pb2.ModelListing(
+        name="m",
+        path=str(tmp_path / "m"),
+        default_slo=common_pb2.Slo(ttft_ms=500),
+        pinned=True,
+        quota_bytes=2 << 20,
+    )
+    result = await run("models", "add", "m", "/m", "--context-tokens", "64", "--json")
+    told = json.loads(result.stdout)
+    assert (told["model"], told["path"], told["context_tokens"], told["weights_bytes"]) == ("m", "/m", 64, 3 << 20)
+    assert not run.asked[-1].HasField("quota_bytes")
+
+
+async def test_what_cannot_be_added_is_one_line_with_the_arithmetic_and_status_1(run):
+    result = await run("models", "add", "large", "/large")
+    assert result.exit_code == 1
+    assert result.output.splitlines() == [
+        "prismctl: large: weights 9 + floor 0 + engine quota 0 = 9 bytes; the largest group, g0, has 8"
+    ]
+
+
+async def test_a_model_is_removed_and_a_pinned_one_by_force(run):
+    result = await run("models", "remove", "m")
+    assert (result.exit_code, result.output) == (1, "prismctl: m is pinned: it is removed by force only\n")
+    assert (await run("models", "remove", "m", "--force")).stdout == "m is removed\n"
+    result = await run("models", "remove", "m", "--force", "--json")
+    assert json.loads(result.stdout) == {"model": "m", "removed": True}
+
+
+@pytest.mark.parametrize(
+    "arguments", [("add", "m"), ("remove",), ("add", "m", "/m", "--quota", "much"), ("add", "m", "/m", "--wrong")]
+)
+async def test_a_wrong_command_line_is_status_2_and_asks_nobody(run, arguments):
+    assert (await run("models", *arguments)).exit_code == 2
+    assert run.asked == []
 
 
 async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
