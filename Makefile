@@ -32,7 +32,7 @@ test: env protos ## all tests that need no GPU
 	@$(BIN)/python -m pytest -q
 
 test-fast: env protos ## the tests that start no SGLang
-	@$(BIN)/python -m pytest -q -m "not sglang"
+	@$(BIN)/python -m pytest -q -m "not sglang and not gpu"
 
 test-gpu: ## the tests that need a GPU (on the machine that has it)
 	python3 -m pytest -q -m gpu tests/gpu

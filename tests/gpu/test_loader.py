@@ -1,0 +1,166 @@
+"""Images: out of a GPU's extents and into them."""
+
+import mmap
+import os
+import random
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from balloond.backends import maker
+from loader.client import LoaderClient
+from loader.policy.chunks import plan
+from loader.transfers import Transfers
+from loader.transfers.base import Borrowed, Cancelled
+from protos import engine_pb2
+from services import rpc
+from tests.balloond.conftest import ROOT, TIMEOUT_S
+from tests.gpu.conftest import DEVICE, MIB
+from tests.loader import checkpoints
+
+SIZES = [64 * MIB, 64 * MIB, 6 * MIB]
+TOTAL = 130 * MIB + 4321
+
+
+@pytest.fixture
+def extents():
+    make = maker(DEVICE)
+    made = [Borrowed(number, size, make.create(size), DEVICE) for number, size in enumerate(SIZES)]
+    yield made
+    for extent in made:
+        os.close(extent.fd)
+
+
+@pytest.fixture
+def image():
+    """New host memory for images."""
+    made = []
+
+    def new():
+        fd = os.memfd_create("image")
+        os.ftruncate(fd, TOTAL)
+        memory = mmap.mmap(fd, TOTAL)
+        os.close(fd)
+        made.append((memory, memoryview(memory)))
+        return made[-1][1]
+
+    yield new
+    for memory, view in made:
+        view.release()
+        memory.close()
+
+
+@pytest.mark.parametrize("chunk_bytes", [8 * MIB, 5_000_001])
+def test_an_image_goes_in_and_comes_out_byte_for_byte(extents, image, monkeypatch, chunk_bytes):
+    from loader.transfers import cuda
+
+    monkeypatch.setattr(cuda, "_PIECE_BYTES", 48 * MIB)
+    transfers = Transfers()
+    transfer = transfers.of(DEVICE)
+    content = random.Random(1).randbytes(TOTAL)
+    there, back = image(), image()
+    there[:] = content
+    steps = plan(SIZES, TOTAL, chunk_bytes)
+    seen = []
+    transfer.into(extents, there, steps, seen.append)
+    assert seen == list(steps)
+    there[:] = bytes(TOTAL)
+    transfer.out_of(extents, back, steps, lambda chunk: None)
+    assert back == content
+    for view in (there, back):
+        transfers.forget(view)
+
+
+def test_a_cancelled_copy_is_over_when_it_returns(extents, image):
+    transfers = Transfers()
+    transfer = transfers.of(DEVICE)
+    view = image()
+    done = []
+
+    def stop(chunk):
+        done.append(chunk)
+        if len(done) == 3:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        transfer.into(extents, view, plan(SIZES, TOTAL, MIB), stop)
+    assert len(done) == 3
+    # Nothing is mapped or registered in a way that a copy after it would mind.
+    transfer.into(extents, view, plan(SIZES, TOTAL, MIB), lambda chunk: None)
+    transfers.forget(view)
+
+
+def test_an_extent_that_is_not_what_was_said_is_an_error(extents, image):
+    transfers = Transfers()
+    wrong = [extents[0], Borrowed(9, 32 * MIB, extents[1].fd, DEVICE)]
+    with pytest.raises(OSError, match="cuMemMap"):
+        transfers.of(DEVICE).into(wrong, image(), plan([64 * MIB, 32 * MIB], 90 * MIB, MIB), lambda chunk: None)
+
+
+class Loader:
+    """A loader process with one model, "m"."""
+
+    def __init__(self, node, folder):
+        self.folder = folder
+        self.address = f"unix:{folder}/l.sock"
+        checkpoints.write(folder / "m")
+        (folder / "c.toml").write_text('[[model]]\nname = "m"\npath = "m"\n')
+        (folder / "l.toml").write_text(
+            f'name = "loader"\nlisten = "{self.address}"\ncatalogue = "{folder}/c.toml"\n'
+            f'keeper = "{node.keeper_path}"\nhandoff = "{node.handoff}"\nhost_capacity_bytes = {1 << 30}\n'
+        )
+
+    async def start(self):
+        log = open(self.folder / "log", "ab")
+        command = [sys.executable, "-m", "loader", "--config", str(self.folder / "l.toml")]
+        self.process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        assert await rpc.healthy(self.address, TIMEOUT_S), (self.folder / "log").read_text()
+        self.client = LoaderClient(self.address)
+
+    async def generation(self):
+        async for catalogue in self.client.watch():
+            if catalogue is not None and catalogue.entries:
+                return catalogue.entries[0].model.generation
+
+    async def kill(self):
+        await self.client.close()
+        self.process.kill()
+        self.process.wait()
+
+
+async def test_weights_leave_with_their_engine_and_come_back_from_the_image(node, child, tmp_path):
+    """Through all processes: keeper, balloond, loader, and an engine that is only its memory."""
+    total = 2 * 64 * MIB + 2 * MIB
+    await node.book("m", weights=3 * 64 * MIB)
+    engine = child("m")
+    assert await engine.asked("grow_weights", total) == str(total)
+    engine.ask("fill_weights", 0x5A)
+    tensor = engine_pb2.Manifest.Tensor(name="w", shape=[total], stride=[1], dtype="uint8")
+    manifest = engine_pb2.Manifest(tensors=[tensor], total_bytes=total).SerializeToString()
+    checksum = f"crc32:{zlib.crc32(bytes([0x5A]) * total):08x}"
+    lease = engine.ask("lease_id")
+    loader = Loader(node, tmp_path)
+    await loader.start()
+    try:
+        told = []
+        generation = await loader.generation()
+        saved = await loader.client.save_image("m", generation, lease, manifest, checksum, on_progress=told.append)
+        assert saved.checksum == checksum
+        assert any(0 < progress.done < total for progress in told)
+        engine.ask("leave_weights")
+        assert await engine.asked("grow_weights", total) == str(total)
+        assert engine.ask("bytes_of_weights") == "0"
+        await loader.client.load_image("m", generation, lease, manifest)
+        assert engine.ask("bytes_of_weights") == "90"
+        # A loader that comes back has the image still, and its descriptors are CUDA's again.
+        await loader.kill()
+        await loader.start()
+        engine.ask("fill_weights", 1)
+        await loader.client.load_image("m", await loader.generation(), lease, manifest)
+        assert engine.ask("bytes_of_weights") == "90"
+        engine.ask("leave_weights")
+        await node.until(lambda device: device.leased_bytes == 0)
+    finally:
+        await loader.kill()
