@@ -65,7 +65,8 @@ async def stream_text(client, model, prompt, new=40):
 async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault():
     """One system for the whole story: starting SGLang is what takes time."""
     expected = await expected_texts()
-    async with world("sglang", idle_s=0.5, poison=True, placement={"rebalance": False}) as it:
+    # Without a time to drain, whatever runs on the source of a move goes on at its target.
+    async with world("sglang", idle_s=0.5, poison=True, placement={"rebalance": False, "drain_ms": 0}) as it:
         client = AsyncOpenAI(base_url=it.base + "/v1", api_key="none", timeout=120, max_retries=0)
 
         # All three at once: more than the two devices hold, so somebody has to leave and come back.
@@ -107,3 +108,51 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         assert await stream_text(client, model, ids[1]) == texts[1]
         assert await beside
         await client.close()
+        await moves_under_streams(it, MODELS[1], expected[MODELS[1]][0][:3])
+
+
+async def moves_under_streams(it, model, prompts, new=100):
+    """The model moves to the other device. It serves there and here all the while, and no stream changes a token."""
+    for one in MODELS:
+        if await it.resident(one) is not None:
+            await it.placement.evict(one, common_pb2.COLD)
+
+    async def answer(i, started=None):
+        text, usage, finish = await it.stream(model, prompts[i], new, started, ignore_eos=True)
+        return text, usage["prompt_tokens"], usage["completion_tokens"], finish
+
+    undisturbed = await asyncio.gather(*map(answer, range(len(prompts))))
+    assert (await it.resident(model))[0] == "cpu:0", "the larger device has the least pressure"
+    moved, started = asyncio.Event(), [asyncio.Event() for _ in prompts]
+
+    async def keep_asking(i):
+        while not moved.is_set():
+            assert await answer(i, started[i]) == undisturbed[i]
+
+    async def residencies():
+        groups = (await it.placement.cluster()).groups
+        return {group.group: m.residency for group in groups for m in group.models if m.model == model}
+
+    async def wakes_while_it_serves():
+        return await residencies() == {"cpu:0": common_pb2.ACTIVE, "cpu:1": common_pb2.WAKING}
+
+    replays = await replayed(it, model)
+    async with asyncio.TaskGroup() as streams:
+        for i in range(len(prompts)):
+            streams.create_task(keep_asking(i))
+        for event in started:
+            await event.wait()
+        moving = streams.create_task(it.placement.migrate(model, "cpu:1"))
+        await it.until(wakes_while_it_serves, "the source did not serve while the target woke")
+        await moving
+        moved.set()
+    assert (await it.resident(model))[0] == "cpu:1"
+    assert await replayed(it, model) > replays, "no stream was handed over"
+
+
+async def replayed(it, model):
+    """How many requests of the model were sent to a second place."""
+    async with it.http.get(it.base + "/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    name = f'prism_gateway_replays_total{{model="{model}"}}'
+    return next((float(line.split()[-1]) for line in lines if line.startswith(name)), 0.0)
