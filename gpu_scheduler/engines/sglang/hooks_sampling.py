@@ -6,6 +6,7 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpu_scheduler.engines.sglang import current
@@ -38,5 +39,28 @@ def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) 
     return result
 
 
+def count_last_tokens(original: Callable[..., None], batch: Any) -> None:
+    """Where steps overlap, the host does not know the last tokens yet as it prepares the next step: SGLang would count
+    those before them."""
+    if not batch.enable_overlap:
+        original(batch)
+
+
+def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
+    """The device knows them as the step begins. What the host's stream does to the penalties later is ordered behind
+    the step, by SGLang's own barrier."""
+    if batch.enable_overlap and batch.forward_mode.is_decode():
+        orchestrator = batch.sampling_info.penalizer_orchestrator
+        if orchestrator.is_required:
+            orchestrator.cumulate_output_tokens(batch.input_ids)
+    return result
+
+
 _FROM_BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
-HOOKS = [Hook(_FROM_BATCH, seeds, "AFTER"), Hook(_FROM_BATCH, penalties, "AFTER")]
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+HOOKS = [
+    Hook(_FROM_BATCH, seeds, "AFTER"),
+    Hook(_FROM_BATCH, penalties, "AFTER"),
+    Hook(f"{_BATCH}.cumulate_penalty_output_tokens", count_last_tokens, "AROUND"),
+    Hook("sglang.srt.managers.overlap_utils.resolve_forward_inputs", count_resolved_tokens, "AFTER"),
+]

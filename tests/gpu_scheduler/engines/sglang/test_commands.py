@@ -48,7 +48,7 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
         await _logprobs(end, models["llama"], prompts[1])
         await _seeds(end, prompts[2])
         await _stop_tokens(end, prompts[3], said["llama"][3])
-        await _penalties(end, prompts[8], said["llama"][8])
+        penalized = await _penalties(end, "sync", prompts[8], said["llama"][8])
 
         # A prompt that fills the context but for one token.
         long = [2 + i % 1000 for i in range(CONTEXT - 1)]
@@ -73,6 +73,8 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
         end.ask("late", prompts[0], 4)
         assert (await end.answer("late")).error == "not serving"
         await end.do(unload=engine_pb2.Unload())
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, overlap=1))
+        assert await _penalties(end, "overlapped", prompts[8], said["llama"][8]) == penalized
         assert await end.close() == 0
 
 
@@ -130,20 +132,21 @@ PENALTIES: tuple[dict[str, float], ...] = (
 )
 
 
-async def _penalties(end: EngineEnd, prompt: list[int], unpenalized: list[int]) -> None:
+async def _penalties(end: EngineEnd, tag: str, prompt: list[int], unpenalized: list[int]) -> list[list[int]]:
     """What was said before the seam counts behind it; beside requests that have no penalties, and others."""
     for i, penalty in enumerate(PENALTIES):
-        end.ask(f"penalty-{i}", prompt, NEW_TOKENS, ignore_eos=True, **penalty)
-    whole = [(await end.answer(f"penalty-{i}")).tokens for i in range(len(PENALTIES))]
+        end.ask(f"{tag}-{i}", prompt, NEW_TOKENS, ignore_eos=True, **penalty)
+    whole = [(await end.answer(f"{tag}-{i}")).tokens for i in range(len(PENALTIES))]
     assert unpenalized not in whole, "each penalty has to show"
     for cut in (1, 17, NEW_TOKENS - 1):
         for i, penalty in enumerate(PENALTIES):
-            name = f"penalty-{i}-from-{cut}"
+            name = f"{tag}-{i}-from-{cut}"
             end.ask(name, prompt, NEW_TOKENS - cut, resumed=whole[i][:cut], ignore_eos=True, **penalty)
-        end.ask(f"plain-{cut}", prompt, NEW_TOKENS - cut, resumed=unpenalized[:cut], ignore_eos=True)
+        end.ask(f"{tag}-plain-{cut}", prompt, NEW_TOKENS - cut, resumed=unpenalized[:cut], ignore_eos=True)
         for i, tokens in enumerate(whole):
-            assert (await end.answer(f"penalty-{i}-from-{cut}")).tokens == tokens[cut:]
-        assert (await end.answer(f"plain-{cut}")).tokens == unpenalized[cut:]
+            assert (await end.answer(f"{tag}-{i}-from-{cut}")).tokens == tokens[cut:]
+        assert (await end.answer(f"{tag}-plain-{cut}")).tokens == unpenalized[cut:]
+    return whole
 
 
 async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> None:
