@@ -35,14 +35,23 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
 @contextmanager
 def _one_group_for_one_process(processes: int) -> Iterator[None]:
     """SGLang makes a dozen groups, and each of gloo's has a thread that wakes up a hundred times a second. A world of
-    one process needs only the group of everybody."""
+    one process needs only the group of everybody, and on a GPU one of gloo's beside it."""
     import torch.distributed as distributed
 
     if processes > 1:
         yield
         return
     new_group = distributed.new_group
-    distributed.new_group = lambda *_args, **_kwargs: distributed.group.WORLD
+    on_host: list[Any] = []
+
+    def one_of_each(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+        if backend != "gloo" or distributed.get_backend() == "gloo":
+            return distributed.group.WORLD
+        if not on_host:
+            on_host.append(new_group(*args, backend=backend, **kwargs))
+        return on_host[0]
+
+    distributed.new_group = one_of_each
     try:
         yield
     finally:

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 _PROGRESS_EVERY_S = 0.1
 _MAP_DUMMY_WAIT_S = 5.0
-_WEIGHTS_SPAN_BYTES = 4 << 30
-"""Addresses beside twice those that the checkpoint needs: layers may be widened, and some quantised ones are not what
-their files are."""
+_WEIGHTS_SPAN_BYTES = 256 << 30
+"""Addresses for weights where nobody knows how large the checkpoint is. Where it is known twice as many: layers may be
+widened, and quantised ones are not what their files are."""
 
 
 class Instance:
@@ -120,7 +120,7 @@ class Instance:
     def weights_born_here(self, *, copy: bool) -> Iterator[None]:
         """For the loaders: inside, SGLang builds the model, and its parameters go where they stay; with the values that
         SGLang makes them with, if `copy`."""
-        span = 2 * self.load.model.weights_bytes + _WEIGHTS_SPAN_BYTES
+        span = 2 * self.load.model.weights_bytes or _WEIGHTS_SPAN_BYTES
         self._weights = weights.Range(self.memory.open_weights(span), self.memory.need_weights)
         with weights.born_in(self._weights, copy=copy):
             yield
