@@ -7,7 +7,7 @@
     copy         extents borrowed from balloond -> image (save), image -> extents (load), chunk by chunk, in a thread
 
 An image belongs to one generation of a checkpoint and to one manifest; engines exchange it only when both are equal.
-Its checksum is "crc32:%08x" of zlib.crc32 over the range's bytes [0, total_bytes) of the manifest, computed by the
-engine over its range and by the loader over what it copied. The extents of a lease, by ascending id, are the range's
+Its checksum (`services.checksum`) is that of the range's bytes [0, total_bytes) of the manifest, computed by the engine
+over its range and by the loader over what it copied. The extents of a lease, by ascending id, are the range's
 bytes back to back; past `total_bytes` there is padding only.
 """

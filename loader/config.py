@@ -26,7 +26,7 @@ class LoaderConfig(Config):
     """Floors are whole extents of this size: that of the engines (`engines.kv_extent_bytes` of the gpu_schedulers)."""
     engine_quota_bytes: int = Field(default=1 << 20, ge=0)
     """Private memory of an engine on its device, for models whose catalogue entry gives no `quota_bytes`."""
-    chunk_bytes: int = Field(default=8 << 20, ge=4096)
+    chunk_bytes: int = Field(default=8 << 20, ge=4096, multiple_of=4096)
     """Of one step of a copy: progress is told, and a cancellation noticed, between two. Below a few MiB the steps'
     own cost shows."""
     copy_threads: int = Field(default=2, ge=1)

@@ -4,7 +4,6 @@ between."""
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -19,6 +18,7 @@ from loader.policy import chunks
 from loader.policy.chunks import Chunk
 from loader.transfers.base import Borrowed, Meter, Transfer
 from services import log
+from services.checksum import Checksum
 from services.errors import Unavailable, Unmet
 
 _log = log.get(__name__)
@@ -76,14 +76,14 @@ class Copying:
                 plan = self._plan(extents, total_bytes, lease_id)
                 with self._images.blank(model, generation, total_bytes, manifest) as image:
                     with image.weights() as weights:
-                        crc = _Crc(weights)
+                        seen = _Seen(weights)
                         transfer = self._transfer_for(extents[0].device)
-                        copy = self._copy(transfer.out_of, extents, weights, plan, "save", crc.add)
+                        copy = self._copy(transfer.out_of, extents, weights, plan, "save", seen.add)
                         async with aclosing(copy) as steps:
                             async for step in steps:
                                 yield step
-                    _agree(model, checksum, crc.text())
-                    await self._publish(image, crc.text())
+                    _agree(model, checksum, seen.checksum.text())
+                    await self._publish(image, seen.checksum.text())
             _log.info("image saved", model=model, bytes=image.total_bytes, checksum=image.checksum)
             yield image
 
@@ -156,19 +156,16 @@ class Copying:
             await _ended(running)
 
 
-class _Crc:
+class _Seen:
     """The checksum of an image, computed in the copying thread while the bytes are warm."""
 
     def __init__(self, weights: memoryview) -> None:
         self._weights = weights
-        self._crc = 0
+        self.checksum = Checksum()
 
     def add(self, chunk: Chunk) -> None:
         with self._weights[chunk.at : chunk.at + chunk.nbytes] as part:
-            self._crc = zlib.crc32(part, self._crc)
-
-    def text(self) -> str:
-        return f"crc32:{self._crc:08x}"
+            self.checksum.add(chunk.at, part)
 
 
 def _agree(model: str, theirs: str, ours: str) -> None:

@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-import zlib
 
 import pytest
 
@@ -16,6 +15,7 @@ from loader.transfers import Transfers
 from loader.transfers.base import Borrowed, Cancelled
 from protos import engine_pb2
 from services import rpc
+from services.checksum import checksum as checksum_of
 from tests.balloond.conftest import ROOT, TIMEOUT_S
 from tests.gpu.conftest import DEVICE, MIB
 from tests.loader import checkpoints
@@ -139,7 +139,7 @@ async def test_weights_leave_with_their_engine_and_come_back_from_the_image(node
     engine.ask("fill_weights", 0x5A)
     tensor = engine_pb2.Manifest.Tensor(name="w", shape=[total], stride=[1], dtype="uint8")
     manifest = engine_pb2.Manifest(tensors=[tensor], total_bytes=total).SerializeToString()
-    checksum = f"crc32:{zlib.crc32(bytes([0x5A]) * total):08x}"
+    checksum = checksum_of(bytes([0x5A]) * total)
     lease = engine.ask("lease_id")
     loader = Loader(node, tmp_path)
     await loader.start()

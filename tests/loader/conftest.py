@@ -23,8 +23,9 @@ from loader.checkpoint import fingerprint
 from loader.client import LoaderClient
 from protos import common_pb2, loader_pb2
 from services import rpc
+from services.checksum import checksum
 from tests.loader import checkpoints
-from tests.loader.fakes import checksum, manifest
+from tests.loader.fakes import manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVICE = "cpu:0"

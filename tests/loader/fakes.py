@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import threading
-import zlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from loader.transfers.base import Borrowed
@@ -18,10 +17,6 @@ from services.errors import NotFound
 def manifest(total_bytes: int, name: str = "weights") -> bytes:
     tensor = engine_pb2.Manifest.Tensor(name=name, shape=[total_bytes], stride=[1], dtype="uint8")
     return engine_pb2.Manifest(tensors=[tensor], total_bytes=total_bytes).SerializeToString()
-
-
-def checksum(content: bytes) -> str:
-    return f"crc32:{zlib.crc32(content):08x}"
 
 
 class FakeKeeper:

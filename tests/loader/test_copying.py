@@ -10,9 +10,10 @@ from loader.copying import Copying
 from loader.image_memory import Image
 from loader.images import Images
 from loader.models import Models, Sizes
+from services.checksum import checksum
 from services.errors import NotFound, Refused, Unavailable, Unmet
 from tests.loader import checkpoints
-from tests.loader.fakes import FakeHandoff, FakeKeeper, GatedTransfer, checksum, manifest
+from tests.loader.fakes import FakeHandoff, FakeKeeper, GatedTransfer, manifest
 
 TOTAL = 200_000
 CONTENT = os.urandom(TOTAL)
@@ -36,7 +37,7 @@ class World:
             self.images,
             self.handoff,
             lambda device: self.transfer,
-            chunk_bytes=10_000,
+            chunk_bytes=8192,
             threads=4,
             answer_timeout_s=0.2,
         )
@@ -170,15 +171,15 @@ async def test_a_save_whose_first_waiter_was_cancelled_is_made_by_the_second(wor
 
 
 async def test_weights_of_another_checksum_make_no_image(open_world):
-    with pytest.raises(Unmet, match="have checksum crc32:.*, their engine said crc32:00000000"):
-        await open_world.save(checksum="crc32:00000000")
+    with pytest.raises(Unmet, match="have checksum rows:.*, their engine said rows:00000000"):
+        await open_world.save(checksum="rows:00000000")
     assert open_world.images.used_bytes == 0 and open_world.nothing_left()
 
 
 async def test_an_image_that_is_there_is_not_taken_for_weights_of_another_checksum(open_world):
     await open_world.save()
-    with pytest.raises(Unmet, match="their engine said crc32:00000000"):
-        await open_world.save(checksum="crc32:00000000")
+    with pytest.raises(Unmet, match="their engine said rows:00000000"):
+        await open_world.save(checksum="rows:00000000")
     assert open_world.images.get("m") is not None
 
 

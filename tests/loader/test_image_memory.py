@@ -18,7 +18,7 @@ def image():
     image = image_memory.create("org/m", 5, 10_000, MANIFEST)
     with image.weights() as weights:
         weights[:] = bytes(range(250)) * 40
-    image.checksum = "crc32:01234567"
+    image.checksum = "rows:01234567"
     yield image
     image.close()
 
@@ -29,7 +29,7 @@ def test_an_image_comes_back_from_its_record_and_descriptor(image):
     again = image_memory.restore(record, os.dup(image.fd))
     image.close()
     assert (again.model, again.generation, again.total_bytes) == ("org/m", 5, 10_000)
-    assert (again.manifest, again.checksum) == (MANIFEST, "crc32:01234567")
+    assert (again.manifest, again.checksum) == (MANIFEST, "rows:01234567")
     with again.weights() as weights:
         assert weights == bytes(range(250)) * 40
     again.close()

@@ -39,7 +39,7 @@ class World:
         with self.images.blank(model, generation, len(content), manifest) as image:
             with image.weights() as weights:
                 weights[:] = content
-            await self.images.publish(image, "crc32:0")
+            await self.images.publish(image, "rows:0")
         return image
 
     def names(self):

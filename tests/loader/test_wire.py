@@ -27,7 +27,7 @@ SIZES = Sizes(dtype_bytes=4, kv_extent_bytes=2000, quota_bytes=77)
 @pytest.fixture
 def image():
     image = image_memory.create("m", 9, 100, b"manifest")
-    image.checksum = "crc32:5"
+    image.checksum = "rows:5"
     yield image
     image.close()
 
@@ -76,7 +76,7 @@ def test_a_broken_model_is_told_with_its_reason_and_without_sizes():
 
 def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(image):
     entry = wire.entry(Model(LISTED, SIZES, FOUND), image)
-    assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 100, "crc32:5")
+    assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 100, "rows:5")
     image.generation = 8
     assert not wire.entry(Model(LISTED, SIZES, FOUND), image).has_image
 
@@ -91,4 +91,4 @@ def test_a_manifest_gives_the_size_of_its_range():
 def test_the_last_message_of_a_copy_has_the_image(image):
     last = wire.finished(image)
     assert (last.progress.done, last.progress.total, last.progress.unit) == (100, 100, "bytes")
-    assert (last.checksum, last.image_bytes) == ("crc32:5", 100)
+    assert (last.checksum, last.image_bytes) == ("rows:5", 100)

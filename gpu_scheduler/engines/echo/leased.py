@@ -16,6 +16,7 @@ from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.echo.memory import OutOfMemory
 from protos import engine_pb2
+from services.checksum import checksum
 
 _ATTACH_S = 10.0
 _GROW_S = 10.0
@@ -64,9 +65,6 @@ class LeasedMemory:
         times = -(-self.weights_bytes // _PATTERN)
         return bytes(block * times)[: self.weights_bytes]
 
-    def _checksum(self, content: bytes) -> str:
-        return f"crc32:{zlib.crc32(content):08x}"
-
     def map_weights(self, fill: bool) -> tuple[bytes, str]:
         try:
             self._weights.grow(self.weights_bytes, timeout_s=_GROW_S)
@@ -77,15 +75,13 @@ class LeasedMemory:
         content = self._pattern()
         if fill:
             ctypes.memmove(self._weights.address, content, len(content))
-        return manifest.SerializeToString(deterministic=True), self._checksum(content)
+        return manifest.SerializeToString(deterministic=True), checksum(content)
 
     def verify(self) -> None:
         held = ctypes.string_at(self._weights.address, self.weights_bytes)
         if held != self._pattern():
             self.leave()
-            raise ValueError(
-                f"weights of {self._name} are {self._checksum(held)}, not {self._checksum(self._pattern())}"
-            )
+            raise ValueError(f"weights of {self._name} are {checksum(held)}, not {checksum(self._pattern())}")
 
     def start_kv(self) -> None:
         if self._kv is None:

@@ -185,7 +185,12 @@ class Commands:
     def _verify(self, command: engine_pb2.Verify) -> None:
         if command.command_id != self._instance.command_id:
             raise NotNow(f"command {command.command_id} is not the one under way ({self._instance.command_id})")
-        self._instance.verify()
+        if (measured := self._instance.verify()) is not None:
+            self._active(measured)
+
+    def _active(self, measured: engine_pb2.Measured) -> None:
+        self._draining = False
+        self._done(self._instance.command_id, measured)
 
     def _hibernate(self, command: engine_pb2.Hibernate) -> None:
         if len(self._instance.book):
@@ -222,8 +227,7 @@ class Commands:
             except CommandError as error:
                 self.fail(instance.command_id, error)
                 return True
-            self._draining = False
-            self._done(instance.command_id, measured)
+            self._active(measured)
             return True
         return False
 

@@ -44,14 +44,14 @@ def _one_group_for_one_process(processes: int) -> Iterator[None]:
     new_group = distributed.new_group
     on_host: list[Any] = []
 
-    def one_of_each(*args: Any, backend: str | None = None, **kwargs: Any) -> Any:
+    def one_of_each(ranks: Any = None, timeout: Any = None, backend: str | None = None, **more: Any) -> Any:
         if backend != "gloo" or distributed.get_backend() == "gloo":
             return distributed.group.WORLD
         if not on_host:
-            on_host.append(new_group(*args, backend=backend, **kwargs))
+            on_host.append(new_group(ranks, timeout, backend, **more))
         return on_host[0]
 
-    distributed.new_group = one_of_each
+    distributed.new_group = one_of_each  # type: ignore[assignment]
     try:
         yield
     finally:

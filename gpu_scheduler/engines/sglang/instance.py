@@ -25,7 +25,7 @@ from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sglang.memory import Memory
 from gpu_scheduler.engines.sglang.outputs import Outputs
-from gpu_scheduler.engines.sglang.probe import Probe, Trace
+from gpu_scheduler.engines.sglang.probe import Probe
 from gpu_scheduler.engines.sglang.requests import EosIds
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.stats import Counters
@@ -61,8 +61,8 @@ class Instance:
         self.book = Book()
         self.probe: Probe | None = None
         self.outputs = Outputs(self.book, self.send_chunks, self._heard_probe)
-        self.reference: Trace | None = None
-        """What the model said after its first load in this process."""
+        self._measured: engine_pb2.Measured | None = None
+        """Of the model, once it was proven in this process."""
         self.paddings: set[int] = set()
         """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
         self.checksum = load.expected_checksum
@@ -156,9 +156,10 @@ class Instance:
 
     # --- proving
 
-    def verify(self) -> None:
-        """The weights range is filled: checks it, maps the dummy slot, lets the probe run. Raises CommandError
-        with everything unmapped again."""
+    def verify(self) -> engine_pb2.Measured | None:
+        """The weights range is filled: checks it and maps the dummy slot. After a wake-up the model is active again,
+        as it was measured: its weights are those that said what they should, bit for bit. Else the probe runs, and
+        None is returned. Raises CommandError with everything unmapped again."""
         try:
             found = self._sum_weights()
             if self.checksum and found != self.checksum:
@@ -168,8 +169,12 @@ class Instance:
         except CommandError:
             self.roll_back()
             raise
+        if self._measured is not None:
+            self.state = State.ACTIVE
+            return self._measured
         self.state = State.PROVING
         self._begin_probe()
+        return None
 
     def _begin_probe(self) -> None:
         self.probe = Probe(self.vocab_size, self.context_tokens)
@@ -190,12 +195,8 @@ class Instance:
         if not all(math.isfinite(value) for value in trace.logprobs):
             self.roll_back()
             raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
-        if self.reference is not None and (difference := trace.differs_from(self.reference)):
-            self.roll_back()
-            raise CommandError(f"the weights do not verify: {difference}")
-        self.reference = self.reference or trace
         self.state = State.ACTIVE
-        return engine_pb2.Measured(
+        self._measured = engine_pb2.Measured(
             weights_bytes=self.memory.weights_bytes,
             kv_bytes_per_token=self.kv.bytes_of(1),
             private_bytes=device.private_bytes(self.device, self.memory.weights_bytes + self.kv.memory.mapped_bytes),
@@ -203,6 +204,7 @@ class Instance:
             decode_step_ms=trace.decode_step_ms,
             context_tokens=self.context_tokens,
         )
+        return self._measured
 
     # --- sleeping
 

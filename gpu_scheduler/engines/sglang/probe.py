@@ -1,5 +1,4 @@
-"""A request of the engine's own: measures the model after a load, and proves after a wake-up that it still says the
-same.
+"""A request of the engine's own after a load: proves that the model speaks, and measures it.
 
 It goes through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
 measured, then the one that counts.
@@ -16,8 +15,6 @@ from protos import common_pb2, engine_pb2
 _PROMPTS = (16, 128)
 """Prompt tokens of the stages."""
 _NEW_TOKENS = 6
-LOGPROB_TOLERANCE = 1e-3
-"""The same weights give the same bits on a CPU; kernels of a GPU may choose another order of summation."""
 
 
 @dataclass
@@ -28,16 +25,6 @@ class Trace:
     logprobs: list[float] = field(default_factory=list)
     prefill_tokens_per_s: float = 0.0
     decode_step_ms: float = 0.0
-
-    def differs_from(self, other: Trace) -> str:
-        """Empty, or one line that says how."""
-        if self.token_ids != other.token_ids:
-            return f"the model said {self.token_ids}, at its first load {other.token_ids}"
-        apart = [abs(a - b) for a, b in zip(self.logprobs, other.logprobs, strict=True)]
-        # Not "any greater": what is not a number is not close either.
-        if not all(distance <= LOGPROB_TOLERANCE for distance in apart):
-            return f"log-probabilities differ from those at the first load by up to {max(apart):.2g}"
-        return ""
 
 
 class Probe:

@@ -205,13 +205,13 @@ async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped
                 models["llama"],
                 context_tokens=CONTEXT,
                 from_image=True,
-                expected_checksum="crc32:00000000",
+                expected_checksum="rows:00000000",
             )
         )
         mapped = (await end.hear("weights_mapped")).weights_mapped
         await images.put(mapped.lease_id, image)
         failed = await end.fail(verify=engine_pb2.Verify(command_id=mapped.command_id))
-        assert "instead of crc32:00000000" in failed.reason
+        assert "instead of rows:00000000" in failed.reason
         assert await at.leased_bytes() == 0
         assert "is warm" in (await end.fail(wake=engine_pb2.Wake())).reason
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
