@@ -1,16 +1,18 @@
 """Pages through balloond: from its ledger to an engine's addresses and back, and from an idle neighbour to who needs
 them.
 
-    python benchmarks/page_path.py            # a minute
+    python benchmarks/page_path.py                       # a minute
+    python benchmarks/page_path.py --device cuda:0 --out benchmarks/results/gpu_page_path.json
 
     there     an engine's `acquire` of many extents: asked, booked, created, recorded by the keeper, sent, mapped
     back      their `release` until balloond has them back: unmapped, returned, destroyed, free in the ledger
     neighbour 1 GiB of extents, full of the cached prefixes of a neighbour that does nothing else, until mapped at the
               taker: reclaim, eviction, unmap, return, new extents. Once with memory that the neighbour wrote, once not
     reserve   the same from the neighbour's reserve: its main thread is not needed
+    one       a single extent, there and back
 
-Pages are 64 KiB of host memory, as on a machine without a GPU. Everything is a process of its own: keeper, balloond,
-the neighbour; the engine is this one.
+Without a GPU pages are 64 KiB of host memory, and with one 2 MiB of its own. Everything is a process of its own:
+keeper, balloond, the neighbour; the engine is this one.
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import multiprocessing
 import multiprocessing.connection
 import select
@@ -27,12 +28,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from balloond.backends.cpu import PAGE_BYTES, CpuMapper
+from balloond import backends
+from balloond.backends.base import Mapper
 from balloond.client import BalloondClient
 from balloond.driver.lease import Lease
 from balloond.driver.range import ElasticRange
@@ -40,24 +43,50 @@ from benchmarks import _report
 from services import rpc, seqpacket
 
 MIB, GIB = 1 << 20, 1 << 30
-PAGES_PER_EXTENT = (1, 4, 32)
-THERE_AND_BACK_BYTES = 256 * MIB
-ROUNDS, NEIGHBOUR_ROUNDS = 25, 12
+ROUNDS, NEIGHBOUR_ROUNDS, SINGLES = 25, 12, 400
 TIMEOUT_S = 30.0
-DEVICE = "cpu:0"
+Q = (0.5, 0.99)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is measured on which device."""
+
+    device: str
+    pages_per_extent: tuple[int, ...]
+    there_and_back_bytes: int
+    spare_bytes: int
+    """Extents that balloond makes ahead."""
+
+    @property
+    def page_bytes(self) -> int:
+        return backends.page_bytes(self.device)
+
+    @property
+    def set_aside_bytes(self) -> int:
+        return self.spare_bytes + self.page_bytes if self.spare_bytes else 0
+
+
+def setting(device: str) -> Setting:
+    if device.startswith("cuda:"):
+        return Setting(device, (1, 2, 4), 4 * GIB, 128 * MIB)
+    return Setting(device, (1, 4, 32), 256 * MIB, 0)
 
 
 class Node:
     """A keeper and a balloond with one device, in a folder."""
 
-    def __init__(self, folder: Path, capacity: int) -> None:
+    def __init__(self, folder: Path, on: Setting, capacity: int, extent_bytes: int) -> None:
+        self._device = on.device
         self.handoff = str(folder / "handoff.sock")
         self.address = f"unix:{folder / 'balloond.sock'}"
         keeper = str(folder / "keeper.sock")
         config = folder / "balloond.toml"
         config.write_text(
             f'name = "balloond"\nlisten = "{self.address}"\nnode = "benchmark"\nhandoff = "{self.handoff}"\n'
-            f'keeper = "{keeper}"\nlog_level = "warning"\n[[devices]]\nname = "{DEVICE}"\ncapacity_bytes = {capacity}\n'
+            f'keeper = "{keeper}"\nlog_level = "warning"\n[[devices]]\nname = "{on.device}"\n'
+            f"capacity_bytes = {capacity + on.set_aside_bytes}\nspare_bytes = {on.spare_bytes}\n"
+            f"kv_extent_bytes = {extent_bytes}\n"
         )
         self._processes = [self._start("balloond.keeper", "--socket", keeper)]
         while True:
@@ -78,7 +107,7 @@ class Node:
     async def _book(self, *models: str) -> None:
         client = BalloondClient(self.address)
         for model in models:
-            await client.set_booking(DEVICE, model, quota_bytes=0, weights_bytes=0, floor_bytes=0)
+            await client.set_booking(self._device, model, quota_bytes=0, weights_bytes=0, floor_bytes=0)
         await client.close()
 
     def until(self, **expected: int) -> None:
@@ -105,31 +134,34 @@ class Node:
 
 
 @contextlib.contextmanager
-def node(capacity: int) -> Iterator[Node]:
+def node(on: Setting, capacity: int, extent_bytes: int) -> Iterator[Node]:
     with tempfile.TemporaryDirectory() as folder:
-        it = Node(Path(folder), capacity)
+        it = Node(Path(folder), on, capacity, extent_bytes)
         try:
             yield it
         finally:
             it.end()
 
 
-def attach(handoff: str, model: str, extent_bytes: int, span: int, reserve: int = 0) -> tuple[Lease, ElasticRange]:
-    lease = Lease.attach(handoff, DEVICE, model, timeout_s=TIMEOUT_S)
+def attach(
+    handoff: str, device: str, model: str, extent_bytes: int, span: int, reserve: int = 0
+) -> tuple[Lease, ElasticRange, Mapper]:
+    lease = Lease.attach(handoff, device, model, timeout_s=TIMEOUT_S)
     marks = {"low": reserve, "high": reserve}
-    return lease, ElasticRange(lease, CpuMapper(), span_bytes=span, extent_bytes=extent_bytes, **marks)
+    mapper = backends.mapper(device)
+    return lease, ElasticRange(lease, mapper, span_bytes=span, extent_bytes=extent_bytes, **marks), mapper
 
 
 # --- there and back
 
 
-def there_and_back(pages: int, rounds: int) -> dict[str, Any]:
-    extent_bytes = pages * PAGE_BYTES
-    count = THERE_AND_BACK_BYTES // extent_bytes
+def there_and_back(on: Setting, pages: int, nbytes: int, rounds: int) -> dict[str, Any]:
+    extent_bytes = pages * on.page_bytes
+    count = nbytes // extent_bytes
     there, back = [], []
-    with node(2 * THERE_AND_BACK_BYTES) as it:
-        lease, kv = attach(it.handoff, "engine", extent_bytes, THERE_AND_BACK_BYTES)
-        probe = Lease.attach(it.handoff, DEVICE, "neighbour", timeout_s=TIMEOUT_S)
+    with node(on, 2 * nbytes, extent_bytes) as it:
+        lease, kv, _ = attach(it.handoff, on.device, "engine", extent_bytes, nbytes)
+        probe = Lease.attach(it.handoff, on.device, "neighbour", timeout_s=TIMEOUT_S)
         for _ in range(rounds + 2):
             began = time.perf_counter()
             mine = kv.acquire(count, timeout_s=TIMEOUT_S)
@@ -162,10 +194,12 @@ def _heard(lease: Lease) -> None:
 # --- the neighbour
 
 
-def neighbour(channel: multiprocessing.connection.Connection, handoff: str, extent_bytes: int, reserve: bool) -> None:
+def neighbour(
+    channel: multiprocessing.connection.Connection, handoff: str, device: str, extent_bytes: int, reserve: bool
+) -> None:
     """A process whose loop only waits: for commands, and for its driver."""
     count = GIB // extent_bytes
-    lease, kv = attach(handoff, "neighbour", extent_bytes, GIB, reserve=count if reserve else 0)
+    lease, kv, mapper = attach(handoff, device, "neighbour", extent_bytes, GIB, reserve=count if reserve else 0)
     mine: list[int] = []
     while True:
         ready, _, _ = select.select([channel, kv.wake_fd], [], [])
@@ -183,7 +217,7 @@ def neighbour(channel: multiprocessing.connection.Connection, handoff: str, exte
         mine += kv.acquire(count - len(mine), timeout_s=TIMEOUT_S)
         if write:
             for index in mine:
-                ctypes.memset(kv.address + index * extent_bytes, 1, extent_bytes)
+                mapper.poison(kv.address + index * extent_bytes, extent_bytes)
         if reserve:
             kv.release(mine)
             mine.clear()
@@ -195,16 +229,17 @@ def neighbour(channel: multiprocessing.connection.Connection, handoff: str, exte
     channel.send("ok")
 
 
-def from_neighbour(pages: int, rounds: int, write: bool, reserve: bool) -> dict[str, Any]:
-    extent_bytes = pages * PAGE_BYTES
+def from_neighbour(on: Setting, pages: int, rounds: int, write: bool, reserve: bool) -> dict[str, Any]:
+    extent_bytes = pages * on.page_bytes
     count = GIB // extent_bytes
     taken: list[float] = []
     context = multiprocessing.get_context("spawn")
-    with node(GIB) as it:
+    with node(on, GIB, extent_bytes) as it:
         here, there = context.Pipe()
-        other = context.Process(target=neighbour, args=(there, it.handoff, extent_bytes, reserve), daemon=True)
+        arguments = (there, it.handoff, on.device, extent_bytes, reserve)
+        other = context.Process(target=neighbour, args=arguments, daemon=True)
         other.start()
-        lease, kv = attach(it.handoff, "engine", extent_bytes, GIB)
+        lease, kv, _ = attach(it.handoff, on.device, "engine", extent_bytes, GIB)
         for _ in range(rounds + 1):
             here.send(("fill", write))
             here.recv()
@@ -234,9 +269,11 @@ def from_neighbour(pages: int, rounds: int, write: bool, reserve: bool) -> dict[
 def main() -> None:
     parser = _report.arguments("page_path", __doc__ or "")
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it works")
+    parser.add_argument("--device", type=setting, default=setting("cpu:0"), help="cpu:0 (the default) or cuda:0")
     options: argparse.Namespace = parser.parse_args()
+    on: Setting = options.device
     rounds = 3 if options.quick else ROUNDS
-    paths = [there_and_back(pages, rounds) for pages in PAGES_PER_EXTENT]
+    paths = [there_and_back(on, pages, on.there_and_back_bytes, rounds) for pages in on.pages_per_extent]
     _report.table(
         ["pages an extent", "extents", "pages/s there (p50)", "pages/s back (p50)", "us an extent there", "back"],
         [
@@ -251,10 +288,21 @@ def main() -> None:
             for path in paths
         ],
     )
+    singles = [
+        there_and_back(on, pages, pages * on.page_bytes, 20 if options.quick else SINGLES)
+        for pages in on.pages_per_extent
+    ]
+    _report.table(
+        ["pages an extent", "one there, us p50", "p99", "one back, us p50", "p99"],
+        [
+            [one["pages_per_extent"], *(1e6 * _report.quantile(one[k], q) for k in ("there_s", "back_s") for q in Q)]
+            for one in singles
+        ],
+    )
     rounds = 2 if options.quick else NEIGHBOUR_ROUNDS
     gibs = [
-        from_neighbour(pages, rounds, write, reserve)
-        for pages in PAGES_PER_EXTENT[1:]
+        from_neighbour(on, pages, rounds, write, reserve)
+        for pages in on.pages_per_extent[1:]
         for write, reserve in ((False, False), (True, False), (False, True))
     ]
     _report.table(
@@ -265,7 +313,15 @@ def main() -> None:
         ],
     )
     _report.write(
-        options.out, "page_path", {"page_bytes": PAGE_BYTES, "there_and_back": paths, "one_gib_of_a_neighbour": gibs}
+        options.out,
+        "page_path",
+        {
+            "device": on.device,
+            "page_bytes": on.page_bytes,
+            "there_and_back": paths,
+            "one": singles,
+            "one_gib_of_a_neighbour": gibs,
+        },
     )
 
 
