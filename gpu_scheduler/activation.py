@@ -71,6 +71,7 @@ class Activation:
         """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a
         booking."""
         began = time.monotonic()
+        resident.steps = []
         sleeper = resident.engine
         asleep = sleeper is not None and sleeper.alive
         self._residents.set(resident, common_pb2.WAKING)
@@ -83,7 +84,7 @@ class Activation:
         except (PrismError, asyncio.CancelledError):
             await self._undo(resident, asleep)
             raise
-        await self._release_room(resident)
+        resident.steps.append(("", time.monotonic()))
         await self._apply_operator_limit(resident)
         resident.deaths = 0
         seconds, woke = time.monotonic() - began, asleep and resident.engine is sleeper
@@ -91,8 +92,10 @@ class Activation:
             resident.wake_s = seconds
         else:
             resident.cold_s = seconds
-        _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=woke)
+        steps = {name: round(each, 3) for name, each in resident.step_seconds().items()}
+        _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=woke, steps=steps)
         self._residents.set(resident, common_pb2.ACTIVE)
+        await self._release_room(resident)  # requests do not wait for that
 
     # --- memory
 
@@ -236,6 +239,7 @@ class Activation:
 
     async def _wake(self, resident: Resident) -> None:
         assert resident.engine is not None
+        self._step(resident, "mapping weights")
         command = self._command(resident, resident.engine, engine_pb2.ToEngine(wake=engine_pb2.Wake()))
         await self._fill_from_image(resident, resident.engine, command)
         await self._finish(resident, command)
@@ -272,6 +276,7 @@ class Activation:
                 options=engines.options,
             )
         )
+        self._step(resident, "building the model" if from_image else "reading the checkpoint")
         command = self._command(resident, engine, message)
         if from_image:
             await self._fill_from_image(resident, engine, command)
@@ -289,6 +294,7 @@ class Activation:
     async def _fill_from_image(self, resident: Resident, engine: Engine, command: Command) -> None:
         mapped = await self.within(command.mapped())
         assert self._loader is not None
+        self._step(resident, "copying weights")
         await self.within(
             self._loader.load_image(
                 resident.spec.name,
@@ -298,6 +304,7 @@ class Activation:
                 on_progress=lambda progress: self._residents.tell(resident, progress),
             )
         )
+        self._step(resident, "verifying")
         engine.verify(command)
 
     async def _finish(self, resident: Resident, command: Command) -> None:
@@ -331,6 +338,7 @@ class Activation:
             resident.saving = None
 
     def _step(self, resident: Resident, step: str) -> None:
+        resident.steps.append((step, time.monotonic()))
         self._residents.tell(resident, common_pb2.Progress(step=step, total=1, unit="steps"))
 
 

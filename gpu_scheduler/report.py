@@ -76,4 +76,5 @@ class Report:
             evicted_tokens=resident.total("evicted_tokens"),
             hibernations=resident.total("hibernations"),
             engine_pid=resident.engine.pid if resident.engine is not None else 0,
+            step_s=resident.step_seconds(),
         )

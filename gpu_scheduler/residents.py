@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from gpu_scheduler.engines.base import Engine
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -48,6 +49,9 @@ class Resident:
     """What its last wake-up from hibernation took; 0: none yet."""
     cold_s: float = 0.0
     """What its last start in a fresh engine took; 0: none yet."""
+    steps: list[tuple[str, float]] = field(default_factory=list)
+    """Of the activation under way, or the last: each step and when it began (monotonic seconds), with an empty name
+    behind the last one."""
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
@@ -58,6 +62,10 @@ class Resident:
     def up_s(self) -> float:
         """What bringing it up took the last time that it began as now, with or without an engine; 0: never done."""
         return self.wake_s if self.engine is not None else self.cold_s
+
+    def step_seconds(self) -> dict[str, float]:
+        """How long each step of the last activation took."""
+        return {name: after - began for (name, began), (_, after) in pairwise(self.steps)}
 
     def total(self, name: str) -> int:
         """A counter of EngineStats over all engines that the model had here."""

@@ -1,8 +1,9 @@
-"""Model folders with a configuration and no weights, in the shapes of well-known models."""
+"""Model folders in the shapes of well-known models: a configuration alone, or with random weights."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,65 @@ def write(folder: Path, name: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_COMMON | _SHAPES[name], indent=1))
     return folder
+
+
+def write_checkpoint(folder: Path, name: str) -> Path:
+    """The same with bf16 safetensors, a file for each layer, and a tokenizer (of a small vocabulary: prompts are token
+    ids). Drawn on the GPU, seeded by name; 16 GB take about 15 s to a fast disk."""
+    import torch
+    from safetensors.torch import save_file
+
+    write(folder, name)
+    tokenizer = Path(__file__).resolve().parents[2] / "examples" / "models" / "llama-debian"
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tokenizer / file, folder / file)
+    index: dict[str, str] = {}
+    for number, tensors in enumerate(_tensors(json.loads((folder / "config.json").read_text()))):
+        file = f"model-{number:05d}.safetensors"
+        drawn = {}
+        for tensor, shape in tensors.items():
+            index[tensor] = file
+            generator = torch.Generator("cuda").manual_seed(len(index))
+            if len(shape) < 2:
+                drawn[tensor] = torch.ones(shape, dtype=torch.bfloat16)
+            else:
+                scale = 1.0 if "embed" in tensor else shape[-1] ** -0.5 * (1.7 if "q_proj" in tensor else 1.0)
+                values = torch.randn(shape, dtype=torch.bfloat16, device="cuda", generator=generator)
+                drawn[tensor] = (values * scale).cpu()
+        save_file(drawn, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    torch.cuda.empty_cache()
+    return folder
+
+
+def _tensors(config: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
+    """Names and shapes, a dictionary for each file."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries = config["num_attention_heads"] * config["head_dim"]
+    keys = config["num_key_value_heads"] * config["head_dim"]
+    ends: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "model.norm.weight": (hidden,),
+    }
+    if not config["tie_word_embeddings"]:
+        ends["lm_head.weight"] = (config["vocab_size"], hidden)
+    files = [ends]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        files.append(
+            {
+                prefix + "self_attn.q_proj.weight": (queries, hidden),
+                prefix + "self_attn.k_proj.weight": (keys, hidden),
+                prefix + "self_attn.v_proj.weight": (keys, hidden),
+                prefix + "self_attn.o_proj.weight": (hidden, queries),
+                prefix + "mlp.gate_proj.weight": (inner, hidden),
+                prefix + "mlp.up_proj.weight": (inner, hidden),
+                prefix + "mlp.down_proj.weight": (hidden, inner),
+                prefix + "input_layernorm.weight": (hidden,),
+                prefix + "post_attention_layernorm.weight": (hidden,),
+            }
+        )
+    return files
 
 
 def weights_bytes(config: dict[str, Any]) -> int:

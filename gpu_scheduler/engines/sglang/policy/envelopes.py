@@ -1,9 +1,13 @@
 """Which envelopes of an elastic range are live, free, or without memory under them.
 
-The range is cut twice: into extents (mapped and unmapped whole) and into envelopes packed back to back, so that an
-envelope may straddle two extents, or span many. An envelope can be handed out while every extent that it touches is
-held, and an extent can be given up while no envelope that touches it is live. Taking fills the fullest extent first,
-so that others empty.
+An envelope can be handed out while every extent that it touches is held, and an extent can be given up while no
+envelope that touches it is live.
+
+Taking fills the fullest extents first, so that others empty: fewest available envelopes first, among those the most
+live; an extent on which nothing lives is begun only when the others have nothing left. The search is a pass over all
+extents, so `take` chooses a little more than it was asked for, and `give` puts in front of that choice what it freed
+on an extent as full as those chosen. Taking is as old as that choice, at most; what was chosen is available like
+anything else, and an extent under it may be given up.
 
 Conservation, checked by `audit`: live + available + stranded (free, but on memory that is not held) = all
 envelopes.
@@ -11,96 +15,94 @@ envelopes.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
+from gpu_scheduler.engines.sglang.policy.layout import Indices, Layout
+
+_AHEAD = 32
+"""Envelopes chosen ahead that are enough for any call but a larger one."""
+_SPARE = 4
+"""Extents that a search looks at beyond what it expects to need."""
 
 
-class Envelopes:
-    """Accounting of one range. Envelopes and extents are numbered from the start of the range."""
+class Envelopes(Layout):
+    """Accounting of one range."""
 
     def __init__(self, *, envelope_bytes: int, extent_bytes: int, count: int) -> None:
-        if envelope_bytes <= 0 or extent_bytes <= 0 or count <= 0:
-            raise ValueError(f"{count} envelopes of {envelope_bytes} bytes in extents of {extent_bytes} bytes")
-        self.envelope_bytes = envelope_bytes
-        self.extent_bytes = extent_bytes
-        self.total = count
-        self.n_extents = -(-count * envelope_bytes // extent_bytes)
+        super().__init__(envelope_bytes, extent_bytes, count)
         self.available = 0
         """Envelopes that `take` can hand out now."""
         self.live = 0
-        self._live_here = array("q", bytes(8 * self.n_extents))
-        """Live envelopes that touch an extent."""
-        self._free_here: dict[int, list[int]] = {}
-        """For each held extent, the available envelopes that begin in it; taken from the end."""
-        self._used = np.zeros(count, dtype=bool)
-        self._empty: dict[int, None] = {}
-        """Held extents without a live envelope."""
-        # Extents with something available, by how many live envelopes they have; and which counts occur, as bits, so
-        # that the fullest is found at once.
-        self._by_live: list[dict[int, None]] = [{} for _ in range(extent_bytes // envelope_bytes + 3)]
-        self._occurring = 0
+        self._is_held = np.zeros(self.n_extents + 1, dtype=bool)
+        self._is_held[-1] = True  # What fills up `touched` lacks no memory.
+        self._is_free = np.zeros(count + 1, dtype=bool)
+        """Whether an envelope is available; never true of what fills up `beginning`."""
+        self._is_live = np.zeros(count, dtype=bool)
+
+        # One number says how full an extent is: step * (available envelopes that begin in it) - (live ones that touch
+        # it) - 1. The step exceeds what can be live, so that both counts can be read from the number; the smaller, the
+        # fuller, from 0 on; and below 0, which is last in unsigned arithmetic, there is nothing to take.
+        most, span = self.beginning.shape[1], self.touched.shape[1]
+        self._step = most + 2
+        self._above_all = self._step * most
+        """Above every rank."""
+        signed, unsigned = (np.int16, np.uint16) if self._above_all < 1 << 15 else (np.int32, np.uint32)
+        self._ranks: NDArray[Any] = np.full(self.n_extents + 1, -1, dtype=signed)
+        """Of each extent, and of one more, without meaning, for what fills up `touched`."""
+        self._rank: NDArray[Any] = self._ranks[:-1]
+        self._order = self._rank.view(unsigned)
+        self._rank_if_empty: NDArray[Any] = np.full(self.n_extents, self._above_all, dtype=signed)
+        """The rank without its live envelopes; no rank at all where an extent is not held."""
+        self._least_if_empty = self._above_all
+        self._change: NDArray[Any] = np.tile(np.array([self._step + 1] + [1] * (span - 1), dtype=signed), count)
+        """What one envelope after another, becoming free, adds to the ranks of those that it touches."""
+
+        self._ahead: Indices = np.empty(0, dtype=np.int64)
+        """What the next calls of `take` hand out: available, each once."""
+        self._last_count = 0
+        """How many the last call took."""
+        self._reached = 0
+        """The rank up to which `_ahead` reaches."""
+        self._limit = self._step
+        """The next search looks at extents that rank below."""
+        self._expected = 1.0
+        """Available envelopes that a search expects on an extent."""
 
     def __repr__(self) -> str:
         return f"Envelopes({self.live} live, {self.available} available of {self.total}, {self.held} extents held)"
-
-    # --- what lies where
-
-    def extents_of(self, envelope: int) -> range:
-        """The extents that an envelope touches."""
-        start = envelope * self.envelope_bytes
-        return range(start // self.extent_bytes, (start + self.envelope_bytes - 1) // self.extent_bytes + 1)
-
-    def homes(self, envelopes: Indices) -> Indices:
-        """For each envelope, the extent in which it begins."""
-        return envelopes * self.envelope_bytes // self.extent_bytes
-
-    def ends(self, envelopes: Indices) -> Indices:
-        """For each envelope, the extent in which it ends."""
-        return ((envelopes + 1) * self.envelope_bytes - 1) // self.extent_bytes
-
-    def _touching(self, extent: int) -> range:
-        start = extent * self.extent_bytes
-        last = (start + self.extent_bytes - 1) // self.envelope_bytes
-        return range(start // self.envelope_bytes, min(last + 1, self.total))
-
-    def _inside(self, extent: int) -> tuple[int, int]:
-        """The envelopes that touch no other extent: from the first up to, without, the second."""
-        start = extent * self.extent_bytes
-        first = min(-(-start // self.envelope_bytes), self._touching(extent).stop)
-        return first, max(first, min((start + self.extent_bytes) // self.envelope_bytes, self.total))
-
-    def _has_memory(self, envelope: int) -> bool:
-        return all(extent in self._free_here for extent in self.extents_of(envelope))
 
     # --- extents come and go
 
     @property
     def held(self) -> int:
         """Extents held."""
-        return len(self._free_here)
+        return int(np.count_nonzero(self._is_held)) - 1
 
     def is_held(self, extent: int) -> bool:
-        return extent in self._free_here
+        return bool(self._is_held[extent])
 
     def all_live(self) -> Indices:
-        return np.flatnonzero(self._used)
+        return np.flatnonzero(self._is_live)
+
+    def all_available(self) -> Indices:
+        return np.flatnonzero(self._is_free)
 
     def live_by_extent(self) -> NDArray[np.int64]:
-        """A copy of the count of live envelopes that touch each extent."""
-        return np.frombuffer(self._live_here, dtype=np.int64).copy()
+        """The count of live envelopes that touch each extent."""
+        return (-1 - self._rank.astype(np.int64)) % self._step
 
     def empties(self) -> list[int]:
         """Held extents without a live envelope, in order."""
-        return sorted(self._empty)
+        empties: list[int] = (self._rank == self._rank_if_empty).nonzero()[0].tolist()
+        return empties
 
     def live_in(self, extent: int) -> int:
-        return self._live_here[extent]
+        return (-1 - int(self._rank[extent])) % self._step
 
     def needed_for(self, envelopes: int) -> int:
         """How many extents to ask for so that `envelopes` more become available, if they are neighbours of what is
@@ -109,169 +111,183 @@ class Envelopes:
 
     def hold(self, extents: Iterable[int]) -> None:
         """These extents are mapped now and ours."""
-        for extent in extents:
-            if extent in self._free_here:
-                raise ValueError(f"extent {extent} is held already")
-            first, last = self._inside(extent)
-            # From the end, because the list is taken from its end: low addresses are filled first.
-            self._free_here[extent] = list(range(last - 1, first - 1, -1))
-            self._settle(extent)
-            self.available += last - first
-            touching = self._touching(extent)
-            for envelope in (*range(touching.start, first), *range(last, touching.stop)):
-                if self._has_memory(envelope):
-                    home = self.extents_of(envelope)[0]
-                    self._leave(home)
-                    self._free_here[home].append(envelope)
-                    self._settle(home)
-                    self.available += 1
+        added = np.fromiter(extents, dtype=np.int64)
+        if (held := self._is_held[added]).any():
+            raise ValueError(f"extent {added[held][0]} is held already")
+        self._is_held[added] = True
+        self._rank_if_empty[added] = -1
+        envelopes = self.touching(added)
+        self._change_memory(envelopes[self._is_held[self.touched[envelopes]].all(axis=1)], +1)
 
     def give_up(self, extents: Iterable[int]) -> None:
         """These extents, all of them empty, are not ours any more."""
-        for extent in extents:
-            if extent not in self._empty:
-                raise ValueError(f"extent {extent} is not empty: {self._live_here[extent]} envelopes live on it")
-            self.available -= len(self._free_here[extent])
-            # Those that begin before it and reach into it lose their memory too.
-            for envelope in self._touching(extent):
-                home = self.extents_of(envelope)[0]
-                if home == extent:
-                    break
-                if self._has_memory(envelope):
-                    self._leave(home)
-                    self._free_here[home].remove(envelope)
-                    self._settle(home)
-                    self.available -= 1
-            self._leave(extent)
-            del self._free_here[extent], self._empty[extent]
+        removed = np.fromiter(extents, dtype=np.int64)
+        if (unfit := self._rank[removed] != self._rank_if_empty[removed]).any():
+            extent = int(removed[unfit][0])
+            raise ValueError(f"extent {extent} is not empty: {self.live_in(extent)} envelopes live on it")
+        envelopes = self.touching(removed)
+        self._change_memory(envelopes[self._is_free[envelopes]], -1)
+        self._is_held[removed] = False
+        self._rank_if_empty[removed] = self._above_all
+        self._forget_choice()
+
+    def _change_memory(self, envelopes: Indices, by: int) -> None:
+        """These became available (+1) or stranded (-1)."""
+        self._is_free[envelopes] = by > 0
+        self.available += by * len(envelopes)
+        homes = self.touched[envelopes, 0]
+        np.add.at(self._rank, homes, self._rank.dtype.type(by * self._step))
+        np.add.at(self._rank_if_empty, homes, self._rank.dtype.type(by * self._step))
+        self._least_if_empty = int(self._rank_if_empty.view(self._order.dtype).min())
 
     # --- envelopes come and go
 
     def take(self, count: int) -> Indices | None:
         """`count` envelopes, now live; None when fewer are available."""
-        if count > self.available:
-            return None
-        taken: list[int] = []
-        short = count
-        # This loop is on the token path: what `_leave` and `_settle` do is written out for the common case, an extent
-        # that is used up.
-        while short > 0:
-            live = self._occurring.bit_length() - 1
-            row = self._by_live[live]
-            home = next(iter(row))
-            free = self._free_here[home]
-            if len(free) > short:
-                self._leave(home)
-                part = free[-short:]
-                del free[-short:]
-                self._live_here[home] = live + short
-                self._settle(home)
-            else:
-                part, self._free_here[home] = free, []
-                del row[home]
-                if not row:
-                    self._occurring ^= 1 << live
-                if not live:
-                    del self._empty[home]
-                self._live_here[home] = live + len(part)
-            short -= len(part)
-            taken += part
-            if (end := (home + 1) * self.extent_bytes) % self.envelope_bytes and end // self.envelope_bytes in part:
-                self._reach(end // self.envelope_bytes, +1)
-        self.available -= count
-        self.live += count
-        envelopes = np.array(taken, dtype=np.int64)
-        self._used[envelopes] = True
+        if count > len(self._ahead):
+            if count > self.available:
+                return None
+            self._ahead = self._choose(count)
+        envelopes = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        self._last_count = count
+        self._become_live(envelopes)
         return envelopes
 
     def take_exactly(self, envelope: int) -> None:
         """Makes one given, available envelope live."""
-        home = self.extents_of(envelope)[0]
-        if self._used[envelope] or not self._has_memory(envelope):
+        if not self._is_free[envelope]:
             raise ValueError(f"envelope {envelope} is not available")
-        self._leave(home)
-        self._free_here[home].remove(envelope)
-        self._live_here[home] += 1
-        self._settle(home)
-        self._reach(envelope, +1)
-        self.available -= 1
-        self.live += 1
-        self._used[envelope] = True
+        self._forget_choice()
+        self._become_live(np.array([envelope]))
 
     def give(self, envelopes: Indices) -> None:
         """These envelopes are free again. Raises ValueError if one was not live."""
         if not len(envelopes):
             return
-        if not self._used[envelopes].all():
+        self._become_free(envelopes)
+        if len(self._ahead) >= max(_AHEAD, self._last_count):
+            # Enough is chosen: only fuller extents may add to it from now on.
+            self._reached = max(self._reached - self._step, 0)
+            return
+        homes = self.touched.take(envelopes, axis=0)[:, 0]
+        ranks = self._rank.take(homes)
+        fuller = envelopes.compress((ranks <= self._reached) & (ranks != self._rank_if_empty.take(homes)))
+        self._ahead = np.concatenate((fuller, self._ahead))
+
+    def move(self, sources: Indices, destinations: Indices) -> None:
+        """What was live in each source is live in its destination now, and the sources are free. Raises ValueError,
+        with nothing changed, unless all sources are live, all destinations available, and each named once."""
+        if not len(sources) == len(np.unique(sources)) == len(destinations) == len(np.unique(destinations)):
+            raise ValueError("sources and destinations are not pairs")
+        if not self._is_free[destinations].all():
+            raise ValueError("a destination is not available")
+        self._forget_choice()
+        self._become_free(sources)
+        self._become_live(destinations)
+
+    def _become_live(self, envelopes: Indices) -> None:
+        self._is_free[envelopes] = False
+        self._is_live[envelopes] = True
+        touched = self.touched.take(envelopes, axis=0).ravel()
+        np.subtract.at(self._ranks, touched, self._change[: len(touched)])
+        self.available -= len(envelopes)
+        self.live += len(envelopes)
+
+    def _become_free(self, envelopes: Indices) -> None:
+        if np.count_nonzero(self._is_live.take(envelopes)) != len(envelopes):
             raise ValueError("an envelope was freed twice")
-        self._used[envelopes] = False
-        homes = self.homes(envelopes)
-        order = np.argsort(homes, kind="stable")
-        grouped, homes = envelopes[order].tolist(), homes[order]
-        starts = [0, *(np.flatnonzero(homes[1:] != homes[:-1]) + 1).tolist(), len(grouped)]
-        for start, stop in zip(starts, starts[1:], strict=False):
-            home, part = int(homes[start]), grouped[start:stop]
-            self._leave(home)
-            self._live_here[home] -= len(part)
-            self._free_here[home] += part
-            self._settle(home)
-            if (end := (home + 1) * self.extent_bytes) % self.envelope_bytes and end // self.envelope_bytes in part:
-                self._reach(end // self.envelope_bytes, -1)
-        self.available += len(grouped)
-        self.live -= len(grouped)
+        self._is_live[envelopes] = False
+        self._is_free[envelopes] = True
+        touched = self.touched.take(envelopes, axis=0).ravel()
+        np.add.at(self._ranks, touched, self._change[: len(touched)])
+        self.available += len(envelopes)
+        self.live -= len(envelopes)
 
-    def _reach(self, envelope: int, by: int) -> None:
-        """Counts an envelope on the extents beyond the one in which it begins."""
-        for extent in self.extents_of(envelope)[1:]:
-            self._leave(extent)
-            self._live_here[extent] += by
-            self._settle(extent)
+    # --- the fullest extents first
 
-    # --- the fullest extent first
+    def _forget_choice(self) -> None:
+        self._ahead = self._ahead[:0]
 
-    def _leave(self, extent: int) -> None:
-        """Before anything about a held extent changes: it is not found any more."""
-        if self._free_here[extent]:
-            live = self._live_here[extent]
-            row = self._by_live[live]
-            del row[extent]
-            if not row:
-                self._occurring ^= 1 << live
+    def _choose(self, count: int) -> Indices:
+        """At least `count` of the available envelopes, in the order in which to take them."""
+        chosen = self._choose_on_begun(count)
+        if len(chosen) < count:
+            chosen = np.concatenate((chosen, self._choose_on_empty(count - len(chosen))))
+            self._reached = self._above_all
+        return chosen
 
-    def _settle(self, extent: int) -> None:
-        """Afterwards: it is found under its number of live envelopes, if there is something to take."""
-        live = self._live_here[extent]
-        if not live:
-            self._empty[extent] = None
-        elif extent in self._empty:
-            del self._empty[extent]
-        if live < 0:
-            raise ValueError(f"extent {extent} lost more envelopes than it had: one was freed twice")
-        if self._free_here[extent]:
-            self._by_live[live][extent] = None
-            self._occurring |= 1 << live
+    def _choose_on_begun(self, count: int) -> Indices:
+        """`count` or more from extents on which something lives; all there are if they are fewer.
+
+        Only extents below the limit are sorted. The limit follows, so that they are between two and four times as
+        many as are needed; and how many are needed is a guess from the last time.
+        """
+        limit, wanted = self._limit, int(count / self._expected) + _SPARE
+        while True:
+            below = self._order < limit
+            if limit > self._least_if_empty:
+                below &= self._rank != self._rank_if_empty
+            extents = below.nonzero()[0][: 4 * wanted + 1]
+            extents = extents.take(self._rank.take(extents).argsort(kind="stable"))
+            fullest = extents[:wanted]
+            chosen = self._available_in(fullest)
+            if len(chosen) < count and len(extents) > wanted:
+                fullest = extents
+                chosen = self._available_in(fullest)
+            if len(chosen) >= count:
+                break
+            if len(extents) > 4 * wanted:
+                wanted *= 4
+            elif limit < self._above_all:
+                limit = min(2 * limit, self._above_all)
+            else:
+                break
+        if len(chosen):
+            self._expected = 0.9 * len(chosen) / len(fullest)
+            self._reached = int(self._rank[fullest[-1]])
+        if len(extents) > 4 * wanted:
+            limit = int(self._rank[extents[-1]]) + 1
+        elif len(extents) < 2 * wanted:
+            limit = min(limit + self._step, self._above_all)
+        self._limit = limit
+        return chosen
+
+    def _choose_on_empty(self, count: int) -> Indices:
+        """`count` or more from extents on which nothing lives, from as few as possible, the first ones."""
+        extents = ((self._rank == self._rank_if_empty) & (self._rank >= 0)).nonzero()[0][:count]
+        available = self._rank.take(extents) // self._step + 1
+        return self._available_in(extents[: available.cumsum().searchsorted(count) + 1])
+
+    def _available_in(self, extents: Indices) -> Indices:
+        """The available envelopes that begin in these extents, extent by extent."""
+        envelopes = self.beginning.take(extents, axis=0).ravel()
+        return envelopes.compress(self._is_free.take(envelopes))
 
     # --- for tests and for a process that doubts itself
 
     def audit(self) -> None:
         """Recounts everything from the envelopes alone. Raises AssertionError where a counter is wrong."""
         live = [0] * self.n_extents
-        free: dict[int, set[int]] = {extent: set() for extent in self._free_here}
+        free = [0] * self.n_extents
+        free_if_empty = [0] * self.n_extents
         for envelope in range(self.total):
             extents = self.extents_of(envelope)
-            if self._used[envelope]:
-                assert self._has_memory(envelope), f"live envelope {envelope} without memory"
-                for extent in extents:
-                    live[extent] += 1
-            elif self._has_memory(envelope):
-                free[extents[0]].add(envelope)
-        assert live == self._live_here.tolist(), "live envelopes of an extent"
-        assert free == {extent: set(part) for extent, part in self._free_here.items()}, "available envelopes"
-        assert self.available == sum(map(len, self._free_here.values())) and self.live == int(self._used.sum())
-        assert set(self._empty) == {extent for extent in self._free_here if not live[extent]}
-        rows = {extent: live for live, row in enumerate(self._by_live) for extent in row}
-        assert rows == {extent: live[extent] for extent, part in self._free_here.items() if part}
-        assert self._occurring == sum(1 << live for live, row in enumerate(self._by_live) if row)
+            has_memory = all(self._is_held[extent] for extent in extents)
+            is_live = bool(self._is_live[envelope])
+            assert has_memory or not is_live, f"live envelope {envelope} without memory"
+            assert self._is_free[envelope] == (has_memory and not is_live), f"envelope {envelope} available"
+            free[extents[0]] += has_memory and not is_live
+            free_if_empty[extents[0]] += has_memory
+            for extent in extents:
+                live[extent] += is_live
+        assert self.available == sum(free) and self.live == int(self._is_live.sum())
+        assert not self._is_free[-1] and self._is_held[-1]
+        for extent in range(self.n_extents):
+            assert self._rank[extent] == self._step * free[extent] - live[extent] - 1, f"rank of extent {extent}"
+            if_empty = self._step * free_if_empty[extent] - 1 if self._is_held[extent] else self._above_all
+            assert self._rank_if_empty[extent] == if_empty, f"rank of extent {extent} if it were empty"
+        assert self._is_free[self._ahead].all() and len(np.unique(self._ahead)) == len(self._ahead)
 
 
 @dataclass(frozen=True)

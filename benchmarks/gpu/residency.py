@@ -1,0 +1,166 @@
+"""Falling asleep, waking up and starting cold, as a client and an operator see them: through the gateway, with every
+process of the system.
+
+    python -m benchmarks.gpu.residency --out DIR [--shapes 8b 1b] [--cycles 20] [--device cuda:0]
+
+For each shape a checkpoint of random weights is written first (bf16 safetensors). Then, for each model:
+
+    disk     from the checkpoint, never seen before: request sent until first token
+    asleep   from asking an idle model to sleep until the ledger has its memory back
+    wake     from a request to a sleeping model until its first token, and the steps in between
+    cold     the same from the weight image in a warm engine that served the other model before
+
+The answer is the same greedy one every time. After the cycles: descriptors, host memory and device memory of each
+process, against those after the second cycle.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import report, shapes
+from protos import common_pb2
+from tests.end_to_end.world import FOLDER, World, world
+
+TOKENS = 16
+PROMPT = 64
+
+
+async def first_token(at: World, model: str, prompt: list[int]) -> tuple[float, str]:
+    """Seconds until the first text of a streamed answer, and the answer."""
+    body = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    first, answer, began = 0.0, "", time.monotonic()
+    async with at.http.post(f"{at.base}/v1/completions", json=body) as response:
+        if response.status != 200:
+            raise RuntimeError(await response.text())
+        async for line in response.content:
+            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(str(event))
+            first = first or time.monotonic() - began
+            answer += event["choices"][0]["text"] if event["choices"] else ""
+    return first, answer
+
+
+async def sleep(at: World, model: str, target: common_pb2.Residency, now: common_pb2.Residency) -> float:
+    """Seconds until an idle model's memory is back, once placement has heard that the model is what it is `now`."""
+    await at.wait_residency(model, now)
+    began = time.monotonic()
+    await at.placement.evict(model, target)
+    return time.monotonic() - began
+
+
+def processes(at: World) -> dict[str, dict[str, int]]:
+    """Descriptors and resident host memory of every process."""
+    pids = {name: running.pid for name, running in at.system.running.items()}
+    pids |= {f"engine {i}": pid for i, pid in enumerate(at.engine_pids())}
+    found = {}
+    for name, pid in pids.items():
+        status = Path(f"/proc/{pid}/status").read_text()
+        anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+        found[name] = {"descriptors": len(os.listdir(f"/proc/{pid}/fd")), "anonymous_kib": int(anonymous.split()[1])}
+    return found
+
+
+def device_memory(device: str) -> dict[str, Any]:
+    """What NVML says of the device and of each process on it; empty without a GPU."""
+    if not device.startswith("cuda"):
+        return {}
+    import pynvml
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2]))
+    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    by_process = {process.pid: process.usedGpuMemory for process in running}
+    return {"used": pynvml.nvmlDeviceGetMemoryInfo(handle).used, "by_process": by_process}
+
+
+async def measure(at: World, names: list[str], cycles: int, device: str) -> dict[str, Any]:
+    chance = random.Random(5)
+    prompts = {name: [chance.randrange(3, 2000) for _ in range(PROMPT)] for name in names}
+    found: dict[str, Any] = {name: {"asleep_s": [], "wake_s": [], "cold_s": [], "steps": []} for name in names}
+    said: dict[str, str] = {}
+    for name in names:
+        found[name]["disk_s"], said[name] = await first_token(at, name, prompts[name])
+        found[name]["disk_steps"] = dict((await at.measured(name)).step_s)
+        found[name]["warm_s"] = [(await first_token(at, name, prompts[name][::-1]))[0] for _ in range(5)]
+        # Waits for its image too.
+        found[name]["first_sleep_s"] = await sleep(at, name, common_pb2.HIBERNATING, common_pb2.ACTIVE)
+        print(f"{name}: disk {found[name]['disk_s']:.2f} s, {found[name]['disk_steps']}", flush=True)
+    found["hibernating"] = device_memory(device)
+    for name in names:
+        for cycle in range(cycles):
+            await at.wait_residency(name, common_pb2.HIBERNATING)
+            await asyncio.sleep(0.3)  # until every gateway has heard of it as well
+            seconds, answer = await first_token(at, name, prompts[name])
+            resident = await at.measured(name)
+            if answer != said[name]:
+                raise RuntimeError(f"{name}, cycle {cycle}: {answer!r} instead of {said[name]!r}")
+            found[name]["wake_s"].append(seconds)
+            found[name]["steps"].append(dict(resident.step_s))
+            found[name]["asleep_s"].append(await sleep(at, name, common_pb2.HIBERNATING, common_pb2.ACTIVE))
+            if cycle == 1:
+                found[name]["after_two"] = {"processes": processes(at), "device": device_memory(device)}
+        found[name]["after_all"] = {"processes": processes(at), "device": device_memory(device)}
+        ordered = sorted(found[name]["wake_s"])
+        middle = len(ordered) // 2
+        print(
+            f"{name}: wake {ordered[middle]:.3f} s ({ordered[0]:.3f} to {ordered[-1]:.3f}), steps "
+            f"{found[name]['steps'][-1]}; asleep {sorted(found[name]['asleep_s'])[middle]:.3f} s",
+            flush=True,
+        )
+    for name in names:
+        await sleep(at, name, common_pb2.COLD, common_pb2.HIBERNATING)
+    for _ in range(2):
+        for name in names:  # the engine that comes had the other model last
+            seconds, answer = await first_token(at, name, prompts[name])
+            if answer != said[name]:
+                raise RuntimeError(f"{name}, cold: {answer!r} instead of {said[name]!r}")
+            found[name]["cold_s"].append(seconds)
+            found[name]["cold_steps"] = dict((await at.measured(name)).step_s)
+            print(f"{name}: cold {seconds:.2f} s, {found[name]['cold_steps']}", flush=True)
+            await sleep(at, name, common_pb2.COLD, common_pb2.ACTIVE)
+    return found
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shapes", nargs="+", default=["8b", "1b"], choices=shapes.NAMES)
+    parser.add_argument("--cycles", type=int, default=20)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--commit", default="unknown")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        if given.device.startswith("cuda"):
+            models = {shape: shapes.write_checkpoint(Path(name) / shape, shape) for shape in given.shapes}
+            print(f"checkpoints written: {', '.join(models)}", flush=True)
+            local: dict[str, Any] = {"devices": {given.device: None}, "host_capacity_bytes": 60 << 30}
+        else:
+            models = {each: FOLDER / each for each in ("llama-debian", "qwen3-perl")}
+            local = {"devices": {given.device: 64 << 20}}
+        listed = {each: {"path": str(path), "context_tokens": 1024} for each, path in models.items()}
+        async with world("sglang", listed, **local) as at:
+            found = await measure(at, list(models), given.cycles, given.device)
+    report.write(given.out, "residency", given.commit, found)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
