@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -23,6 +22,7 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
 from gpu_scheduler.engines.sglang.options import one_line
+from gpu_scheduler.engines.sglang.random_weights import draw
 
 _NAMES_SHOWN = 3
 REFUSALS = (
@@ -114,21 +114,14 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 class RandomLoader(ImageLoader):
-    """Builds the model and draws its weights: the same in every process, by the parameters' names. Activations keep
-    their scale and attention is peaked, so that greedy tokens depend on weights and on KV."""
+    """Builds the model and draws its weights."""
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         with blame(model_config.model_path), current.instance().weights_born_here(copy=True):
             model: torch.nn.Module = DefaultModelLoader.load_model(
                 self, model_config=model_config, device_config=device_config
             )
-        for name, parameter in model.named_parameters():
-            generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
-            if parameter.ndim < 2:
-                parameter.data.fill_(1.0)
-                continue
-            scale = 1.0 if "embed" in name else parameter.shape[-1] ** -0.5 * (1.7 if "qkv" in name else 1.0)
-            parameter.data.normal_(0.0, scale, generator=generator)
+        draw(model)
         current.instance().bind_weights(model, copy=True)
         return model
 

@@ -87,14 +87,11 @@ def kind_of(device: str) -> str:
     return kind
 
 
-def server_args(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> ServerArgs:
-    """SGLang's arguments for a model on a device. Raises BrokenModel when SGLang cannot read the model's
-    configuration."""
-    from sglang.srt.server_args import ServerArgs
-
+def arguments(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> dict[str, Any]:
+    """What SGLang is given for a model on a device, by name."""
     if not 1 <= options.page_size <= MAX_PAGE_SIZE:
         raise CommandError(f"page_size is from 1 to {MAX_PAGE_SIZE}, not {options.page_size}")
-    arguments: dict[str, Any] = {
+    return {
         "model_path": model.path,
         "served_model_name": model.name,
         "grammar_backend": "none",
@@ -119,8 +116,14 @@ def server_args(model: common_pb2.ModelSpec, device: str, options: Options, load
         "model_loader_extra_config": '{"enable_multithread_load": false}',
         **(_for_gpu(options) if kind_of(device) == "cuda" else _FOR_CPU),
     }
+
+
+def server_args(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> ServerArgs:
+    """The same as SGLang's object. Raises BrokenModel when SGLang cannot read the model's configuration."""
+    from sglang.srt.server_args import ServerArgs
+
     try:
-        return ServerArgs(**arguments)
+        return ServerArgs(**arguments(model, device, options, loader))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(f"{model.path}: {one_line(error)}") from error
 
