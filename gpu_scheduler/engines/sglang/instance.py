@@ -25,7 +25,7 @@ from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sglang.memory import Memory
 from gpu_scheduler.engines.sglang.outputs import Outputs
-from gpu_scheduler.engines.sglang.probe import Probe
+from gpu_scheduler.engines.sglang.probe import PROMPT_TOKENS, Probe
 from gpu_scheduler.engines.sglang.requests import EosIds
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.stats import Counters
@@ -177,7 +177,8 @@ class Instance:
         return None
 
     def _begin_probe(self) -> None:
-        self.probe = Probe(self.vocab_size, self.context_tokens)
+        tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
+        self.probe = Probe(self.vocab_size, self.context_tokens, tokens)
 
     def _heard_probe(self, rid: str, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
         if self.probe is not None and rid == self.probe.rid:

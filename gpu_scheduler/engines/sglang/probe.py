@@ -1,7 +1,8 @@
 """A request of the engine's own after a load: proves that the model speaks, and measures it.
 
 It goes through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
-measured, then the one that counts.
+measured, then the one that counts. On a GPU that one is a whole chunk, so that the process has taken what it will ever
+take of the device when it is measured.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 
 from protos import common_pb2, engine_pb2
 
-_PROMPTS = (16, 128)
-"""Prompt tokens of the stages."""
+_FIRST_PROMPT = 16
+PROMPT_TOKENS = 128
 _NEW_TOKENS = 6
 
 
@@ -30,7 +31,14 @@ class Trace:
 class Probe:
     """Runs until `finished`; `next_request` gives the stages in turn."""
 
-    def __init__(self, vocab_size: int, context_tokens: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        context_tokens: int,
+        prompt_tokens: int = PROMPT_TOKENS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`prompt_tokens`: of the stage that counts."""
         self.trace = Trace()
         self.finished = False
         self.problem = ""
@@ -38,7 +46,7 @@ class Probe:
         self._clock = clock
         self._vocab_size = vocab_size
         room = context_tokens - _NEW_TOKENS
-        self._stages = [max(1, min(tokens, room)) for tokens in _PROMPTS]
+        self._stages = [max(1, min(tokens, room)) for tokens in (_FIRST_PROMPT, prompt_tokens)]
         self._stage = -1
         self._waits = True
         self._times: list[float] = []

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.engines.sglang.errors import CommandError
-from gpu_scheduler.engines.sglang.options import Options, one_line
+from gpu_scheduler.engines.sglang.options import Options, graph_sizes, one_line
 
 
 def test_options_are_whole_numbers_by_name() -> None:
@@ -24,3 +24,17 @@ def test_a_value_that_is_no_number_is_refused_with_its_name() -> None:
 def test_an_error_becomes_one_line() -> None:
     assert one_line(ValueError("a\n  b\n")) == "ValueError: a b"
     assert one_line(KeyError()) == "KeyError"
+
+
+def test_batch_sizes_with_graphs_are_a_quarter_apart_at_most() -> None:
+    sizes = graph_sizes(256)
+    assert sizes[:8] == [1, 2, 4, 8, 10, 12, 14, 16] and sizes[-3:] == [192, 224, 256] and len(sizes) == 24
+    assert all(after <= 1.25 * before for before, after in zip(sizes[3:], sizes[4:], strict=False))
+    assert graph_sizes(5) == [1, 2, 4, 5] and graph_sizes(1) == [1]
+
+
+def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
+    assert Options.parse({}, "cuda:1").page_size == 16 and Options.parse({}, "cpu:0").page_size == 1
+    assert Options.parse({"page_size": "32"}, "cuda:0").page_size == 32
+    with pytest.raises(CommandError, match="serves cpu and cuda devices; it was given 'tpu:0'"):
+        Options.parse({}, "tpu:0")
