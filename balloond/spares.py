@@ -6,8 +6,10 @@ ledger gives out, once, so that the device never holds more than its capacity.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Iterable, Sequence
 
 from balloond.backends.base import ExtentMaker
@@ -16,6 +18,8 @@ from services import log
 _log = log.get(__name__)
 _SIZES = 2
 """Of the sizes that were asked for, the last so many are kept ahead."""
+_PAUSE_S = 0.005
+"""Spares are made when nothing was asked for so long: making them beside a growth would slow it down."""
 _FEWEST = 4
 """A size of which the budget does not hold so many is made on demand (weights)."""
 
@@ -42,6 +46,7 @@ class Spares:
         """The last one asked for first."""
         self._ready: dict[int, list[int]] = {}
         """Size -> descriptors."""
+        self._asked_at = -math.inf
         self._requests = 0
         self._failed_at = -1
         """When so many requests had come, one could not be made; it is tried again after the next."""
@@ -57,6 +62,7 @@ class Spares:
             ready = self._ready.get(nbytes)
             fd = ready.pop() if ready else None
             self._requests += 1
+            self._asked_at = time.monotonic()
             self._changed.notify_all()
         return self._maker.create(nbytes) if fd is None else fd
 
@@ -121,9 +127,10 @@ class Spares:
         with self._changed:
             while not self._closed:
                 size = self._next() if self._failed_at < self._requests else None
-                if size is not None:
+                pause_s = self._asked_at + _PAUSE_S - time.monotonic()
+                if size is not None and pause_s <= 0:
                     return size, self._requests
-                self._changed.wait()
+                self._changed.wait(None if size is None else pause_s)
             return None
 
 

@@ -129,8 +129,9 @@ class CudaMapper:
         access.location.id = index
         access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         self._access = [access]
-        self._mapped: dict[int, int] = {}
-        """Address -> bytes of each extent."""
+        self._mapped: dict[int, tuple[int, Any]] = {}
+        """Address -> bytes and handle of each extent. The mapping would keep the memory without the handle; but to let
+        it go at once costs 12 us when memory is wanted, and spares nothing when it leaves."""
         self._events: deque[Any] = deque()
         """Free ones."""
         self._poison_stream: Any = None
@@ -143,7 +144,7 @@ class CudaMapper:
         self._context.enter()
         for start in list(self._mapped):
             if address <= start < address + span:
-                self.unmap(start, self._mapped[start])
+                self.unmap(start, self._mapped[start][0])
         call(cu.cuMemAddressFree, address, span)
 
     def map(self, address: int, fd: int, nbytes: int) -> None:
@@ -151,22 +152,24 @@ class CudaMapper:
         handle = call(cu.cuMemImportFromShareableHandle, fd, _DESCRIPTOR)
         try:
             call(cu.cuMemMap, address, nbytes, 0, handle, 0)
-        finally:
-            # A mapping keeps the memory without it.
-            call(cu.cuMemRelease, handle)
-        try:
-            call(cu.cuMemSetAccess, address, nbytes, self._access, 1)
+            try:
+                call(cu.cuMemSetAccess, address, nbytes, self._access, 1)
+            except OSError:
+                call(cu.cuMemUnmap, address, nbytes)
+                raise
         except OSError:
-            call(cu.cuMemUnmap, address, nbytes)
+            call(cu.cuMemRelease, handle)
             raise
-        self._mapped[address] = nbytes
+        self._mapped[address] = nbytes, handle
 
     def unmap(self, address: int, nbytes: int) -> None:
         self._context.enter()
         call(cu.cuMemUnmap, address, nbytes)
         end = address + nbytes
         while address < end:
-            address += self._mapped.pop(address)
+            size, handle = self._mapped.pop(address)
+            call(cu.cuMemRelease, handle)
+            address += size
 
     def poison(self, address: int, nbytes: int) -> None:
         self._context.enter()

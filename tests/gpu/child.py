@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import numpy as np
+
 from balloond.backends import mapper
 from balloond.backends.base import Mapper
 from tests.balloond.child import Child, main
@@ -47,10 +51,14 @@ class GpuChild(Child):
 
     def bytes_held(self) -> str:
         """Which bytes occur in the extents held."""
-        return " ".join(map(str, sorted(set().union(*(self.get(self.at(i), self.extent) for i in self.held)))))
+        return self.occurring((self.at(index), self.extent) for index in self.held)
 
     def bytes_of_weights(self) -> str:
-        return " ".join(map(str, sorted(set(self.get(self.weights.address, self.weights.mapped_bytes)))))
+        return self.occurring([(self.weights.address, self.weights.mapped_bytes)])
+
+    def occurring(self, parts: Iterable[tuple[int, int]]) -> str:
+        counts = sum(np.bincount(np.frombuffer(self.get(*part), np.uint8), minlength=256) for part in parts)
+        return " ".join(map(str, np.flatnonzero(counts)))
 
     def hold_up(self) -> str:
         """The stream's work ends when `go_on` is asked for."""
