@@ -10,6 +10,11 @@ from typing import Any
 MIB = 1 << 20
 
 
+_GPU_LOADER = {"device_dtype_bytes": 2, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
+"""What engines on GPUs hold: 16-bit weights and KV, extents of this size, and so much for context, graphs and
+workspaces."""
+
+
 @dataclass(frozen=True)
 class Process:
     """One service: `python -m module --config file`, healthy when `probe` answers."""
@@ -30,8 +35,8 @@ class Local:
     state: Path
     catalogue: Path
     http: str = "127.0.0.1:8000"
-    devices: dict[str, int] = field(default_factory=lambda: {"cpu:0": 27 * MIB, "cpu:1": 13 * MIB})
-    """Device name -> capacity in bytes. The example models need 14.5, 11 and 14 MiB (weights, floor, quota): together
+    devices: dict[str, int | None] = field(default_factory=lambda: {"cpu:0": 27 * MIB, "cpu:1": 13 * MIB})
+    """Device name -> capacity in bytes; None, on a GPU: what is free. The example models need 14.5, 11 and 14 MiB (weights, floor, quota): together
     about as much as there is, and the two large ones never fit at once, so that models balloon, leave and return in
     front of the user."""
     engine: str = "sglang"
@@ -78,7 +83,10 @@ class Local:
                 "node": "local",
                 "handoff": handoff,
                 "keeper": keeper,
-                "devices": [{"name": name, "capacity_bytes": size} for name, size in self.devices.items()],
+                "devices": [
+                    {"name": name} | ({} if size is None else {"capacity_bytes": size})
+                    for name, size in self.devices.items()
+                ],
             },
         )
         add(
@@ -90,6 +98,7 @@ class Local:
                 "keeper": keeper,
                 "handoff": handoff,
                 "host_capacity_bytes": self.host_capacity_bytes,
+                **(_GPU_LOADER if any(device.startswith("cuda:") for device in self.devices) else {}),
             },
         )
         for device in self.devices:
