@@ -157,8 +157,14 @@ async def main() -> None:
             models = {each: FOLDER / each for each in ("llama-debian", "qwen3-perl")}
             local = {"devices": {given.device: 64 << 20}}
         listed = {each: {"path": str(path), "context_tokens": 1024} for each, path in models.items()}
-        async with world("sglang", listed, **local) as at:
-            found = await measure(at, list(models), given.cycles, given.device)
+        async with world("sglang", listed, engine_log_level="info", **local) as at:
+            given.out.mkdir(parents=True, exist_ok=True)
+            try:
+                found = await measure(at, list(models), given.cycles, given.device)
+            finally:
+                for log in at.local.state.glob("logs/*.log"):
+                    text = log.read_bytes()
+                    (given.out / log.name).write_bytes(text[-(2 << 20) :])
     report.write(given.out, "residency", given.commit, found)
 
 

@@ -36,9 +36,9 @@ class Local:
     catalogue: Path
     http: str = "127.0.0.1:8000"
     devices: dict[str, int | None] = field(default_factory=lambda: {"cpu:0": 27 * MIB, "cpu:1": 13 * MIB})
-    """Device name -> capacity in bytes; None, on a GPU: what is free. The example models need 14.5, 11 and 14 MiB (weights, floor, quota): together
-    about as much as there is, and the two large ones never fit at once, so that models balloon, leave and return in
-    front of the user."""
+    """Device name -> capacity in bytes; None, on a GPU: what is free. The example models need 14.5, 11 and 14 MiB
+    (weights, floor, quota): together about as much as there is, and the two large ones never fit at once, so that
+    models balloon, leave and return in front of the user."""
     engine: str = "sglang"
     engine_options: dict[str, str] = field(default_factory=dict)
     warm: int = 1
