@@ -1,8 +1,11 @@
 # Everything a person does with the tree starts here: `make help`.
 PYTHON ?= python3
-VENV ?= .venv
-# A machine with a GPU names its own build, e.g. TORCH=torch==2.11.0
-TORCH ?= torch==2.13.0
+# cpu, cuda (all GPUs), or cuda:0,cuda:1; what is installed and what serves
+DEVICE ?= $(if $(filter test-gpu,$(MAKECMDGOALS)),cuda,cpu)
+KIND := $(firstword $(subst :, ,$(DEVICE)))
+VENV ?= $(if $(filter cuda,$(KIND)),.venv-cuda,.venv)
+# A machine with a build of its own names it, e.g. TORCH=/wheels/torch-2.11.0-....whl
+TORCH ?=
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/*.proto)
 GENERATED := $(PROTOS:.proto=_pb2.py)
@@ -13,10 +16,10 @@ GENERATED := $(PROTOS:.proto=_pb2.py)
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-env: $(VENV)/.complete ## the Python environment, pinned, without a GPU
+env: $(VENV)/.complete ## the Python environment, pinned (DEVICE=cuda: with a GPU)
 
-$(VENV)/.complete: requirements/base.txt requirements/engine-cpu.txt requirements/engine-cpu-nodeps.txt requirements/dev.txt pyproject.toml
-	@PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH="$(TORCH)" sh deploy/local/install.sh
+$(VENV)/.complete: requirements/base.txt requirements/engine-$(KIND).txt requirements/engine-$(KIND)-nodeps.txt requirements/dev.txt pyproject.toml
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" DEVICE="$(KIND)" TORCH="$(TORCH)" sh deploy/local/install.sh
 	@touch $@
 
 protos: $(GENERATED) ## generated protobuf code
@@ -25,8 +28,8 @@ $(GENERATED) &: $(PROTOS) | env
 	@echo "generating protobuf code"
 	@$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-serve: env protos ## the whole system with three small models, until Ctrl-C (CATALOGUE=file, ARGS=--help)
-	@$(BIN)/python -m deploy.local $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(ARGS)
+serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folders" or CATALOGUE=file, ARGS=--help)
+	@$(BIN)/python -m deploy.local --device $(DEVICE) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: env protos ## all tests that need no GPU
 	@$(BIN)/python -m pytest -q
@@ -34,8 +37,8 @@ test: env protos ## all tests that need no GPU
 test-fast: env protos ## the tests that start no SGLang
 	@$(BIN)/python -m pytest -q -m "not sglang and not gpu"
 
-test-gpu: ## the tests that need a GPU (on the machine that has it)
-	python3 -m pytest -q -m gpu tests/gpu
+test-gpu: env protos ## the tests that need a GPU
+	@$(BIN)/python -m pytest -q -m gpu tests/gpu
 
 check: env protos ## format, lint, types
 	@$(BIN)/ruff check .

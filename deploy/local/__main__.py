@@ -15,8 +15,10 @@ from typing import Any
 
 import grpc
 
+from deploy.local.devices import devices, host_bytes_for_images
+from deploy.local.models import write_catalogue
 from deploy.local.processes import StartFailed, System
-from deploy.local.topology import MIB, Local
+from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from protos import common_pb2
@@ -24,6 +26,8 @@ from services import log
 from services.errors import PrismError
 
 _WARM_S = 120.0
+_GPU_ENGINES = 16
+"""Most engine processes of a GPU, hibernating ones included."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -42,7 +46,14 @@ def sizes(text: str) -> tuple[int, ...]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
     parser.add_argument(
+        "--device", default="cpu", metavar="D", help='"cpu" (the default), "cuda" for all GPUs, or "cuda:0,cuda:1"'
+    )
+    models = parser.add_mutually_exclusive_group()
+    models.add_argument(
         "--catalogue", type=Path, default=Path(__file__).with_name("catalogue.toml"), help="the models, TOML"
+    )
+    models.add_argument(
+        "--models", nargs="+", metavar="[NAME=]FOLDER", help="or their folders; a model is named as its folder"
     )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
     parser.add_argument(
@@ -71,6 +82,7 @@ async def main() -> int:
     if not options.catalogue.is_file():
         say(f"no catalogue at {options.catalogue}")
         return 1
+    there = devices(options.device, options.device_mib)
     state.mkdir(parents=True, exist_ok=True)
     lock = open(state / "lock", "w")
     try:
@@ -83,10 +95,15 @@ async def main() -> int:
         state=state,
         catalogue=options.catalogue.resolve(),
         http=options.http,
-        devices={f"cpu:{i}": mib * MIB for i, mib in enumerate(options.device_mib)},
+        devices=there,
         idle_s=options.idle_s,
         log_level=options.log_level,
     )
+    if local.on_gpus:
+        local = local.with_(engines=_GPU_ENGINES, host_capacity_bytes=host_bytes_for_images())
+    if options.models:
+        local = local.with_(catalogue=state / "models.toml")
+        write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -139,6 +156,10 @@ async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
         await asyncio.gather(warming, return_exceptions=True)
 
 
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"
+
+
 async def _introduce(local: Local, system: System, seconds: float) -> None:
     placement = PlacementClient(local.unix("placement"))
     try:
@@ -152,11 +173,11 @@ async def _introduce(local: Local, system: System, seconds: float) -> None:
         print(f"  {name:<22} {running.pid:>6}")
     print("\n  device                  memory")
     for group in cluster.groups:
-        print(f"  {group.group:<22} {group.capacity_bytes / MIB:>5.0f} MiB")
-    print("\n  model            weights   state")
+        print(f"  {group.group:<22} {_size(group.capacity_bytes):>9}")
+    print("\n  model                      weights   state")
     for route in routes.routes:
         state = common_pb2.Residency.Name(route.residency).lower().replace("_", " ")
-        print(f"  {route.model.name:<15} {route.model.weights_bytes / MIB:>4.1f} MiB   {state} {route.error}")
+        print(f"  {route.model.name:<24} {_size(route.model.weights_bytes):>9}   {state} {route.error}")
     names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
     address = f"http://{local.http}"
     print(
@@ -172,7 +193,7 @@ Try, in another shell:
 
   {os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)} status
 
-A model is loaded at its first request; the third one makes an idle one leave. Ctrl-C ends everything.""",
+A model is loaded at its first request; when memory is short, an idle one leaves. Ctrl-C ends everything.""",
         flush=True,
     )
 

@@ -1,9 +1,15 @@
 #!/bin/sh
-# The pinned environment of a machine without a GPU, in $VENV. Called by `make env`; safe to repeat.
+# The pinned environment of this machine, in $VENV: DEVICE=cpu without a GPU, DEVICE=cuda with one. Called by `make env`; safe to
+# repeat.
 set -eu
-: "${PYTHON:=python3}" "${VENV:=.venv}" "${TORCH:=torch==2.13.0}"
+: "${PYTHON:=python3}" "${VENV:=.venv}" "${DEVICE:=cpu}"
 say() { printf '%s\n' "prism: $*"; }
 
+case ${DEVICE%%:*} in
+    cpu) engine=engine-cpu; : "${TORCH:=torch==2.13.0}" ;;
+    cuda) engine=engine-cuda; : "${TORCH:=torch==2.11.0}" ;;
+    *) say "DEVICE is cpu or cuda, not $DEVICE" >&2; exit 1 ;;
+esac
 "$PYTHON" - <<'CHECK' || exit 1
 import sys
 if not (3, 11) <= sys.version_info[:2] <= (3, 12):
@@ -14,9 +20,9 @@ pip="$VENV/bin/python -m pip install --quiet --disable-pip-version-check"
 say "1/4 $TORCH (the largest part)"
 $pip "$TORCH"
 say "2/4 libraries"
-$pip -r requirements/base.txt -r requirements/engine-cpu.txt
-say "3/4 SGLang, without the CUDA packages that it names"
-$pip --no-deps -r requirements/engine-cpu-nodeps.txt
+$pip -r requirements/base.txt -r requirements/$engine.txt
+say "3/4 SGLang, without the packages that it names and this engine does not need"
+$pip --no-deps -r requirements/$engine-nodeps.txt
 say "4/4 tools for tests, and Prism itself"
 $pip -r requirements/dev.txt
 $pip --no-deps -e .

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
-
-
-_GPU_LOADER = {"device_dtype_bytes": 2, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
+GPU_DTYPE_BYTES = 2
+_GPU_LOADER = {"device_dtype_bytes": GPU_DTYPE_BYTES, "kv_extent_bytes": 8 * MIB, "engine_quota_bytes": 3 << 30}
 """What engines on GPUs hold: 16-bit weights and KV, extents of this size, and so much for context, graphs and
 workspaces."""
 
@@ -41,6 +40,8 @@ class Local:
     models balloon, leave and return in front of the user."""
     engine: str = "sglang"
     engine_options: dict[str, str] = field(default_factory=dict)
+    engines: int = 4
+    """Most engine processes of a device."""
     warm: int = 1
     poison: bool = False
     log_level: str = "info"
@@ -54,6 +55,10 @@ class Local:
 
     def unix(self, name: str) -> str:
         return f"unix:{self.state / name}.sock"
+
+    @property
+    def on_gpus(self) -> bool:
+        return any(device.startswith("cuda:") for device in self.devices)
 
     def scheduler(self, group: str) -> str:
         """The process that owns a group; groups are named as their device."""
@@ -98,7 +103,7 @@ class Local:
                 "keeper": keeper,
                 "handoff": handoff,
                 "host_capacity_bytes": self.host_capacity_bytes,
-                **(_GPU_LOADER if any(device.startswith("cuda:") for device in self.devices) else {}),
+                **(_GPU_LOADER if self.on_gpus else {}),
             },
         )
         for device in self.devices:
@@ -115,6 +120,7 @@ class Local:
                     "engines": {
                         "kind": self.engine,
                         "warm": self.warm,
+                        "limit": self.engines,
                         "log_level": self.engine_log_level,
                         "poison_fresh_pages": self.poison,
                         "options": self.engine_options,

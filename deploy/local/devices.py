@@ -1,0 +1,45 @@
+"""What this machine has for a local system: its devices, and host memory for images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.errors import Invalid, Unavailable
+
+MIB = 1 << 20
+
+
+def devices(wanted: str, cpu_mib: Sequence[int]) -> dict[str, int | None]:
+    """Device -> capacity in bytes, None: what balloond finds free. `wanted` is "cpu", "cuda" for all GPUs, or GPUs by
+    name, "cuda:0,cuda:1". Raises Invalid for something else, Unavailable where there are no GPUs."""
+    if wanted == "cpu":
+        return {f"cpu:{number}": mib * MIB for number, mib in enumerate(cpu_mib)}
+    there = [f"cuda:{number}" for number in range(_gpus())]
+    named = there if wanted == "cuda" else wanted.split(",")
+    for name in named:
+        if name not in there:
+            raise Invalid(f"there is no device {name!r}; this machine has {', '.join(there)}")
+    return dict.fromkeys(named)
+
+
+def _gpus() -> int:
+    try:
+        from balloond.backends import cuda_hardware
+
+        count = cuda_hardware.count()
+    except ImportError as error:
+        raise Unavailable(f"this environment is without CUDA ({error}); make one with DEVICE=cuda") from None
+    except OSError as error:
+        raise Unavailable(f"no GPU can be used: {error.strerror}") from None
+    if count == 0:
+        raise Unavailable("no GPU can be used: CUDA shows none")
+    return count
+
+
+def host_bytes_for_images() -> int:
+    """Half of the memory that the host has free."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 // 2
+    raise Unavailable("/proc/meminfo does not say what memory is free")

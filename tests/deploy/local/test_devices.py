@@ -1,0 +1,29 @@
+import pytest
+
+from deploy.local import devices
+from services.errors import Invalid, PrismError
+
+
+def test_without_a_gpu_host_memory_is_cut_into_devices():
+    assert devices.devices("cpu", (27, 13)) == {"cpu:0": 27 << 20, "cpu:1": 13 << 20}
+
+
+def test_gpus_are_all_or_those_named_with_what_is_free_of_them(monkeypatch):
+    monkeypatch.setattr(devices, "_gpus", lambda: 2)
+    assert devices.devices("cuda", ()) == {"cuda:0": None, "cuda:1": None}
+    assert devices.devices("cuda:1", ()) == {"cuda:1": None}
+    with pytest.raises(Invalid, match="there is no device 'cuda:2'; this machine has cuda:0, cuda:1"):
+        devices.devices("cuda:0,cuda:2", ())
+
+
+def test_a_machine_without_a_gpu_says_so_in_one_line():
+    try:
+        assert devices.devices("cuda", ())
+    except PrismError as error:
+        assert "CUDA" in str(error) and "\n" not in str(error)
+
+
+def test_images_may_take_half_of_what_the_host_has_free():
+    with open("/proc/meminfo") as file:
+        total = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
+    assert 0 < devices.host_bytes_for_images() <= total // 2
