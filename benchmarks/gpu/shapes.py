@@ -22,6 +22,8 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 1,
 }
 _SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+    | {"num_key_value_heads": 2, "head_dim": 32, "vocab_size": 4096},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32}
     | {"head_dim": 64, "tie_word_embeddings": True},
     "3b": {"hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24}
@@ -32,10 +34,11 @@ _SHAPES: dict[str, dict[str, Any]] = {
 NAMES = tuple(_SHAPES)
 
 
-def write(folder: Path, name: str) -> Path:
-    """Llama 3's of that size; returns the folder."""
+def write(folder: Path, name: str, **changes: Any) -> Path:
+    """Llama 3's of that size (`tiny`: of none, to try programs without a GPU); returns the folder. With random weights
+    a model whose embeddings are tied repeats its last token for ever: where answers count, untie them by `changes`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_COMMON | _SHAPES[name], indent=1))
+    (folder / "config.json").write_text(json.dumps(_COMMON | _SHAPES[name] | changes, indent=1))
     return folder
 
 
@@ -106,3 +109,8 @@ def weights_bytes(config: dict[str, Any]) -> int:
     layer = hidden * (rows + 3 * config["intermediate_size"] + 16)
     embeddings = config["vocab_size"] * hidden * (1 if config["tie_word_embeddings"] else 2)
     return int(2 * (layers * layer + embeddings) * 1.02) + (64 << 20)
+
+
+def kv_bytes_per_token(config: dict[str, Any], itemsize: int = 2) -> int:
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return int(2 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim * itemsize)

@@ -1,0 +1,229 @@
+"""Engine processes that a benchmark asks, ours and the reference's, through the code that gpu_schedulers use."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import services.forking  # noqa: F401  (before grpc: engines are started)
+from benchmarks.gpu import stock
+from gpu_scheduler.engines.base import MODULES, Engine, Spawn
+from protos import common_pb2, engine_pb2
+from services import log
+from tests.gpu_scheduler.engines.sglang import harness
+
+MODULES["stock"] = "benchmarks.gpu.stock"
+START_S = 300.0
+"""Kernels are compiled when a machine first sees them."""
+
+
+@dataclass
+class Reply:
+    """What came back of one request, and when (monotonic seconds)."""
+
+    prompt: Sequence[int]
+    asked_s: float
+    tokens: list[int] = field(default_factory=list)
+    top: list[dict[int, float]] = field(default_factory=list)
+    """For each token the log-probabilities of the best ones, if they were asked for."""
+    first_s: float = 0.0
+    last_s: float = 0.0
+    cached_tokens: int = 0
+    parked: int = 0
+    finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
+    error: str = ""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def ok(self) -> bool:
+        return self.finish == common_pb2.LENGTH
+
+    @property
+    def ttft_s(self) -> float:
+        return self.first_s - self.asked_s
+
+    @property
+    def tpot_s(self) -> float:
+        return (self.last_s - self.first_s) / (len(self.tokens) - 1)
+
+
+class Client:
+    """One engine with a model. A gpu_scheduler's Listener."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name = name
+        self.engine = engine
+        self.stats = engine_pb2.EngineStats()
+        self.measured = engine_pb2.Measured()
+        self.lease_id = ""
+        self.received = 0
+        """Tokens of all requests so far."""
+        self.open: dict[str, Reply] = {}
+        self._asked: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._number = 0
+        self._gone = False
+        engine.listener = self
+
+    def ask(self, prompt: Sequence[int], new_tokens: int, *, asked_s: float | None = None, **sampling: Any) -> Reply:
+        """A greedy request; `asked_s` is when it was due, if not now."""
+        if self._gone:
+            raise RuntimeError(f"{self.name} is gone")
+        self._number += 1
+        name = str(self._number)
+        reply = self.open[name] = Reply(prompt, time.monotonic() if asked_s is None else asked_s)
+        self._asked[name] = new_tokens, sampling
+        self._send(name)
+        return reply
+
+    def _send(self, name: str) -> None:
+        reply, (new_tokens, sampling) = self.open[name], self._asked[name]
+        asked = common_pb2.Sampling(max_new_tokens=new_tokens - len(reply.tokens), ignore_eos=True, **sampling)
+        self.engine.generate(
+            engine_pb2.Generate(
+                request_id=name,
+                token_ids=[*reply.prompt, *reply.tokens],
+                sampling=asked,
+                priority=int(name),
+                resumed_tokens=len(reply.tokens),
+            )
+        )
+
+    def abort_all(self) -> None:
+        for name in self.open:
+            self.engine.abort(name)
+
+    async def quiet(self, timeout_s: float) -> None:
+        """Until nothing is open any more, and the statistics say so. Raises TimeoutError, RuntimeError."""
+        async with asyncio.timeout(timeout_s):
+            while self.open:
+                await next(iter(self.open.values())).ended.wait()
+            while self.stats.running or self.stats.waiting:
+                await asyncio.sleep(0.01)
+        if self._gone:
+            raise RuntimeError(f"{self.name} is gone")
+
+    # --- Listener
+
+    def on_tokens(self, _engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None:
+        now = time.monotonic()
+        for chunk in chunks:
+            reply = self.open[chunk.request_id]
+            if chunk.token_ids:
+                if not reply.tokens:
+                    reply.first_s, reply.cached_tokens = now, chunk.cached_tokens
+                reply.last_s = now
+                reply.tokens.extend(chunk.token_ids)
+                reply.top.extend({top.token_id: top.logprob for top in one.top} for one in chunk.logprobs)
+                self.received += len(chunk.token_ids)
+            if chunk.finish:
+                reply.finish, reply.error = chunk.finish, chunk.error
+                self._end(chunk.request_id)
+
+    def _end(self, name: str) -> None:
+        self.open.pop(name).ended.set()
+        del self._asked[name]
+
+    def on_parked(self, _engine: Engine, request_id: str) -> None:
+        """It found no memory: asked again, with what it said so far."""
+        self.open[request_id].parked += 1
+        self._send(request_id)
+
+    def on_prefilled(self, _engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
+
+    def on_stats(self, _engine: Engine, stats: engine_pb2.EngineStats) -> None:
+        self.stats = stats
+
+    def on_death(self, _engine: Engine) -> None:
+        self._gone = True
+        for name, reply in list(self.open.items()):
+            reply.error = "the engine died"
+            self._end(name)
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    return {field.name: value for field, value in message.ListFields()}
+
+
+def say(text: str) -> None:
+    print(f"[{time.monotonic() - _BEGUN:6.1f} s] {text}", flush=True)
+
+
+_BEGUN = time.monotonic()
+
+
+@dataclass(frozen=True)
+class Model:
+    """What all engines of a run serve."""
+
+    path: Path
+    device: str
+    context_tokens: int
+    options: Mapping[str, int]
+    """Ours; the reference gets the same arguments."""
+
+
+def begin() -> None:
+    """First thing of a program."""
+    log.configure("benchmark", "warning")
+
+
+async def _warm(kind: str, environment: Mapping[str, str]) -> Engine:
+    engine = await Engine.start(Spawn(kind, "error", environment, START_S), 1, None)
+    await engine.hello(START_S)
+    return engine
+
+
+async def elastic(
+    at: harness.Node, name: str, model: Model, *, poison: bool = False, environment: Mapping[str, str] | None = None
+) -> Client:
+    """An engine of ours with memory from balloond, where `name` is booked."""
+    client = Client(name, await _warm("sglang", environment or {}))
+    load = harness.load(at, name, model.path, context_tokens=model.context_tokens, **model.options)
+    load.poison_fresh_pages = poison
+    begun = time.monotonic()
+    command = client.engine.command(engine_pb2.ToEngine(load=load))
+    async with asyncio.timeout(START_S):
+        client.lease_id = (await command.mapped()).lease_id
+        client.measured = await command.done()
+    say(f"{name} is ready after {time.monotonic() - begun:.1f} s")
+    return client
+
+
+async def reference(name: str, model: Model, pool_tokens: int, front: str = "scheduler") -> Client:
+    """Unmodified SGLang with a pool of `pool_tokens`, a multiple of the page size."""
+    assert front in stock.FRONTS
+    client = Client(name, await _warm("stock", {stock.FRONT_VARIABLE: front}))
+    options = {key: str(value) for key, value in model.options.items()}
+    spec = common_pb2.ModelSpec(name=name, path=str(model.path), context_tokens=model.context_tokens)
+    load = engine_pb2.Load(model=spec, device=model.device, options={**options, "pool_tokens": str(pool_tokens)})
+    begun = time.monotonic()
+    async with asyncio.timeout(START_S):
+        client.measured = await client.engine.command(engine_pb2.ToEngine(load=load)).done()
+    say(f"{name} is ready after {time.monotonic() - begun:.1f} s")
+    return client
+
+
+async def give_up(at: harness.Node, client: Client, floor_bytes: int, limit_bytes: int) -> None:
+    """The idle engine's KV leaves, down to the floor, and may come back at once."""
+    await at.limit(client.name, floor_bytes)
+    async with asyncio.timeout(10.0):
+        while client.stats.kv_held_bytes > floor_bytes:
+            await asyncio.sleep(0.01)
+    await at.limit(client.name, limit_bytes)
+
+
+async def stop(clients: Sequence[Client]) -> None:
+    await asyncio.gather(*(client.engine.stop() for client in clients))
+
+
+def fail(problems: Sequence[str]) -> None:
+    """Says what went wrong and ends the program; nothing if there is nothing."""
+    for problem in problems:
+        print(f"FAILED: {problem}", file=sys.stderr, flush=True)
+    if problems:
+        raise SystemExit(1)

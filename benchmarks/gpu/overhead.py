@@ -1,0 +1,244 @@
+"""What elastic memory costs: our engine beside SGLang with a pool of its own, on one GPU, in alternating windows.
+
+    python -m benchmarks.gpu.overhead --out DIR --commit HASH [--parts one] [--loads 28,32,full]
+
+Both sides are there all the time, with the same random weights, the same arguments and as many bytes for KV; only one
+has load at a time, in the order A B, B A, A B, ... Requests have random prompts, so every one leaves something in the
+prefix cache that later ones push out. Parts:
+
+    one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
+    two    two elastic engines on the GPU and two of SGLang's, each with half of the load
+    users  one elastic engine, and sglang.Engine with its own processes, as its users have it
+
+With `--grow` the elastic engines give their KV back before each of their windows, so that they grow under load; else
+they have soon grown to their limit, as the reference has from the start, and evict.
+
+A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. Ratios are ours over
+theirs, pair by pair, with a 95 % confidence interval of their mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import fleet, pairs, report, shapes, windows
+from benchmarks.gpu.fleet import Client, Model, say
+from benchmarks.gpu.windows import Shape, Side, Window
+from tests.gpu_scheduler.engines.sglang import harness
+
+PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
+"""How many engines on each side, which front the reference has, and how many GiB of KV a side has."""
+SLACK_BYTES = 1 << 30
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON files")
+    parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--shape", choices=shapes.NAMES, default="8b")
+    parser.add_argument("--parts", default="one", help="of one,two,users")
+    parser.add_argument("--loads", default="28,32,full")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--window", type=float, default=8.0, help="seconds")
+    parser.add_argument("--lead-in", type=float, default=2.0, help="seconds of a rate that are not counted")
+    parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens")
+    parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--kv-gib", type=float, help="of each side, shared by its engines (40; 24 for `two`)")
+    parser.add_argument("--grow", action="store_true")
+    parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+class Part:
+    """One pairing of engines, started once and measured under every load."""
+
+    def __init__(self, given: argparse.Namespace, name: str, folder: Path) -> None:
+        self._given = given
+        self._name = name
+        self._count, self._front, kv_gib = PARTS[name]
+        path = shapes.write(folder / given.shape, given.shape)
+        self._config = json.loads((path / "config.json").read_text())
+        on_host = given.device.startswith("cpu")
+        self._bytes_per_token = shapes.kv_bytes_per_token(self._config, 4 if on_host else 2)
+        self._pool_tokens = int((given.kv_gib or kv_gib) * 2**30 / self._count / self._bytes_per_token) // 64 * 64
+        self._limit = self._pool_tokens * self._bytes_per_token
+        self._floor = self._limit // 16
+        options = {"random_weights": 1, **json.loads(given.options)}
+        self._model = Model(path, given.device, given.prompt + given.output, options)
+        self._shape = Shape(given.prompt, given.output, self._config["vocab_size"])
+        self._folder = folder
+        self._windows: list[dict[str, Any]] = []
+        self._about: dict[str, Any] = {}
+
+    async def run(self) -> list[dict[str, Any]]:
+        """Rows of the summary."""
+        weights = -(-shapes.weights_bytes(self._config) // (64 << 20)) * (64 << 20)
+        capacity = self._count * (weights + self._limit) + SLACK_BYTES
+        async with harness.node(self._folder, capacity, self._given.device) as at:
+            self._at = at
+            names = [f"elastic-{number}" for number in range(self._count)]
+            for name in names:
+                await at.book(name, floor_bytes=self._floor, weights_bytes=weights)
+                await at.limit(name, self._limit)
+            say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
+            starting = [fleet.elastic(at, name, self._model) for name in names] + [
+                fleet.reference(f"stock-{number}", self._model, self._pool_tokens, self._front)
+                for number in range(self._count)
+            ]
+            clients = await asyncio.gather(*starting)
+            try:
+                return await self._measure(
+                    Side("elastic", clients[: self._count]), Side("reference", clients[self._count :])
+                )
+            finally:
+                await fleet.stop(clients)
+
+    async def _measure(self, ours: Side, theirs: Side) -> list[dict[str, Any]]:
+        clients = [*ours.clients, *theirs.clients]
+        begun = time.monotonic()
+        most = int(self._model.options.get("max_running_requests", self._given.in_flight))
+        await asyncio.gather(
+            *(
+                windows.warm_up(client, self._shape, min(most, self._given.in_flight), 1000 + number)
+                for number, client in enumerate(clients)
+            )
+        )
+        say(f"warm after {time.monotonic() - begun:.1f} s")
+        self._about = {
+            "measured": {client.name: fleet.as_dict(client.measured) for client in clients},
+            "pool_tokens": self._pool_tokens,
+            "kv_bytes_per_token": self._bytes_per_token,
+            "same_answers_alone": await self._same(clients),
+            "gpu_memory_used_mib": report.smi("memory.used"),
+            "clocks": {"before": report.smi("clocks.sm,temperature.gpu,power.draw")},
+        }
+        say(f"answers alone: {self._about['same_answers_alone']}; GPU has {self._about['gpu_memory_used_mib']} MiB")
+        rows: list[dict[str, Any]] = []
+        for number, load in enumerate(self._given.loads.split(",")):
+            rows += await self._compare(ours, theirs, load, 100 * (number + 1))
+            self._about["clocks"][f"after {load}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
+            self._write(rows)
+        return rows
+
+    async def _same(self, clients: list[Client]) -> str:
+        """Whether all say the same, one prompt at a time: the same weights, then."""
+        prompt = self._shape.prompts(5)
+        equal = 0
+        for _ in range(4):
+            said = []
+            tokens = prompt()
+            for client in clients:
+                reply = client.ask(tokens, 16)
+                await client.quiet(windows.DRAIN_S)
+                said.append(reply.tokens)
+            equal += all(other == said[0] for other in said)
+        return f"{equal} of 4 equal"
+
+    async def _compare(self, ours: Side, theirs: Side, load: str, seed: int) -> list[dict[str, Any]]:
+        sides = (ours, theirs)
+        found: dict[str, list[Window]] = {ours.name: [], theirs.name: []}
+        for pair, turns in enumerate(pairs.order(self._given.pairs)):
+            for side in (sides[turn] for turn in turns):
+                window = await self._window(side, load, self._given.seed * 10_000 + seed + pair)
+                found[side.name].append(window)
+                self._windows.append({"load": load, "pair": pair, **asdict(window)})
+                shown = {name: round(value, 5) for name, value in window.measures().items()}
+                say(f"{self._name}, {load}, pair {pair}, {side.name}: {shown}, failed {window.failed}")
+        return _ratios(self._name, load, found[ours.name], found[theirs.name])
+
+    async def _window(self, side: Side, load: str, seed: int) -> Window:
+        given = self._given
+        if given.grow and side.name == "elastic":
+            for client in side.clients:
+                await fleet.give_up(self._at, client, self._floor, self._limit)
+        if load == "full":
+            return await windows.full(side, self._shape, given.in_flight, given.window, seed)
+        return await windows.steady(side, self._shape, float(load), given.lead_in, given.window, seed)
+
+    def _write(self, rows: list[dict[str, Any]]) -> None:
+        body = {
+            "part": self._name,
+            "arguments": {key: str(value) for key, value in vars(self._given).items() if key != "out"},
+            **self._about,
+            "summary": rows,
+            "windows": self._windows,
+        }
+        name = f"gpu_overhead_{self._name}{'_grow' if self._given.grow else ''}"
+        report.write(self._given.out, name, self._given.commit, body)
+
+
+def _ratios(part: str, load: str, ours: list[Window], theirs: list[Window]) -> list[dict[str, Any]]:
+    rows = []
+    for measure in ours[0].measures():
+        a = [window.measures()[measure] for window in ours]
+        b = [window.measures()[measure] for window in theirs]
+        each = pairs.ratios(a, b)
+        found = pairs.interval(each)
+        rows.append(
+            {
+                "part": part,
+                "load": load,
+                "measure": measure,
+                "elastic": sum(a) / len(a),
+                "reference": sum(b) / len(b),
+                "ratio": found.mean,
+                "half": found.half,
+                "ratios": each,
+                "failed": sum(window.failed for window in (*ours, *theirs)),
+                "evicted_tokens": [_gained(windows_, "evicted_tokens") for windows_ in (ours, theirs)],
+                "retractions": [_gained(windows_, "retractions") for windows_ in (ours, theirs)],
+            }
+        )
+    return rows
+
+
+def _gained(found: list[Window], counter: str) -> int:
+    return sum(
+        after.get(counter, 0) - before.get(counter, 0)
+        for window in found
+        for before, after in zip(window.before, window.after, strict=True)
+    )
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    header = ("part", "load", "measure", "elastic", "reference", "ratio, 95 %", "evicted tokens", "failed")
+    cells = []
+    for row in rows:
+        of_time = row["measure"] != "tokens/s"
+        values = [f"{1e3 * row[side]:.2f} ms" if of_time else f"{row[side]:.0f}" for side in ("elastic", "reference")]
+        ratio = str(pairs.Interval(row["ratio"], row["half"], len(row["ratios"])))
+        evicted = " / ".join(str(count) for count in row["evicted_tokens"])
+        cells.append((row["part"], row["load"], row["measure"], *values, ratio, evicted, row["failed"]))
+    report.table("elastic memory beside SGLang's own", header, cells)
+
+
+async def main() -> None:
+    fleet.begin()
+    given = parse()
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for name in given.parts.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                rows += await Part(given, name, Path(folder)).run()
+            except Exception as error:
+                problems.append(f"{name}: {type(error).__name__}: {error}")
+                print(problems[-1], file=sys.stderr, flush=True)
+    if rows:
+        show(rows)
+    fleet.fail(problems)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

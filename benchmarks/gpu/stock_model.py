@@ -1,0 +1,55 @@
+"""What both fronts of the reference load, and SGLang's arguments for it. Imports SGLang: for the reference's own
+processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from sglang.srt.configs.load_config import LoadConfig, LoadFormat
+from sglang.srt.model_loader.loader import DefaultModelLoader
+
+from gpu_scheduler.engines.sglang.options import Options, arguments, kind_of
+from gpu_scheduler.engines.sglang.random_weights import draw
+from protos import engine_pb2
+
+
+class RandomLoader(DefaultModelLoader):
+    """The weights that our engine draws with `random_weights`. Given to SGLang as `load_format`."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
+
+    def load_model(self, **arguments: Any) -> torch.nn.Module:
+        model: torch.nn.Module = super().load_model(**arguments)
+        draw(model)
+        return model
+
+    def _get_all_weights(self, *_: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    @staticmethod
+    def load_weights_and_postprocess(*_: Any) -> None:
+        """There is no checkpoint to read."""
+
+
+def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
+    """What our engine would give SGLang, with a pool of `pool_tokens`."""
+    given = dict(load.options)
+    pool_tokens = int(given.pop("pool_tokens"))
+    options = Options.parse(given, load.device)
+    named = arguments(load.model, load.device, options, RandomLoader)
+    named |= {"max_total_tokens": pool_tokens, "load_format": RandomLoader if options.random_weights else "auto"}
+    if kind_of(load.device) == "cuda":
+        named["enable_page_major_kv_layout"] = False
+    else:
+        named["page_size"] = 1  # SGLang's own paged allocator is a GPU's kernel
+    return named
+
+
+def check_pool(wanted_tokens: int, tokens: int) -> None:
+    """Raises RuntimeError when SGLang found less memory than it was told to take."""
+    if tokens < wanted_tokens:
+        raise RuntimeError(f"SGLang made a pool of {tokens} tokens instead of {wanted_tokens}: the device is too full")

@@ -1,0 +1,166 @@
+"""SGLang's Scheduler behind our socket. What is hooked is the front: where SGLang reads its sockets, where it sleeps
+when idle, where it writes; by the functions of our own engine, so that the two cost the same.
+
+Imports SGLang: for the reference's own process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from typing import Any
+
+import sglang
+from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.models import registry as _models  # noqa: F401  (imports what a model needs, before Hello)
+from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.server_args import ServerArgs
+
+from benchmarks.gpu import stock_model
+from gpu_scheduler.engines.sglang import current, hooks_loop, hooks_memory, hooks_process, options, plugin, stats
+from gpu_scheduler.engines.sglang.book import Book
+from gpu_scheduler.engines.sglang.channel import Channel
+from gpu_scheduler.engines.sglang.errors import LeaveLoop, RejectedRequest
+from gpu_scheduler.engines.sglang.outputs import Outputs
+from gpu_scheduler.engines.sglang.requests import to_sglang
+from protos import common_pb2, engine_pb2
+
+_FRONT = (
+    hooks_process.parallel_groups,
+    hooks_process.watchdog,
+    hooks_process.ipc_channels,
+    hooks_loop.idle_sleeper,
+    hooks_loop.pull_requests,
+    hooks_loop.before_step,
+    hooks_memory.count_evicted,
+)
+
+
+def count_retracted(result: Any, *_: Any) -> Any:
+    current.instance().counters.retractions += len(result[0])
+    return result
+
+
+def hooks() -> list[plugin.Hook]:
+    front = [hook for hook in plugin.all_hooks() if hook.function in _FRONT]
+    retraction = "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode"
+    return [*front, plugin.Hook(retraction, count_retracted, "AFTER")]
+
+
+class Front:
+    """What the hooks find in the place of an instance of ours and of its loop."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.book = Book()
+        self.counters = stats.Counters()
+        self.outputs = Outputs(self.book, self._send_chunks, lambda *_: None)
+        self.loop = self
+        self._told_at = 0.0
+
+    def build(self, load: engine_pb2.Load) -> None:
+        named = stock_model.sglang_arguments(load)
+        index = int(load.device.partition(":")[2] or 0)
+        self.scheduler = Scheduler(ServerArgs(**named), options.port_args(), index, 0, 0, 0, 0, 0, None)
+        stock_model.check_pool(named["max_total_tokens"], self.scheduler.max_total_num_tokens)
+        self._context_tokens = int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS
+        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
+        self._bytes_per_token = (
+            pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
+        )
+        measured = engine_pb2.Measured(kv_bytes_per_token=self._bytes_per_token, context_tokens=self._context_tokens)
+        self.channel.send(done=engine_pb2.Done(command_id=load.command_id, measured=measured))
+
+    # --- called by the hooks
+
+    def pull(self) -> list[Any]:
+        inputs: list[Any] = []
+        for message in self.channel.receive():
+            kind = message.WhichOneof("message")
+            if kind == "shutdown":
+                raise LeaveLoop("shutdown")
+            if kind == "generate":
+                inputs += self._generate(message.generate)
+            elif kind == "abort":
+                inputs += self._abort(message.abort.request_id)
+            else:
+                raise ValueError(f"the reference has no {kind}")
+        if self.channel.closed:
+            raise LeaveLoop("the benchmark is gone")
+        if time.monotonic() - self._told_at >= stats.EVERY_S:
+            self._tell()
+        return inputs
+
+    def sleep(self) -> None:
+        self._tell()
+        self.channel.wait(None)
+
+    # --- requests
+
+    def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
+        entry = self.book.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
+        try:
+            vocabulary = int(self.scheduler.model_config.vocab_size)
+            return [to_sglang(generate, entry.rid, self._context_tokens, vocabulary)]
+        except RejectedRequest as error:
+            self.book.close(entry)
+            rejected = common_pb2.TokenChunk(request_id=entry.request_id, finish=common_pb2.REJECTED, error=str(error))
+            self._send_chunks([rejected])
+            return []
+
+    def _abort(self, request_id: str) -> list[Any]:
+        entry = self.book.by_id(request_id)
+        if entry is None:
+            return []
+        entry.ending = common_pb2.ABORTED
+        return [AbortReq(rid=entry.rid)]
+
+    def _send_chunks(self, chunks: list[common_pb2.TokenChunk]) -> None:
+        self.channel.send(tokens=engine_pb2.Tokens(chunks=chunks))
+
+    def _tell(self) -> None:
+        self._told_at = time.monotonic()
+        scheduler, counters = self.scheduler, self.counters
+        cached = scheduler.tree_cache.evictable_size()
+        free = scheduler.token_to_kv_pool_allocator.available_size()
+        pool = scheduler.max_total_num_tokens
+        told = engine_pb2.EngineStats(
+            running=stats.running(scheduler),
+            waiting=len(scheduler.waiting_queue),
+            kv_held_bytes=pool * self._bytes_per_token,
+            kv_used_bytes=(pool - free - cached) * self._bytes_per_token,
+            kv_cached_bytes=cached * self._bytes_per_token,
+            kv_limit_bytes=pool * self._bytes_per_token,
+            retractions=counters.retractions,
+            evicted_tokens=counters.evicted_tokens,
+            forward_steps=counters.forward_steps,
+            prefill_tokens=counters.prefill_tokens,
+            decode_tokens=counters.decode_tokens,
+        )
+        self.channel.send(stats=told)
+
+
+def run(channel_fd: int) -> None:
+    for hook in hooks():
+        HookRegistry.register(hook.target, hook.function, HookType[hook.kind])
+    load_plugins()
+    plugin.verify(hooks())
+    gc.collect()
+    gc.freeze()  # as our engine does
+    channel = Channel(channel_fd)
+    channel.send(hello=engine_pb2.Hello(pid=os.getpid(), engine="stock", version=sglang.__version__))
+    front = Front(channel)
+    current.set_instance(front)  # type: ignore[arg-type]
+    channel.wait(None)
+    first = channel.receive()
+    if not first:
+        return
+    channel.unread(first[1:])
+    front.build(first[0].load)
+    try:
+        front.scheduler.run_event_loop()
+    except LeaveLoop:
+        pass
