@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,9 @@ class Client:
         self._asked: dict[str, tuple[int, dict[str, Any]]] = {}
         self._number = 0
         self._gone = False
+        self._asleep = False
+        self._held: list[str] = []
+        """Requests to send once the engine is back."""
         engine.listener = self
 
     def ask(self, prompt: Sequence[int], new_tokens: int, *, asked_s: float | None = None, **sampling: Any) -> Reply:
@@ -77,12 +80,20 @@ class Client:
         name = str(self._number)
         reply = self.open[name] = Reply(prompt, time.monotonic() if asked_s is None else asked_s)
         self._asked[name] = new_tokens, sampling
-        self._send(name)
+        if self._asleep:
+            self._held.append(name)
+        else:
+            self._send(name)
         return reply
 
     def _send(self, name: str) -> None:
         reply, (new_tokens, sampling) = self.open[name], self._asked[name]
-        asked = common_pb2.Sampling(max_new_tokens=new_tokens - len(reply.tokens), ignore_eos=True, **sampling)
+        left = new_tokens - len(reply.tokens)
+        if left <= 0:  # handed back between its last token and hearing that it was the last
+            reply.finish = common_pb2.LENGTH
+            self._end(name)
+            return
+        asked = common_pb2.Sampling(max_new_tokens=left, ignore_eos=True, **sampling)
         self.engine.generate(
             engine_pb2.Generate(
                 request_id=name,
@@ -92,6 +103,24 @@ class Client:
                 resumed_tokens=len(reply.tokens),
             )
         )
+
+    async def hibernate(self) -> None:
+        """What runs is handed back first, and goes on after `wake`."""
+        self._asleep = True
+        await self.engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain())).done()
+        await self.engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate())).done()
+
+    async def wake(self, fill: Callable[[], Awaitable[None]]) -> None:
+        """`fill` puts the weights where they were."""
+        command = self.engine.command(engine_pb2.ToEngine(wake=engine_pb2.Wake()))
+        await command.mapped()
+        await fill()
+        self.engine.verify(command)
+        await command.done()
+        self._asleep = False
+        held, self._held = self._held, []
+        for name in held:
+            self._send(name)
 
     def abort_all(self) -> None:
         for name in self.open:
@@ -120,7 +149,9 @@ class Client:
                 reply.tokens.extend(chunk.token_ids)
                 reply.top.extend({top.token_id: top.logprob for top in one.top} for one in chunk.logprobs)
                 self.received += len(chunk.token_ids)
-            if chunk.finish:
+            if chunk.finish == common_pb2.FAILED and self._asleep:
+                self._held.append(chunk.request_id)
+            elif chunk.finish:
                 reply.finish, reply.error = chunk.finish, chunk.error
                 self._end(chunk.request_id)
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
+import traceback
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
+    parser.add_argument("--context", type=int, default=4096, help="tokens, of the model as it is served")
     parser.add_argument("--kv-gib", type=float, help="of each side, shared by its engines (40; 24 for `two`)")
     parser.add_argument("--grow", action="store_true")
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
@@ -75,14 +76,15 @@ class Part:
         self._limit = self._pool_tokens * self._bytes_per_token
         self._floor = self._limit // 16
         options = {"random_weights": 1, **json.loads(given.options)}
-        self._model = Model(path, given.device, given.prompt + given.output, options)
+        self._model = Model(path, given.device, given.context, options)
         self._shape = Shape(given.prompt, given.output, self._config["vocab_size"])
         self._folder = folder
+        self.rows: list[dict[str, Any]] = []
+        """Of the summary."""
         self._windows: list[dict[str, Any]] = []
         self._about: dict[str, Any] = {}
 
-    async def run(self) -> list[dict[str, Any]]:
-        """Rows of the summary."""
+    async def run(self) -> None:
         weights = -(-shapes.weights_bytes(self._config) // (64 << 20)) * (64 << 20)
         capacity = self._count * (weights + self._limit) + SLACK_BYTES
         async with harness.node(self._folder, capacity, self._given.device) as at:
@@ -98,13 +100,12 @@ class Part:
             ]
             clients = await asyncio.gather(*starting)
             try:
-                return await self._measure(
-                    Side("elastic", clients[: self._count]), Side("reference", clients[self._count :])
-                )
+                ours, theirs = clients[: self._count], clients[self._count :]
+                await self._measure(Side("elastic", ours), Side("reference", theirs))
             finally:
                 await fleet.stop(clients)
 
-    async def _measure(self, ours: Side, theirs: Side) -> list[dict[str, Any]]:
+    async def _measure(self, ours: Side, theirs: Side) -> None:
         clients = [*ours.clients, *theirs.clients]
         begun = time.monotonic()
         most = int(self._model.options.get("max_running_requests", self._given.in_flight))
@@ -124,12 +125,12 @@ class Part:
             "clocks": {"before": report.smi("clocks.sm,temperature.gpu,power.draw")},
         }
         say(f"answers alone: {self._about['same_answers_alone']}; GPU has {self._about['gpu_memory_used_mib']} MiB")
-        rows: list[dict[str, Any]] = []
         for number, load in enumerate(self._given.loads.split(",")):
-            rows += await self._compare(ours, theirs, load, 100 * (number + 1))
+            rows = await self._compare(ours, theirs, load, 100 * (number + 1))
+            show(rows)
+            self.rows += rows
             self._about["clocks"][f"after {load}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
-            self._write(rows)
-        return rows
+            self._write()
 
     async def _same(self, clients: list[Client]) -> str:
         """Whether all say the same, one prompt at a time: the same weights, then."""
@@ -166,12 +167,12 @@ class Part:
             return await windows.full(side, self._shape, given.in_flight, given.window, seed)
         return await windows.steady(side, self._shape, float(load), given.lead_in, given.window, seed)
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
+    def _write(self) -> None:
         body = {
             "part": self._name,
             "arguments": {key: str(value) for key, value in vars(self._given).items() if key != "out"},
             **self._about,
-            "summary": rows,
+            "summary": self.rows,
             "windows": self._windows,
         }
         name = f"gpu_overhead_{self._name}{'_grow' if self._given.grow else ''}"
@@ -230,11 +231,13 @@ async def main() -> None:
     problems: list[str] = []
     for name in given.parts.split(","):
         with tempfile.TemporaryDirectory() as folder:
+            part = Part(given, name, Path(folder))
             try:
-                rows += await Part(given, name, Path(folder)).run()
+                await part.run()
             except Exception as error:
+                traceback.print_exc()
                 problems.append(f"{name}: {type(error).__name__}: {error}")
-                print(problems[-1], file=sys.stderr, flush=True)
+            rows += part.rows
     if rows:
         show(rows)
     fleet.fail(problems)

@@ -1,0 +1,41 @@
+"""The loader's part in a benchmark's own process: an engine's weights leave for host memory and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from collections.abc import Callable, Sequence
+
+from loader.handoff_client import HandoffClient
+from loader.policy.chunks import Chunk, plan
+from loader.transfers import Transfers
+from loader.transfers.base import Borrowed
+from services import tasks
+
+_CHUNK_BYTES = 8 << 20
+_Copy = Callable[[Sequence[Borrowed], memoryview, Sequence[Chunk], Callable[[Chunk], None]], None]
+
+
+class Image:
+    """Of one lease's weights."""
+
+    def __init__(self, handoff: str, device: str, nbytes: int) -> None:
+        self._client = HandoffClient(handoff, answer_timeout_s=30.0)
+        self._task = tasks.spawn(self._client.run(), "handoff")
+        self._transfer = Transfers().of(device)
+        self._nbytes = nbytes
+        self._memory = memoryview(mmap.mmap(-1, nbytes))
+
+    async def take(self, lease_id: str) -> None:
+        await self._copy(lease_id, self._transfer.out_of)
+
+    async def put(self, lease_id: str) -> None:
+        await self._copy(lease_id, self._transfer.into)
+
+    async def _copy(self, lease_id: str, copy: _Copy) -> None:
+        async with self._client.borrowed(lease_id) as extents:
+            steps = plan([extent.nbytes for extent in extents], self._nbytes, _CHUNK_BYTES)
+            await asyncio.to_thread(copy, extents, self._memory, steps, lambda _: None)
+
+    async def close(self) -> None:
+        await tasks.cancel(self._task)
