@@ -3,11 +3,10 @@
 An envelope can be handed out while every extent that it touches is held, and an extent can be given up while no
 envelope that touches it is live.
 
-Taking fills the fullest extents first, so that others empty: fewest available envelopes first, among those the most
-live; an extent on which nothing lives is begun only when the others have nothing left. The search is a pass over all
-extents, so `take` chooses a little more than it was asked for, and `give` puts in front of that choice what it freed
-on an extent as full as those chosen. Taking is as old as that choice, at most; what was chosen is available like
-anything else, and an extent under it may be given up.
+Taking fills the fullest extents first, so that others empty. An extent on which nothing lives is begun only when the
+others have nothing left. To find the fullest is a pass over all extents, so a search chooses a little ahead, and
+`give` puts in front of what is chosen what it freed on extents about as full: the order is as old as that choice. What
+is chosen is available like anything else, and its extent may be given up.
 
 Conservation, checked by `audit`: live + available + stranded (free, but on memory that is not held) = all
 envelopes.
@@ -22,7 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpu_scheduler.engines.sglang.policy.layout import Indices, Layout
+from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
+from gpu_scheduler.engines.sglang.policy.layout import Layout
 
 _AHEAD = 32
 """Envelopes chosen ahead that are enough for any call but a larger one."""
@@ -45,33 +45,34 @@ class Envelopes(Layout):
         self._is_live = np.zeros(count, dtype=bool)
 
         # One number says how full an extent is: step * (available envelopes that begin in it) - (live ones that touch
-        # it) - 1. The step exceeds what can be live, so that both counts can be read from the number; the smaller, the
-        # fuller, from 0 on; and below 0, which is last in unsigned arithmetic, there is nothing to take.
+        # it) - 1. The step, a power of two, exceeds what can be live there, so both counts can be read from the number.
+        # It is below 0 where there is nothing to take, which is last in unsigned arithmetic: one comparison finds the
+        # extents that have little left, but something.
         most, span = self.beginning.shape[1], self.touched.shape[1]
-        self._step = most + 2
+        self._step = 1 << (most + 1).bit_length()
         self._above_all = self._step * most
-        """Above every rank."""
+        """Above the rank of every extent that has something to take."""
         signed, unsigned = (np.int16, np.uint16) if self._above_all < 1 << 15 else (np.int32, np.uint32)
         self._ranks: NDArray[Any] = np.full(self.n_extents + 1, -1, dtype=signed)
         """Of each extent, and of one more, without meaning, for what fills up `touched`."""
         self._rank: NDArray[Any] = self._ranks[:-1]
         self._order = self._rank.view(unsigned)
         self._rank_if_empty: NDArray[Any] = np.full(self.n_extents, self._above_all, dtype=signed)
-        """The rank without its live envelopes; no rank at all where an extent is not held."""
+        """The rank if nothing lived there; no rank at all where an extent is not held."""
         self._least_if_empty = self._above_all
         self._change: NDArray[Any] = np.tile(np.array([self._step + 1] + [1] * (span - 1), dtype=signed), count)
-        """What one envelope after another, becoming free, adds to the ranks of those that it touches."""
+        """What envelopes, each becoming free, add to the ranks of what they touch."""
 
         self._ahead: Indices = np.empty(0, dtype=np.int64)
-        """What the next calls of `take` hand out: available, each once."""
+        """What `take` hands out next: available, each once."""
         self._last_count = 0
         """How many the last call took."""
         self._reached = 0
-        """The rank up to which `_ahead` reaches."""
+        """The rank up to which `_ahead` goes."""
         self._limit = self._step
         """The next search looks at extents that rank below."""
         self._expected = 1.0
-        """Available envelopes that a search expects on an extent."""
+        """How many available envelopes it expects on each."""
 
     def __repr__(self) -> str:
         return f"Envelopes({self.live} live, {self.available} available of {self.total}, {self.held} extents held)"
@@ -166,14 +167,16 @@ class Envelopes(Layout):
         if not len(envelopes):
             return
         self._become_free(envelopes)
-        if len(self._ahead) >= max(_AHEAD, self._last_count):
-            # Enough is chosen: only fuller extents may add to it from now on.
+        enough = max(_AHEAD, self._last_count)
+        if len(self._ahead) < enough:
+            envelopes = envelopes[:enough]
+            homes = self.touched.take(envelopes, axis=0)[:, 0]
+            ranks = self._rank.take(homes)
+            fuller = envelopes.compress((ranks <= self._reached) & (ranks != self._rank_if_empty.take(homes)))
+            self._ahead = np.concatenate((fuller, self._ahead))
+        else:
+            # Only fuller extents may add to it from now on.
             self._reached = max(self._reached - self._step, 0)
-            return
-        homes = self.touched.take(envelopes, axis=0)[:, 0]
-        ranks = self._rank.take(homes)
-        fuller = envelopes.compress((ranks <= self._reached) & (ranks != self._rank_if_empty.take(homes)))
-        self._ahead = np.concatenate((fuller, self._ahead))
 
     def move(self, sources: Indices, destinations: Indices) -> None:
         """What was live in each source is live in its destination now, and the sources are free. Raises ValueError,
@@ -220,33 +223,35 @@ class Envelopes(Layout):
     def _choose_on_begun(self, count: int) -> Indices:
         """`count` or more from extents on which something lives; all there are if they are fewer.
 
-        Only extents below the limit are sorted. The limit follows, so that they are between two and four times as
-        many as are needed; and how many are needed is a guess from the last time.
+        How many extents are wanted is guessed from the last time. Only extents below the limit are sorted, and the
+        limit follows, so that they are two to three times as many as wanted.
         """
         limit, wanted = self._limit, int(count / self._expected) + _SPARE
         while True:
             below = self._order < limit
             if limit > self._least_if_empty:
                 below &= self._rank != self._rank_if_empty
-            extents = below.nonzero()[0][: 4 * wanted + 1]
-            extents = extents.take(self._rank.take(extents).argsort(kind="stable"))
-            fullest = extents[:wanted]
-            chosen = self._available_in(fullest)
-            if len(chosen) < count and len(extents) > wanted:
-                fullest = extents
-                chosen = self._available_in(fullest)
+            extents = below.nonzero()[0][: 3 * wanted + 1]
+            lacking = (self._rank.take(extents) + 1) & (self._step - 1)  # The step less what lives there.
+            extents = extents.take(lacking.argsort(kind="stable"))
+            looked_at = wanted
+            chosen = self._available_in(extents[:looked_at])
+            if len(chosen):
+                self._expected = 0.9 * len(chosen) / min(wanted, len(extents))
+            while len(chosen) < count and looked_at < len(extents):
+                looked_at *= 2
+                chosen = self._available_in(extents[:looked_at])
             if len(chosen) >= count:
                 break
-            if len(extents) > 4 * wanted:
-                wanted *= 4
+            if len(extents) > 3 * wanted:
+                wanted *= 3
             elif limit < self._above_all:
                 limit = min(2 * limit, self._above_all)
             else:
                 break
         if len(chosen):
-            self._expected = 0.9 * len(chosen) / len(fullest)
-            self._reached = int(self._rank[fullest[-1]])
-        if len(extents) > 4 * wanted:
+            self._reached = int(self._rank[extents[min(looked_at, len(extents)) - 1]])
+        if len(extents) > 3 * wanted:
             limit = int(self._rank[extents[-1]]) + 1
         elif len(extents) < 2 * wanted:
             limit = min(limit + self._step, self._above_all)
