@@ -68,8 +68,8 @@ class Activation:
         resident.image_checksum = ""
 
     async def bring_up(self, resident: Resident) -> None:
-        """To ACTIVE. Raises PrismError; the resident then is as it was, hibernating or without an engine and a
-        booking."""
+        """To ACTIVE; `release_room` follows, for which requests do not wait. Raises PrismError; the resident then is as
+        it was, hibernating or without an engine and a booking."""
         began = time.monotonic()
         resident.steps = []
         sleeper = resident.engine
@@ -95,7 +95,6 @@ class Activation:
         steps = {name: round(each, 3) for name, each in resident.step_seconds().items()}
         _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=woke, steps=steps)
         self._residents.set(resident, common_pb2.ACTIVE)
-        await self._release_room(resident)  # requests do not wait for that
 
     # --- memory
 
@@ -125,7 +124,7 @@ class Activation:
                 f"{self._device}; {room.short_bytes} could not be freed"
             )
 
-    async def _release_room(self, resident: Resident) -> None:
+    async def release_room(self, resident: Resident) -> None:
         """The weights are there; from now on the floor is a claim like any other's, not memory kept empty."""
         if self._balloond is None:
             return

@@ -159,9 +159,11 @@ class Residency:
                 raise
         engine = resident.engine
         assert engine is not None
+        # Nothing was awaited since it became active: no request can have reached it yet.
         engine.listener = self._dispatcher
         if not engine.alive:
             self.engine_died(engine)
+        await self._activation.release_room(resident)
 
     def _could_not(self, resident: Resident, error: PrismError) -> None:
         # Nothing is wrong with the requests: their gateways try elsewhere, or here again when there is room.
