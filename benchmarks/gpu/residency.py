@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import contextlib
 import os
 import random
 import tempfile
@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import report, shapes
+from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
 from tests.end_to_end.world import FOLDER, World, world
 
@@ -34,29 +35,23 @@ TOKENS = 16
 PROMPT = 64
 
 
-async def first_token(at: World, model: str, prompt: list[int]) -> tuple[float, str]:
-    """Seconds until the first text of a streamed answer, and the answer."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": TOKENS,
-        "temperature": 0,
-        "stream": True,
-        "ignore_eos": True,
-    }
-    first, answer, began = 0.0, "", time.monotonic()
+async def answer(at: World, model: str, prompt: list[int], tokens: int) -> list[tuple[str, float]]:
+    """The greedy tokens and their log-probabilities."""
+    body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 1, "ignore_eos": True}
     async with at.http.post(f"{at.base}/v1/completions", json=body) as response:
         if response.status != 200:
             raise RuntimeError(await response.text())
-        async for line in response.content:
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise RuntimeError(str(event))
-            first = first or time.monotonic() - began
-            answer += event["choices"][0]["text"] if event["choices"] else ""
-    return first, answer
+        said = (await response.json())["choices"][0]["logprobs"]
+    return list(zip(said["tokens"], said["token_logprobs"], strict=True))
+
+
+async def first_token(at: World, model: str, prompt: list[int]) -> tuple[float, list[tuple[str, float]]]:
+    """Seconds until the first token, and what the model then says (asked for again: most of the tokenizer's tokens of
+    such a model are no text, and a stream would show none before its end)."""
+    began = time.monotonic()
+    await answer(at, model, prompt, 1)
+    seconds = time.monotonic() - began
+    return seconds, await answer(at, model, prompt[1:], TOKENS)
 
 
 async def sleep(at: World, model: str, target: common_pb2.Residency, now: common_pb2.Residency) -> float:
@@ -65,6 +60,19 @@ async def sleep(at: World, model: str, target: common_pb2.Residency, now: common
     began = time.monotonic()
     await at.placement.evict(model, target)
     return time.monotonic() - began
+
+
+async def warm(at: World) -> int:
+    """Engines with their imports done, of all groups."""
+    engines = 0
+    for device in at.local.devices:
+        client = GpuSchedulerClient(at.local.unix(at.local.scheduler(device)))
+        async with contextlib.aclosing(client.watch()) as states:
+            async for state in states:
+                engines += state.warm_engines if state is not None else 0
+                break
+        await client.close()
+    return engines
 
 
 def processes(at: World) -> dict[str, dict[str, int]]:
@@ -96,7 +104,9 @@ async def measure(at: World, names: list[str], cycles: int, device: str) -> dict
     chance = random.Random(5)
     prompts = {name: [chance.randrange(3, 2000) for _ in range(PROMPT)] for name in names}
     found: dict[str, Any] = {name: {"asleep_s": [], "wake_s": [], "cold_s": [], "steps": []} for name in names}
-    said: dict[str, str] = {}
+    said: dict[str, list[tuple[str, float]]] = {}
+    while at.engine_pids() == [] or not (await warm(at)):
+        await asyncio.sleep(0.2)
     for name in names:
         found[name]["disk_s"], said[name] = await first_token(at, name, prompts[name])
         found[name]["disk_steps"] = dict((await at.measured(name)).step_s)
@@ -109,10 +119,10 @@ async def measure(at: World, names: list[str], cycles: int, device: str) -> dict
         for cycle in range(cycles):
             await at.wait_residency(name, common_pb2.HIBERNATING)
             await asyncio.sleep(0.3)  # until every gateway has heard of it as well
-            seconds, answer = await first_token(at, name, prompts[name])
+            seconds, now = await first_token(at, name, prompts[name])
             resident = await at.measured(name)
-            if answer != said[name]:
-                raise RuntimeError(f"{name}, cycle {cycle}: {answer!r} instead of {said[name]!r}")
+            if now != said[name]:
+                raise RuntimeError(f"{name}, cycle {cycle}: {now!r} instead of {said[name]!r}")
             found[name]["wake_s"].append(seconds)
             found[name]["steps"].append(dict(resident.step_s))
             found[name]["asleep_s"].append(await sleep(at, name, common_pb2.HIBERNATING, common_pb2.ACTIVE))
@@ -130,9 +140,9 @@ async def measure(at: World, names: list[str], cycles: int, device: str) -> dict
         await sleep(at, name, common_pb2.COLD, common_pb2.HIBERNATING)
     for _ in range(2):
         for name in names:  # the engine that comes had the other model last
-            seconds, answer = await first_token(at, name, prompts[name])
-            if answer != said[name]:
-                raise RuntimeError(f"{name}, cold: {answer!r} instead of {said[name]!r}")
+            seconds, now = await first_token(at, name, prompts[name])
+            if now != said[name]:
+                raise RuntimeError(f"{name}, cold: {now!r} instead of {said[name]!r}")
             found[name]["cold_s"].append(seconds)
             found[name]["cold_steps"] = dict((await at.measured(name)).step_s)
             print(f"{name}: cold {seconds:.2f} s, {found[name]['cold_steps']}", flush=True)
@@ -153,6 +163,7 @@ async def main() -> None:
             models = {shape: shapes.write_checkpoint(Path(name) / shape, shape) for shape in given.shapes}
             print(f"checkpoints written: {', '.join(models)}", flush=True)
             local: dict[str, Any] = {"devices": {given.device: None}, "host_capacity_bytes": 60 << 30}
+            local["gateway"] = {"park_time_out_s": 400.0}
         else:
             models = {each: FOLDER / each for each in ("llama-debian", "qwen3-perl")}
             local = {"devices": {given.device: 64 << 20}}

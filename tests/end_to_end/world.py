@@ -115,11 +115,12 @@ class World:
         for device in self.local.devices:
             client = GpuSchedulerClient(self.local.unix(self.local.scheduler(device)))
             try:
-                async for state in client.watch():
-                    for resident in state.residents if state is not None else ():
-                        if resident.model == model:
-                            return resident
-                    break
+                async with contextlib.aclosing(client.watch()) as states:
+                    async for state in states:
+                        for resident in state.residents if state is not None else ():
+                            if resident.model == model:
+                                return resident
+                        break
             finally:
                 await client.close()
         raise AssertionError(f"{model} is on no group")
