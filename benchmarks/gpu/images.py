@@ -22,7 +22,8 @@ class Image:
     def __init__(self, handoff: str, device: str, nbytes: int) -> None:
         self._client = HandoffClient(handoff, answer_timeout_s=30.0)
         self._task = tasks.spawn(self._client.run(), "handoff")
-        self._transfer = Transfers().of(device)
+        self._transfers = Transfers()
+        self._transfer = self._transfers.of(device)
         self._nbytes = nbytes
         self._memory = memoryview(mmap.mmap(-1, nbytes))
 
@@ -39,3 +40,4 @@ class Image:
 
     async def close(self) -> None:
         await tasks.cancel(self._task)
+        self._transfers.forget(self._memory)

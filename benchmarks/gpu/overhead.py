@@ -64,6 +64,8 @@ def parse() -> argparse.Namespace:
 class Part:
     """One pairing of engines, started once and measured under every load."""
 
+    _at: harness.Node
+
     def __init__(self, given: argparse.Namespace, name: str, folder: Path) -> None:
         self._given = given
         self._name = name
