@@ -7,7 +7,7 @@ decision, and looks again whether it still holds when it is done.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -38,7 +38,7 @@ from services.errors import NotFound, Refused, Unavailable
 from services.watch import Watched
 
 _log = log.get(__name__)
-_PART = 64
+_PART = 32
 """Extents that are created, recorded and sent together."""
 
 
@@ -77,6 +77,7 @@ class Daemon:
         """By (borrower, lease id)."""
         self._deaths = Deaths()
         """By lease id or borrower."""
+        self._creating: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._rooms: dict[int, asyncio.Future[RoomAnswer]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -331,17 +332,19 @@ class Daemon:
         failure: OSError | None = None
         left = deque(parts)
         while left:
-            await self._custody.room(device.name, lambda: device.ledger.free)
-            if not self._is_there(grant, session):
-                break
-            try:
-                token = self._facts[grant.lease_id].token
-                under_way.append((left[0], self._custody.create(device.name, token, left[0])))
-            except OSError as error:
-                failure = error
-                break
-            left.popleft()
-            await asyncio.sleep(0)
+            # One part of a device in a turn of the loop, whoever it is for: then what was made before is sent on time.
+            async with self._creating[device.name]:
+                await self._custody.room(device.name, lambda: device.ledger.free)
+                if not self._is_there(grant, session):
+                    break
+                try:
+                    token = self._facts[grant.lease_id].token
+                    under_way.append((left[0], self._custody.create(device.name, token, left[0])))
+                except OSError as error:
+                    failure = error
+                    break
+                left.popleft()
+                await asyncio.sleep(0)
             while under_way and under_way[0][1].done():
                 self._send(grant, under_way.popleft()[0], session)
         for part, kept in under_way:

@@ -155,7 +155,8 @@ def attach(
 # --- there and back
 
 
-def there_and_back(on: Setting, pages: int, nbytes: int, rounds: int) -> dict[str, Any]:
+def there_and_back(on: Setting, pages: int, nbytes: int, rounds: int, settle_s: float = 0.1) -> dict[str, Any]:
+    """`settle_s`: between two rounds, for the keeper to close what the one before gave back."""
     extent_bytes = pages * on.page_bytes
     count = nbytes // extent_bytes
     there, back = [], []
@@ -172,6 +173,7 @@ def there_and_back(on: Setting, pages: int, nbytes: int, rounds: int) -> dict[st
             kv.empty()
             _heard(lease)
             back.append(time.perf_counter() - began)
+            time.sleep(settle_s)
         kv.close()
         lease.detach()
         probe.detach()
@@ -289,7 +291,7 @@ def main() -> None:
         ],
     )
     singles = [
-        there_and_back(on, pages, pages * on.page_bytes, 20 if options.quick else SINGLES)
+        there_and_back(on, pages, pages * on.page_bytes, 20 if options.quick else SINGLES, settle_s=0.01)
         for pages in on.pages_per_extent
     ]
     _report.table(

@@ -29,9 +29,9 @@ _REFUSED_PAUSE_S = 0.1
 """After a refused reserve, growth asks again at the earliest after this."""
 _UNMAPPED_TOGETHER = 512
 """Extents: balloond can give the first ones to others while the next are unmapped."""
-_ASKED_TOGETHER = 64
-_UNANSWERED = 2
-"""Requests of so many extents, so many at a time: while one is mapped the next is made, and few descriptors are on
+_ASKED_TOGETHER = 32
+_UNANSWERED = 4
+"""Requests of so many extents, so many at a time: while some are mapped the next are made, and few descriptors are on
 their way at once."""
 _CLOSE_S = 30.0
 
@@ -430,9 +430,9 @@ class ElasticRange:
                 self._unanswered -= 1
                 self._missing = 0 if refused is not None else max(0, self._missing - len(extents))
                 self._refused = refused is not None
-                waiting = self._waiting
+                late = bool(extents) and self._wanting > 0 and not self._waiting
                 self._changed.notify_all()
-            if not waiting and extents:
+            if late:
                 self._wake()
             self._tend()
 

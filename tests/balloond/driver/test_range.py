@@ -83,7 +83,7 @@ def test_the_addresses_bound_it_too(lease):
     kv.close()
 
 
-def test_much_is_asked_for_in_parts_two_at_a_time(lease):
+def test_much_is_asked_for_in_parts_four_at_a_time(lease):
     lease.capacity = 200
     lease.set_limit(200)
     lease.settle()
@@ -91,10 +91,10 @@ def test_much_is_asked_for_in_parts_two_at_a_time(lease):
     lease.silent = True
     assert kv.acquire(200) == []
     lease.settle()
-    assert [count for count, _, _ in lease.asked] == [64, 64]
+    assert [count for count, _, _ in lease.asked] == [32, 32, 32, 32]
     lease.speak()
     assert len(kv.acquire(200, timeout_s=TIMEOUT_S)) == 200
-    assert [count for count, _, _ in lease.asked] == [64, 64, 64, 8]
+    assert [count for count, _, _ in lease.asked] == [32, 32, 32, 32, 32, 32, 8]
     kv.check()
     kv.close()
 
