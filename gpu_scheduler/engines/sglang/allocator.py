@@ -1,4 +1,5 @@
-"""SGLang's token allocator over the elastic range. Imports SGLang: only the engine process may import this.
+"""SGLang's token allocator over an elastic range in host memory. Imports SGLang: only the engine process may import
+this.
 
 `available_size` is the truth of this moment; growth happens before SGLang asks (`admission`).
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 
@@ -32,7 +34,7 @@ class ElasticAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
         taken = self.kv.envelopes.take(need_size)
-        return None if taken is None else torch.from_numpy(taken).to(self.device)
+        return None if taken is None else torch.from_numpy(taken)
 
     def free(self, free_index: torch.Tensor) -> None:
         if free_index.numel() == 0:
@@ -41,4 +43,4 @@ class ElasticAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
             # The index may be a view of a row that is written again before the group ends.
             self.free_group.append(free_index.clone())
             return
-        self.kv.envelopes.give(free_index.to(dtype=torch.int64, device="cpu").numpy())
+        self.kv.envelopes.give(free_index.numpy().astype(np.int64, copy=False))

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from gpu_scheduler.engines.sglang.policy.layout import Indices as Indices
 from gpu_scheduler.engines.sglang.policy.layout import Layout
 
-_AHEAD = 32
-"""Envelopes chosen ahead that are enough for any call but a larger one."""
+_AHEAD, _AHEAD_AT_MOST = 32, 1024
+"""Envelopes chosen ahead that are enough: as many as the last call took, within these bounds."""
 _SPARE = 4
 """Extents that a search looks at beyond what it expects to need."""
 
@@ -56,7 +56,7 @@ class Envelopes(Layout):
         self._ranks: NDArray[Any] = np.full(self.n_extents + 1, -1, dtype=signed)
         """Of each extent, and of one more, without meaning, for what fills up `touched`."""
         self._rank: NDArray[Any] = self._ranks[:-1]
-        self._order = self._rank.view(unsigned)
+        self._order: NDArray[Any] = self._rank.view(unsigned)
         self._rank_if_empty: NDArray[Any] = np.full(self.n_extents, self._above_all, dtype=signed)
         """The rank if nothing lived there; no rank at all where an extent is not held."""
         self._least_if_empty = self._above_all
@@ -166,14 +166,14 @@ class Envelopes(Layout):
         """These envelopes are free again. Raises ValueError if one was not live."""
         if not len(envelopes):
             return
-        self._become_free(envelopes)
-        enough = max(_AHEAD, self._last_count)
+        homes = self._become_free(envelopes)
+        enough = min(max(_AHEAD, self._last_count), _AHEAD_AT_MOST)
         if len(self._ahead) < enough:
-            envelopes = envelopes[:enough]
-            homes = self.touched.take(envelopes, axis=0)[:, 0]
-            ranks = self._rank.take(homes)
-            fuller = envelopes.compress((ranks <= self._reached) & (ranks != self._rank_if_empty.take(homes)))
-            self._ahead = np.concatenate((fuller, self._ahead))
+            ranks = self._rank.take(homes[:enough])
+            fuller = ranks <= self._reached
+            if self._reached >= self._least_if_empty:
+                fuller &= ranks != self._rank_if_empty.take(homes[:enough])
+            self._ahead = np.concatenate((envelopes[:enough].compress(fuller), self._ahead))
         else:
             # Only fuller extents may add to it from now on.
             self._reached = max(self._reached - self._step, 0)
@@ -185,9 +185,9 @@ class Envelopes(Layout):
             raise ValueError("sources and destinations are not pairs")
         if not self._is_free[destinations].all():
             raise ValueError("a destination is not available")
-        self._forget_choice()
         self._become_free(sources)
         self._become_live(destinations)
+        self._forget_choice()
 
     def _become_live(self, envelopes: Indices) -> None:
         self._is_free[envelopes] = False
@@ -197,15 +197,17 @@ class Envelopes(Layout):
         self.available -= len(envelopes)
         self.live += len(envelopes)
 
-    def _become_free(self, envelopes: Indices) -> None:
+    def _become_free(self, envelopes: Indices) -> Indices:
+        """Returns the extents in which they begin."""
         if np.count_nonzero(self._is_live.take(envelopes)) != len(envelopes):
-            raise ValueError("an envelope was freed twice")
+            raise ValueError("an envelope is not live: it was freed twice")
         self._is_live[envelopes] = False
         self._is_free[envelopes] = True
-        touched = self.touched.take(envelopes, axis=0).ravel()
-        np.add.at(self._ranks, touched, self._change[: len(touched)])
+        touched = self.touched.take(envelopes, axis=0)
+        np.add.at(self._ranks, touched.ravel(), self._change[: touched.size])
         self.available += len(envelopes)
         self.live -= len(envelopes)
+        return touched[:, 0]
 
     # --- the fullest extents first
 
@@ -213,7 +215,8 @@ class Envelopes(Layout):
         self._ahead = self._ahead[:0]
 
     def _choose(self, count: int) -> Indices:
-        """At least `count` of the available envelopes, in the order in which to take them."""
+        """At least `count` of the available envelopes, in the order in which to take them. Those that were chosen
+        already are found again."""
         chosen = self._choose_on_begun(count)
         if len(chosen) < count:
             chosen = np.concatenate((chosen, self._choose_on_empty(count - len(chosen))))
@@ -223,40 +226,45 @@ class Envelopes(Layout):
     def _choose_on_begun(self, count: int) -> Indices:
         """`count` or more from extents on which something lives; all there are if they are fewer.
 
-        How many extents are wanted is guessed from the last time. Only extents below the limit are sorted, and the
+        How many extents are wanted is guessed from the last time. Only extents below the limit are looked at, and the
         limit follows, so that they are two to three times as many as wanted.
         """
         limit, wanted = self._limit, int(count / self._expected) + _SPARE
         while True:
-            below = self._order < limit
-            if limit > self._least_if_empty:
-                below &= self._rank != self._rank_if_empty
-            extents = below.nonzero()[0][: 3 * wanted + 1]
-            lacking = (self._rank.take(extents) + 1) & (self._step - 1)  # The step less what lives there.
-            extents = extents.take(lacking.argsort(kind="stable"))
+            extents, below = self._begun(limit, 3 * wanted)
             looked_at = wanted
             chosen = self._available_in(extents[:looked_at])
             if len(chosen):
-                self._expected = 0.9 * len(chosen) / min(wanted, len(extents))
+                self._expected = 0.9 * len(chosen) / min(looked_at, len(extents))
             while len(chosen) < count and looked_at < len(extents):
                 looked_at *= 2
                 chosen = self._available_in(extents[:looked_at])
-            if len(chosen) >= count:
+            if len(chosen) >= count or (below == len(extents) and limit == self._above_all):
                 break
-            if len(extents) > 3 * wanted:
+            if below > len(extents):
                 wanted *= 3
-            elif limit < self._above_all:
-                limit = min(2 * limit, self._above_all)
             else:
-                break
+                limit = min(2 * limit, self._above_all)
         if len(chosen):
             self._reached = int(self._rank[extents[min(looked_at, len(extents)) - 1]])
-        if len(extents) > 3 * wanted:
-            limit = int(self._rank[extents[-1]]) + 1
-        elif len(extents) < 2 * wanted:
+        if below > len(extents):
+            # As many as these are below the rank of this one, if these are like the others.
+            limit = int(self._rank[extents[len(extents) ** 2 // below]]) + 1
+        elif below < 2 * wanted:
             limit = min(limit + self._step, self._above_all)
         self._limit = limit
         return chosen
+
+    def _begun(self, limit: int, most: int) -> tuple[Indices, int]:
+        """Extents that rank below the limit and on which something lives, at most so many, most live first; and how
+        many there are."""
+        below = self._order < limit
+        if limit > self._least_if_empty:
+            below &= self._rank != self._rank_if_empty
+        found = below.nonzero()[0]
+        extents = found[:most]
+        not_live = (self._rank.take(extents) + 1) & (self._step - 1)  # The step less what lives there.
+        return extents.take(not_live.argsort(kind="stable")), len(found)
 
     def _choose_on_empty(self, count: int) -> Indices:
         """`count` or more from extents on which nothing lives, from as few as possible, the first ones."""

@@ -1,0 +1,47 @@
+"""The tables say what dividing says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.engines.sglang.policy.layout import Layout
+
+layouts = st.builds(Layout, st.integers(1, 40), st.sampled_from([1, 7, 16, 24, 32]), st.integers(1, 40))
+
+
+@given(layouts)
+def test_the_tables_agree_with_the_bytes(layout: Layout) -> None:
+    touching: dict[int, list[int]] = {extent: [] for extent in range(layout.n_extents)}
+    for envelope in range(layout.total):
+        start = envelope * layout.envelope_bytes
+        extents = sorted({byte // layout.extent_bytes for byte in range(start, start + layout.envelope_bytes)})
+        assert list(layout.extents_of(envelope)) == extents
+        row = layout.touched[envelope].tolist()
+        assert row == extents + [layout.n_extents] * (len(row) - len(extents))
+        for extent in extents:
+            touching[extent].append(envelope)
+    every = np.arange(layout.total)
+    assert layout.homes(every).tolist() == layout.touched[:, 0].tolist()
+    assert layout.ends(every).tolist() == [layout.extents_of(envelope)[-1] for envelope in range(layout.total)]
+    for extent, expected in touching.items():
+        assert layout.touching(np.array([extent])).tolist() == expected
+        beginning = [envelope for envelope in expected if layout.extents_of(envelope)[0] == extent]
+        row = layout.beginning[extent].tolist()
+        assert row == beginning + [layout.total] * (len(row) - len(beginning))
+        assert layout.reaching[extent] == next((e for e in expected if e not in beginning), layout.total)
+
+
+@given(layouts, st.data())
+def test_what_touches_several_extents_is_named_once(layout: Layout, data: st.DataObject) -> None:
+    extents = data.draw(st.lists(st.integers(0, layout.n_extents - 1)))
+    expected = {e for e in range(layout.total) if set(layout.extents_of(e)) & set(extents)}
+    assert layout.touching(np.array(extents, dtype=np.int64)).tolist() == sorted(expected)
+
+
+@pytest.mark.parametrize("sizes", [(0, 16, 4), (4, 0, 4), (4, 16, 0)])
+def test_a_range_without_envelopes_is_refused(sizes: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="envelopes of"):
+        Layout(*sizes)
