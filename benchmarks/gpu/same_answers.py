@@ -98,7 +98,7 @@ class Run:
 
     async def _ask(self, waiting: Any) -> None:
         for number in waiting:
-            reply = self._client.ask(self._prompts[number], self._new_tokens, logprobs=True, top_logprobs=2)
+            reply = self._client.ask(self._prompts[number], self._new_tokens, logprobs=True, top_logprobs=10)
             await reply.ended.wait()
             self._replies[number] = reply
             self._ended += 1

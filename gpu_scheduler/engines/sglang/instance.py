@@ -30,11 +30,13 @@ from gpu_scheduler.engines.sglang.requests import EosIds
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.stats import Counters
 from protos import common_pb2, engine_pb2
+from services import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.channel import Channel
     from gpu_scheduler.engines.sglang.loop import Loop
 
+_log = log.get(__name__)
 _PROGRESS_EVERY_S = 0.1
 _MAP_DUMMY_WAIT_S = 5.0
 _WEIGHTS_SPAN_BYTES = 256 << 30
@@ -215,6 +217,8 @@ class Instance:
         self._unmap()
         self.counters.hibernations += 1
         self.state = State.HIBERNATING
+        if self.device.type == "cuda":
+            _log.info("hibernating", model=self.load.model.name, kept=device.kept(self.device))
 
     def wake(self) -> None:
         """Maps the weights range again, zero. Raises CommandError, still hibernating."""
