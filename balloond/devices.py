@@ -35,8 +35,10 @@ def look(config: BalloondConfig) -> dict[str, Hardware]:
 def _look(name: str) -> Hardware:
     try:
         return backends.look(name)
-    except (OSError, ImportError) as error:
+    except ImportError as error:
         raise Unavailable(f"{name}: {error}") from None
+    except OSError as error:
+        raise Unavailable(f"{name}: {error.strerror}") from None
 
 
 def capacities(config: BalloondConfig, hardware: Mapping[str, Hardware], found: Found) -> dict[str, int]:
@@ -86,4 +88,4 @@ def _with_spares(device: DeviceConfig, maker: ExtentMaker) -> Spares:
     try:
         return Spares(maker, device.spares_budget, device.kv_extent_bytes)
     except OSError as error:
-        raise Unavailable(f"{device.name}: no memory to be had: {error}") from None
+        raise Unavailable(f"{device.name}: no memory to be had: {error.strerror}") from None

@@ -72,6 +72,10 @@ def _partitioned(handle: Any) -> bool:
 
 
 def _processes(handle: Any) -> Iterator[tuple[int, int]]:
-    """A container may see none of them, or not what they hold."""
-    for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+    """A container may see none of them, or not what they hold; some drivers tell nobody."""
+    try:
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except pynvml.NVMLError:
+        return
+    for process in running:
         yield process.pid, process.usedGpuMemory or 0

@@ -63,6 +63,15 @@ def test_a_device_without_a_backend_ends_with_one_line(tmp_path):
     assert "balloond: device 'tpu:0': there is a backend for" in ended.stderr
 
 
+def test_a_gpu_that_is_not_there_ends_with_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    ended = start_another(Node(tmp_path, devices=(("cuda:0", MIB),)))
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("balloond: ")]
+    assert line.startswith("balloond: cuda:0: ") and "Errno" not in line
+    assert "Traceback" not in ended.stderr
+
+
 async def test_memory_of_a_device_that_the_configuration_lost_ends_with_one_line(node, child):
     await node.book("a")
     child("a").ask("acquire", 1)

@@ -22,7 +22,8 @@ class World:
         self.generations: dict[str, int] = {}
         self.time = 0.0
         self.changes = 0
-        self.images = Images(self.keeper, capacity, self.now, self.describe, self.changed)
+        self.forgotten: list[bytes] = []
+        self.images = Images(self.keeper, capacity, self.now, self.describe, self.changed, self.forget)
 
     def now(self):
         self.time += 1
@@ -33,6 +34,9 @@ class World:
 
     def changed(self):
         self.changes += 1
+
+    def forget(self, weights):
+        self.forgotten.append(bytes(weights))
 
     async def save(self, model, generation=1, content=b"w" * PAGE, manifest=b"m"):
         self.generations.setdefault(model, generation)
@@ -55,6 +59,15 @@ async def freed(image):
 @pytest.fixture
 def world():
     return World(capacity=3 * ONE)
+
+
+async def test_who_holds_on_to_an_images_memory_hears_of_its_end_while_it_is_there(world):
+    image = await world.save("a", content=b"x" * PAGE)
+    with world.images.using(image):
+        world.images.drop("a")
+        assert world.forgotten == []
+    await freed(image)
+    assert world.forgotten == [b"x" * PAGE]
 
 
 async def test_a_published_image_is_held_by_the_keeper_and_counted(world):

@@ -1,0 +1,28 @@
+from importlib.util import find_spec
+
+import pytest
+
+from loader.transfers import Transfers
+from loader.transfers.cpu import CpuTransfer
+from services.errors import Unavailable, Unmet
+
+
+def test_a_device_has_one_transfer_of_its_kind():
+    transfers = Transfers()
+    assert isinstance(transfers.of("cpu:0"), CpuTransfer)
+    assert transfers.of("cpu:0") is transfers.of("cpu:0")
+
+
+def test_a_device_that_nothing_can_be_copied_to_is_refused_by_name():
+    with pytest.raises(Unmet, match="nothing can be copied to 'tpu:0'"):
+        Transfers().of("tpu:0")
+
+
+@pytest.mark.skipif(find_spec("cuda") is not None, reason="CUDA's libraries are here")
+def test_a_gpu_needs_libraries_that_are_named():
+    with pytest.raises(Unavailable, match="cuda:0: No module named 'cuda'"):
+        Transfers().of("cuda:0")
+
+
+def test_forgetting_an_image_that_no_gpu_ever_saw_is_nothing():
+    Transfers().forget(memoryview(bytearray(8)))
