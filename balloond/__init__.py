@@ -12,6 +12,7 @@ limit       the most bytes of KV that a model may hold on a device; carries a re
 reserve     extents that an engine has mapped and does not use yet
 claim       a growth or a room that waits until others have given back
 room        free bytes that are held for one model for a while
+spare       an extent made ahead of need: nobody's, and set aside from what the ledger gives out
 stranded    an extent whose descriptor is lost while an engine that has it lives
 
 The path of a page: an engine's driver asks (`driver.lease`), `handoff` hears it, `policy.device` decides and books,
