@@ -1,0 +1,127 @@
+"""Moving live envelopes together, against slow and obvious models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.engines.sglang.policy import compaction
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+
+RATIOS = st.sampled_from([0.5, 1.0, 1.15, 1.5, 3.0])
+
+
+def made(envelope_bytes: int, extent_bytes: int, count: int, held: Sequence[int], live: Sequence[int]) -> Envelopes:
+    """What of `live` cannot be live stays free."""
+    envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=extent_bytes, count=count)
+    envelopes.hold(held)
+    for envelope in set(live) & set(envelopes.all_available().tolist()):
+        envelopes.take_exactly(envelope)
+    return envelopes
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> Envelopes:
+    """Envelopes fit exactly, straddle, or span several extents."""
+    envelope_bytes, extent_bytes = draw(st.integers(1, 20)), draw(st.sampled_from([7, 16, 24]))
+    count = draw(st.integers(1, 60))
+    n_extents = -(-count * envelope_bytes // extent_bytes)
+    held = draw(st.lists(st.integers(0, n_extents - 1), unique=True))
+    live = draw(st.lists(st.integers(0, count - 1), unique=True))
+    return made(envelope_bytes, extent_bytes, count, held, live)
+
+
+def begun(envelopes: Envelopes) -> set[int]:
+    return set(np.flatnonzero(envelopes.live_by_extent()).tolist())
+
+
+def excess(envelopes: Envelopes, ratio: float) -> int:
+    """How many extents too many something lives on."""
+    live_bytes = envelopes.live * envelopes.envelope_bytes
+    return max(0, len(begun(envelopes)) - int(ratio * live_bytes / envelopes.extent_bytes))
+
+
+def to_move(envelopes: Envelopes, emptied: set[int]) -> set[int]:
+    return {e for e in envelopes.all_live().tolist() if emptied & set(envelopes.extents_of(e))}
+
+
+def places(envelopes: Envelopes, emptied: set[int]) -> set[int]:
+    stay = begun(envelopes) - emptied
+    return {e for e in envelopes.all_available().tolist() if stay >= set(envelopes.extents_of(e))}
+
+
+@given(pools(), RATIOS, st.data())
+def test_the_sparsest_extents_are_emptied_until_the_ratio_is_met_or_the_next_does_not_fit(
+    envelopes: Envelopes, ratio: float, data: st.DataObject
+) -> None:
+    live = envelopes.all_live().tolist()
+    fixed = data.draw(st.lists(st.sampled_from(live), max_size=3)) if live else []
+    pinned = {extent for envelope in fixed for extent in envelopes.extents_of(envelope)}
+    order = sorted(begun(envelopes) - pinned, key=lambda extent: (envelopes.live_in(extent), extent))
+    emptied: set[int] = set()
+    for extent in order[: excess(envelopes, ratio)]:
+        if len(to_move(envelopes, emptied | {extent})) > len(places(envelopes, emptied | {extent})):
+            break
+        emptied.add(extent)
+    expected, allowed = to_move(envelopes, emptied), places(envelopes, emptied)
+    before, held = begun(envelopes), envelopes.held
+
+    sources, destinations = compaction.moves(envelopes, ratio, fixed)
+
+    assert set(sources.tolist()) == expected and len(sources) == len(destinations)
+    assert set(destinations.tolist()) <= allowed
+    envelopes.move(sources, destinations)
+    envelopes.audit()
+    assert envelopes.live == len(live) and envelopes.held == held
+    assert set(envelopes.all_live().tolist()) == set(live) - expected | set(destinations.tolist())
+    assert set(fixed) <= set(envelopes.all_live().tolist())
+    assert begun(envelopes) <= before - emptied
+
+
+@given(
+    st.lists(st.integers(0, 15), min_size=1, max_size=6),
+    st.data(),
+    RATIOS,
+)
+def test_where_nothing_straddles_no_fewer_moves_would_do(bits: list[int], data: st.DataObject, ratio: float) -> None:
+    live = [4 * extent + place for extent, mask in enumerate(bits) for place in range(4) if mask >> place & 1]
+    held = [extent for extent, mask in enumerate(bits) if mask or data.draw(st.booleans())]
+    envelopes = made(4, 16, 4 * len(bits), held, live)
+    feasible = [
+        set(some)
+        for size in range(len(bits) + 1)
+        for some in combinations(begun(envelopes), size)
+        if len(to_move(envelopes, set(some))) <= len(places(envelopes, set(some)))
+    ]
+    most = min(excess(envelopes, ratio), max(map(len, feasible)))
+    fewest = min(len(to_move(envelopes, some)) for some in feasible if len(some) >= most)
+    sources, destinations = compaction.moves(envelopes, ratio)
+    before = len(begun(envelopes))
+    envelopes.move(sources, destinations)
+    assert len(sources) == fewest and before - len(begun(envelopes)) >= most
+
+
+def test_a_pool_in_which_every_second_envelope_died_is_packed() -> None:
+    envelopes = made(4, 16, 400, range(100), range(0, 400, 2))
+    assert len(begun(envelopes)) == 100
+    sources, destinations = compaction.moves(envelopes, 1.15)
+    envelopes.move(sources, destinations)
+    assert len(begun(envelopes)) == 57 and len(sources) == 2 * 43
+    envelopes.give_up(envelopes.empties())
+    assert envelopes.held * 16 <= 1.15 * envelopes.live * 4
+
+
+def test_destinations_are_on_the_fullest_extents() -> None:
+    live = [0, 4, 5, 8, 9, 10]  # One, two and three of four.
+    envelopes = made(4, 16, 12, range(3), live)
+    sources, destinations = compaction.moves(envelopes, 4 / 3)
+    assert sources.tolist() == [0] and destinations.tolist() == [11]
+
+
+def test_nothing_live_needs_no_move() -> None:
+    sources, destinations = compaction.moves(made(4, 16, 12, range(3), []), 1.15)
+    assert len(sources) == len(destinations) == 0
