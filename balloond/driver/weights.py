@@ -32,21 +32,26 @@ class WeightsRange:
         self._extent_bytes = extent_bytes
         self._span = -(-max(span_bytes, 1) // mapper.page_bytes) * mapper.page_bytes
         self.address = mapper.reserve(self._span)
-        self._ids: list[int] = []
-        self.mapped_bytes = 0
+        self._extents: list[tuple[int, int]] = []
+        """Id and bytes of what is mapped, in a row from the start."""
+
+    @property
+    def mapped_bytes(self) -> int:
+        return sum(nbytes for _, nbytes in self._extents)
 
     def grow(self, total_bytes: int, *, timeout_s: float) -> None:
         """Maps until `total_bytes` are mapped from the start of the range, zeros behind what was there. May be called
         again for more while what is mapped is whole extents; the last one is cut to whole pages. Raises GrowRefused
         (then no more is mapped than before), ValueError when it does not fit the addresses."""
-        sizes = cut(total_bytes, self._extent_bytes, self._mapper.page_bytes)
-        if sum(sizes) > self._span:
-            raise ValueError(f"{sum(sizes)} bytes do not fit {self._span} bytes of addresses")
-        if self.mapped_bytes % self._extent_bytes:
-            raise ValueError(f"{self.mapped_bytes} bytes are mapped already, and the last extent is cut")
-        before = len(self._ids)
+        mapped = self.mapped_bytes
+        sizes = cut(total_bytes - mapped, self._extent_bytes, self._mapper.page_bytes)
+        if mapped + sum(sizes) > self._span:
+            raise ValueError(f"{mapped + sum(sizes)} bytes do not fit {self._span} bytes of addresses")
+        if sizes and mapped % self._extent_bytes:
+            raise ValueError(f"{mapped} bytes are mapped already, and the last extent is cut")
+        before = len(self._extents)
         try:
-            for size, count in _parts(sizes[before:]):
+            for size, count in _parts(sizes):
                 self._map(self._lease.grow(WEIGHTS, size, count, timeout_s=timeout_s))
         except BaseException:
             self._leave_from(before)
@@ -54,14 +59,19 @@ class WeightsRange:
 
     def _map(self, granted: list[Granted]) -> None:
         """Takes the extents over, whatever happens."""
-        self._ids += [extent.id for extent in granted]
+        address = self.address + self.mapped_bytes
+        unmapped = list(granted)
         try:
             for extent in granted:
-                self._mapper.map(self.address + self.mapped_bytes, extent.fd, extent.bytes)
-                self.mapped_bytes += extent.bytes
+                self._mapper.map(address, extent.fd, extent.bytes)
+                address += extent.bytes
+                self._extents.append((extent.id, extent.bytes))
+                unmapped.remove(extent)
         finally:
             for extent in granted:
                 os.close(extent.fd)
+            if unmapped:
+                self._lease.give_back([extent.id for extent in unmapped])
 
     def leave(self) -> None:
         """Unmaps and returns everything; the addresses stay. Waits for nothing, so the device must be done with it: on
@@ -69,14 +79,12 @@ class WeightsRange:
         self._leave_from(0)
 
     def _leave_from(self, kept: int) -> None:
-        """The first `kept` extents, all of full size, stay."""
-        start = kept * self._extent_bytes
+        """The first `kept` extents stay."""
+        start = sum(nbytes for _, nbytes in self._extents[:kept])
         if self.mapped_bytes > start:
             self._mapper.unmap(self.address + start, self.mapped_bytes - start)
-            self.mapped_bytes = start
-        if self._ids[kept:]:
-            self._lease.give_back(self._ids[kept:])
-        del self._ids[kept:]
+            self._lease.give_back([id for id, _ in self._extents[kept:]])
+        del self._extents[kept:]
 
     def close(self) -> None:
         """The same, and gives the addresses up."""

@@ -8,16 +8,23 @@ def whole_pages(nbytes: int, page_bytes: int) -> int:
     return -(-nbytes // page_bytes) * page_bytes
 
 
-def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
-    """The sizes of extents that hold `total_bytes` in a row: full ones, then one of the pages that are left.
+LARGE = 8
+"""Extents of this many times the usual size hold what fills them."""
 
-    Weights are cut like this: few large extents map fast (28 us each on CUDA, whatever the size), and the last one
-    wastes less than a page.
+
+def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
+    """The sizes of extents that hold `total_bytes` in a row: large ones, then full ones, then one of the pages that are
+    left.
+
+    Weights are cut like this: few large extents map fast (what it costs is by the extent, whatever its size), and the
+    last one wastes less than a page.
     """
     if extent_bytes <= 0 or extent_bytes % page_bytes:
         raise ValueError(f"an extent of {extent_bytes} bytes is not whole pages of {page_bytes}")
-    full, rest = divmod(max(0, total_bytes), extent_bytes)
-    return [extent_bytes] * full + ([whole_pages(rest, page_bytes)] if rest else [])
+    large, rest = divmod(max(0, total_bytes), LARGE * extent_bytes)
+    full, rest = divmod(rest, extent_bytes)
+    tail = [whole_pages(rest, page_bytes)] if rest else []
+    return [LARGE * extent_bytes] * large + [extent_bytes] * full + tail
 
 
 def count_up(nbytes: int, extent_bytes: int) -> int:

@@ -9,6 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from balloond.driver import allocator
+
 ENGINE_VARIABLE = "PRISM_ENGINE"
 """Set in engine processes only: anywhere else the plugin, which SGLang finds in every process, does nothing."""
 
@@ -26,6 +28,10 @@ _ALWAYS = {
     # never use; who needs more gets it step by step, and retraction covers the rest.
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "128",
 }
+_WITH_GPU = {
+    # What was large and free is not broken up for what is small and stays: it could never be returned to the device.
+    "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64",
+}
 _WITHOUT_GPU = {
     "SGLANG_USE_CPU_ENGINE": "1",
     # torch's inductor would be imported through decorators and needs a compiler.
@@ -40,15 +46,18 @@ def has_gpu() -> bool:
 
 
 def prepare() -> None:
-    """Sets the environment of this process and, without a GPU, lets the stand-ins be found after any real package."""
+    """Sets the environment of this process and, without a GPU, lets the stand-ins be found after any real package.
+    Raises SystemExit with one line where torch was told to manage device memory in a way that does not go with ours."""
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before the engine's environment was prepared")
+    if why := allocator.conflict(os.environ):
+        raise SystemExit(why)
     os.environ.update(_ALWAYS)
     # What SGLang says while it is imported is about GPUs and models that are not wanted here.
     warnings.filterwarnings("ignore", module=r"sglang\.")
+    for name, value in (_WITH_GPU if has_gpu() else _WITHOUT_GPU).items():
+        os.environ.setdefault(name, value)
     if not has_gpu():
-        for name, value in _WITHOUT_GPU.items():
-            os.environ.setdefault(name, value)
         sys.path.append(str(_STAND_INS))
 
 

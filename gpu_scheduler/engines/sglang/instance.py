@@ -17,7 +17,7 @@ import torch
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import current, device, options, weights
+from gpu_scheduler.engines.sglang import current, device, forget, options, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
@@ -248,5 +248,6 @@ class Instance:
         self._weights = None
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
         gc.collect()
+        forget.forget()
         device.finish(self.device)
         self.memory.close()

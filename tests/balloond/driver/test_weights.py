@@ -5,7 +5,7 @@ import pytest
 
 from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import GrowRefused, Lease
-from balloond.driver.weights import WeightsRange
+from balloond.driver.weights import WeightsRange, _parts
 from tests.balloond.conftest import KIB, MIB, TIMEOUT_S
 
 
@@ -33,7 +33,7 @@ def test_weights_are_mapped_in_a_row_in_large_extents_and_one_of_the_rest(shared
     asyncio.run(shared.until(lambda device: device.leased_bytes == 0))
 
 
-def test_many_extents_come_in_parts_and_in_order(shared, lease):
+def test_many_extents_come_in_parts_and_in_order_the_large_ones_first(shared, lease):
     weights = make(lease, extent=64 * KIB)
     asked, grow = [], lease.grow
 
@@ -43,10 +43,14 @@ def test_many_extents_come_in_parts_and_in_order(shared, lease):
 
     lease.grow = counting
     weights.grow(8 * MIB - 64 * KIB, timeout_s=TIMEOUT_S)
-    assert asked == [(64 * KIB, 64), (64 * KIB, 63)]
+    assert asked == [(512 * KIB, 15), (64 * KIB, 7)]
     assert weights.mapped_bytes == 8 * MIB - 64 * KIB
     ctypes.memset(weights.address, 1, weights.mapped_bytes)
     weights.close()
+
+
+def test_no_request_is_for_more_extents_than_one_message_carries():
+    assert list(_parts([8] * 130 + [1])) == [(8, 64), (8, 64), (8, 2), (1, 1)]
 
 
 def test_weights_leave_and_come_back_at_the_same_address_empty(shared, lease):
