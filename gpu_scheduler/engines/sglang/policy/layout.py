@@ -10,11 +10,7 @@ Indices = NDArray[np.int64]
 
 
 class Layout:
-    """Envelopes and extents are numbered from the start of the range.
-
-    Holds tables, about 8 bytes for each extent that an envelope touches and 8 more, because looking up is several
-    times faster than dividing on the token path.
-    """
+    """Envelopes and extents are numbered from the start of the range."""
 
     def __init__(self, envelope_bytes: int, extent_bytes: int, count: int) -> None:
         if envelope_bytes <= 0 or extent_bytes <= 0 or count <= 0:
@@ -23,19 +19,12 @@ class Layout:
         self.extent_bytes = extent_bytes
         self.total = count
         self.n_extents = -(-count * envelope_bytes // extent_bytes)
+        # A table, because looking up is several times faster than dividing, and done on the token path.
         envelopes = np.arange(count)
         homes, ends = self.homes(envelopes), self.ends(envelopes)
-        span = int((ends - homes).max()) + 1
-        touched = homes[:, None] + np.arange(span)
+        touched = homes[:, None] + np.arange(int((ends - homes).max()) + 1)
         self.touched: Indices = np.where(touched <= ends[:, None], touched, self.n_extents)
-        """For each envelope, the extents that it touches, the first one first; filled up with `n_extents`."""
-        starts = np.arange(self.n_extents + 1) * extent_bytes
-        first = np.minimum(-(-starts // envelope_bytes), count)
-        beginning = first[:-1, None] + np.arange(int(np.diff(first).max()))
-        self.beginning: Indices = np.where(beginning < first[1:, None], beginning, count)
-        """For each extent, the envelopes that begin in it; filled up with `total`."""
-        self.reaching: Indices = np.where(first[:-1] * envelope_bytes > starts[:-1], first[:-1] - 1, count)
-        """For each extent, the one envelope that begins before it and reaches into it; `total` where there is none."""
+        """For each envelope, the extents that it touches, in order; filled up with `n_extents`."""
 
     def extents_of(self, envelope: int) -> range:
         """The extents that an envelope touches."""
@@ -52,5 +41,7 @@ class Layout:
 
     def touching(self, extents: Indices) -> Indices:
         """The envelopes that touch any of these extents, each once, in order."""
-        envelopes = np.unique(np.concatenate((self.beginning[extents].ravel(), self.reaching[extents])))
-        return envelopes[: np.searchsorted(envelopes, self.total)]
+        first = extents * self.extent_bytes // self.envelope_bytes
+        last = np.minimum(((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes, self.total - 1)
+        envelopes = first[:, None] + np.arange(int((last - first).max(initial=0)) + 1)
+        return np.unique(envelopes[envelopes <= last[:, None]])
