@@ -1,0 +1,221 @@
+"""Host time of one step of SGLang's scheduler: in our engine, and in unmodified SGLang's behind the same socket.
+
+    python -m benchmarks.engine_step [--seconds 4] [--rounds 3]
+
+Two engine processes on the CPU with the same arguments (pages of 16 tokens, overlapping steps), each without a forward
+pass (benchmarks/engine_step_process.py), have load in turn. A cell of the table is the CPU time of the process's main
+thread from the beginning of one step to that of the next, in microseconds; `process` counts all threads of it, the
+driver's among them. Prompts are random and the pool is full of what earlier ones left, so that both sides evict, as
+servers do that run for a while.
+
+A GPU's own costs on the host (launching kernels, copies, events) are not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import _report, engine_step_process
+from benchmarks.gpu import fleet, shapes
+from benchmarks.gpu.fleet import Client, say
+from gpu_scheduler.engines.base import MODULES, Engine, Spawn
+from protos import common_pb2, engine_pb2
+from services import tasks
+from tests.gpu_scheduler.engines.sglang import harness
+
+MODULES["step"] = "benchmarks.engine_step_process"
+MODEL = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2} | {
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 256,
+}
+"""A token's KV is 1/64 of an extent here, as an 8B model's is on a GPU."""
+BYTES_PER_TOKEN = shapes.kv_bytes_per_token(MODEL, 4)
+POOL_TOKENS = 128 << 10
+OPTIONS = {
+    "random_weights": 1,
+    "page_size": 16,
+    "overlap": 1,
+    "chunked_prefill_size": 2048,
+    "max_running_requests": 256,
+    "reserve_low": 4,
+    "reserve_high": 32,
+    "kv_span_bytes": POOL_TOKENS * BYTES_PER_TOKEN,
+}
+"""Those of a GPU."""
+CONTEXT_TOKENS = 4096
+NAME = "elastic"
+
+
+@dataclass(frozen=True)
+class Case:
+    """Always so many requests of this shape."""
+
+    name: str
+    requests: int
+    prompt: int
+    output: int
+    temperature: float = 0.0
+
+
+CASES = (
+    Case("decode, 1", 1, 64, 256),
+    Case("decode, 32", 32, 64, 256),
+    Case("decode, 128", 128, 64, 256),
+    Case("sampled, 128", 128, 64, 256, temperature=0.8),
+    Case("prefill, 32", 32, 1024, 8),
+)
+LEAD_IN_S = 1.0
+
+Steps = NDArray[np.int64]
+"""A row for each step, columns as `engine_step_process.COLUMNS` says."""
+
+
+@dataclass
+class Window:
+    """When a side had the load of a case, by the clock that all processes share (ns)."""
+
+    case: Case
+    side: str
+    begin: int
+    end: int
+
+
+async def measure(folder: Path, seconds: float, rounds: int, chosen: str, profile: Path | None) -> list[dict[str, Any]]:
+    model = fleet.Model(shapes.write(folder / "model", "tiny", **MODEL), "cpu:0", CONTEXT_TOKENS, OPTIONS)
+    limit = POOL_TOKENS * BYTES_PER_TOKEN
+    async with harness.node(folder, limit + (512 << 20)) as at:
+        await at.book(NAME, floor_bytes=limit // 16)
+        await at.limit(NAME, limit)
+        clients = {side: await _start(at, folder, side, model, profile) for side in engine_step_process.SIDES}
+        windows: list[Window] = []
+        cases = [case for case in CASES if chosen in case.name]
+        for client in clients.values():
+            await _load(client, Case("fill", 32, 1024, 2), seconds=0.0, until_evicted=True)
+        for number in range(rounds):
+            for case in cases:
+                order = engine_step_process.SIDES[:: 1 if number % 2 == 0 else -1]
+                for side in order:
+                    begin, end = await _load(clients[side], case, seconds=seconds)
+                    windows.append(Window(case, side, begin, end))
+                    say(f"round {number}, {case.name}, {side}")
+        await fleet.stop(list(clients.values()))
+    steps = {side: _read(folder / f"{side}.steps") for side in clients}
+    return [_row(case, side, steps[side], windows) for case in cases for side in clients]
+
+
+async def _start(at: harness.Node, folder: Path, side: str, model: fleet.Model, profile: Path | None) -> Client:
+    environment = {
+        engine_step_process.SIDE_VARIABLE: side,
+        engine_step_process.LOG_VARIABLE: str(folder / f"{side}.steps"),
+    }
+    if profile is not None:
+        environment[engine_step_process.PROFILE_VARIABLE] = str(profile / f"{side}.prof")
+    engine = await Engine.start(Spawn("step", "error", environment, fleet.START_S), 1, None)
+    await engine.hello(fleet.START_S)
+    client = Client(NAME if side == "elastic" else side, engine)
+    if side == "elastic":
+        load = harness.load(at, NAME, model.path, context_tokens=model.context_tokens, **model.options)
+        load.poison_fresh_pages = False
+    else:
+        spec = common_pb2.ModelSpec(name=side, path=str(model.path), context_tokens=model.context_tokens)
+        options = {**model.options, "pool_tokens": POOL_TOKENS}
+        load = engine_pb2.Load(model=spec, device="cpu:0", options={key: str(value) for key, value in options.items()})
+    client.measured = await engine.command(engine_pb2.ToEngine(load=load)).done()
+    say(f"{side} is ready")
+    return client
+
+
+async def _load(client: Client, case: Case, *, seconds: float, until_evicted: bool = False) -> tuple[int, int]:
+    """Keeps the case's requests running; returns when it began to count, and when it ended."""
+    chance = np.random.default_rng(client.received)
+    ending = False
+
+    async def slot(number: int) -> None:
+        length = max(2, case.output * (number + 1) // case.requests)
+        while not ending:
+            prompt = chance.integers(3, MODEL["vocab_size"], case.prompt).tolist()
+            reply = client.ask(prompt, length, temperature=case.temperature)
+            await reply.ended.wait()
+            length = case.output
+            if reply.error:
+                return
+
+    slots = [tasks.spawn(slot(number), f"slot {number}") for number in range(case.requests)]
+    if until_evicted:
+        before = client.stats.evicted_tokens
+        while client.stats.evicted_tokens == before:
+            await asyncio.sleep(0.05)
+    else:
+        await asyncio.sleep(LEAD_IN_S)
+    begin = time.monotonic_ns()
+    await asyncio.sleep(seconds)
+    end = time.monotonic_ns()
+    ending = True
+    client.abort_all()
+    await client.quiet(60.0)
+    await asyncio.gather(*slots)
+    return begin, end
+
+
+def _read(path: Path) -> Steps:
+    return np.frombuffer(path.read_bytes(), dtype=np.int64).reshape(-1, len(engine_step_process.COLUMNS))
+
+
+def _row(case: Case, side: str, steps: Steps, windows: list[Window]) -> dict[str, Any]:
+    clock = steps[:, 0]
+    spent = []
+    mine = [window for window in windows if window.case == case and window.side == side]
+    for window in mine:
+        first, last = np.searchsorted(clock, (window.begin, window.end))
+        spent.append(np.column_stack((np.diff(steps[first:last], axis=0)[:, 1:3] / 1e3, steps[first : last - 1, 3:])))
+    each = np.concatenate(spent)
+    decode = each[each[:, 3] == 0]
+    return {
+        "case": case.name,
+        "side": side,
+        "steps": len(each),
+        "prefill_steps": int(each[:, 3].sum()),
+        "thread_us": float(each[:, 0].mean()),
+        "thread_us_of_rounds": [round(float(part[:, 0].mean()), 1) for part in spent],
+        "decode_p50_us": float(np.median(decode[:, 0])) if len(decode) else float("nan"),
+        "p99_us": float(np.quantile(each[:, 0], 0.99)),
+        "process_us": float(each[:, 1].mean()),
+        "requests": float(each[:, 2].mean()),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Ours, theirs and the difference."""
+    cells = []
+    for ours, theirs in zip(rows[::2], rows[1::2], strict=True):
+        for measure in ("decode_p50_us", "thread_us", "process_us"):
+            a, b = ours[measure], theirs[measure]
+            cells.append((ours["case"], measure, a, b, a - b, f"{100 * (a - b) / b:+.1f} %"))
+    _report.table(("case", "CPU time per step", *engine_step_process.SIDES, "difference", ""), cells)
+
+
+async def main() -> None:
+    fleet.begin()
+    parser = _report.arguments("engine_step", __doc__ or "")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cases", default="", help="only those whose names contain this")
+    parser.add_argument("--profile", type=Path, help="folder for what cProfile finds in both main threads")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = await measure(Path(folder), given.seconds, given.rounds, given.cases, given.profile)
+    show(rows)
+    _report.write(given.out, "engine_step", {"options": OPTIONS, "pool_tokens": POOL_TOKENS, "rows": rows})
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
