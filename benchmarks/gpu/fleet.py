@@ -33,6 +33,8 @@ class Reply:
     """For each token the log-probabilities of the best ones, if they were asked for."""
     first_s: float = 0.0
     last_s: float = 0.0
+    arrived_s: list[float] = field(default_factory=list)
+    """When each message with tokens of it came: a step of the engine each."""
     cached_tokens: int = 0
     parked: int = 0
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
@@ -122,6 +124,12 @@ class Client:
         for name in held:
             self._send(name)
 
+    def abort(self, reply: Reply) -> None:
+        """Nothing if it has ended."""
+        for name, other in self.open.items():
+            if other is reply:
+                self.engine.abort(name)
+
     def abort_all(self) -> None:
         for name in self.open:
             self.engine.abort(name)
@@ -146,6 +154,7 @@ class Client:
                 if not reply.tokens:
                     reply.first_s, reply.cached_tokens = now, chunk.cached_tokens
                 reply.last_s = now
+                reply.arrived_s.append(now)
                 reply.tokens.extend(chunk.token_ids)
                 reply.top.extend({top.token_id: top.logprob for top in one.top} for one in chunk.logprobs)
                 self.received += len(chunk.token_ids)
