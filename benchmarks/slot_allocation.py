@@ -2,15 +2,20 @@
 
     python benchmarks/slot_allocation.py            # a minute
 
-One allocation is what SGLang does before a step: make sure of n free slots, then take them. Slots of 3,072 bytes (a
-small model's token) in extents of 64 KiB, so that some straddle two extents. Half of the pool is live, in random
-places: about ten slots are free in each extent.
+One allocation is what SGLang does before a step: make sure of n free slots, then take them. Half of the pool is live,
+in random places. Two shapes:
 
-    sglang    SGLang 0.5.16's own allocator and eviction check
-    warm      the elastic pool, memory mapped and free
-    reserve   the elastic pool, when the slots need extents from the driver's reserve
-    cold      the elastic pool, when balloond has to be asked for them
-    frees     giving the same slots back
+    small     slots of 3,072 bytes (a small model's token) in extents of 64 KiB, so that some straddle two extents;
+              about ten slots are free in each extent
+    large     slots of 1.75 MiB (16 tokens of a 3B model) in extents of 8 MiB, 50,000 of them; two are free in each
+
+    sglang    SGLang 0.5.16's own allocator and eviction check, with as many slots
+    warm      the elastic pool, memory mapped and free; slots are given back a few allocations later
+    filling   the same without giving back, until a quarter of what was free is taken
+    crowded   the same with a twentieth of the pool free, and what is given back lies anywhere
+    frees     giving slots back
+    reserve   (small) the elastic pool, when the slots need extents from the driver's reserve
+    cold      (small) the elastic pool, when balloond has to be asked for them
 
 The aim is under 20 microseconds added by a warm allocation, at p99. Samples are kept on the clock and on the core; the
 difference is other work on the machine.
@@ -19,8 +24,8 @@ difference is other work on the machine.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
-import random
 import subprocess
 import sys
 import tempfile
@@ -37,6 +42,7 @@ environment.prepare()
 
 import asyncio  # noqa: E402
 
+import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.common import evict_from_tree_cache  # noqa: E402
@@ -52,14 +58,27 @@ from gpu_scheduler.engines.sglang.allocator import ElasticAllocator  # noqa: E40
 from gpu_scheduler.engines.sglang.kv import ElasticKv  # noqa: E402
 from services.errors import PrismError  # noqa: E402
 
-SLOT_BYTES, EXTENT_BYTES = 3072, 64 << 10
-SLOTS = 100_000
 COUNTS = (1, 16, 64, 256)
 SAMPLES = 2000
 RARE_SAMPLES = 150
 WAIT_S = 1.0
 AIM_US = 20.0
 SEED = 20260731
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    name: str
+    slot_bytes: int
+    extent_bytes: int
+    slots: int
+
+    def extents(self, slots: int) -> int:
+        return -(-slots * self.slot_bytes // self.extent_bytes)
+
+
+SMALL = Shape("small", 3072, 64 << 10, 100_000)
+LARGE = Shape("large", 1792 << 10, 8 << 20, 50_000)
 
 
 @contextlib.contextmanager
@@ -92,11 +111,14 @@ async def book(address: str) -> None:
     await client.close()
 
 
-def fragment(allocator: Any, chance: random.Random) -> None:
-    """Takes what there is, and frees a random half."""
-    taken = allocator.alloc(allocator.available_size()).tolist()
-    chance.shuffle(taken)
-    allocator.free(torch.tensor(taken[: len(taken) // 2]))
+def fragment(allocator: Any, chance: np.random.Generator, free: float = 0.5) -> Any:
+    """Takes what there is, and frees a random part, a few at a time. Returns the slots that live, in no order."""
+    allocator.clear()
+    taken = chance.permutation(allocator.alloc(allocator.available_size()).numpy())
+    count = round(free * len(taken))
+    for part in torch.from_numpy(taken[:count]).split(250):
+        allocator.free(part)
+    return taken[count:]
 
 
 def since(begin: float, end: float) -> float:
@@ -104,43 +126,97 @@ def since(begin: float, end: float) -> float:
     return round(1e6 * (end - begin), 1)
 
 
-def alternate(take: Callable[[], torch.Tensor], give: Callable[[torch.Tensor], None], samples: int) -> dict[str, Any]:
-    """Microseconds of `samples` allocations, and of giving each back a few allocations later."""
-    allocating, allocating_core, freeing, held = [], [], [], []
+class Watch:
+    """Times calls, on the clock and on the core; microseconds."""
+
+    def __init__(self) -> None:
+        self.clock: list[float] = []
+        self.core: list[float] = []
+
+    def __call__(self, call: Callable[[], Any]) -> Any:
+        begin, begin_core = time.perf_counter(), time.thread_time()
+        result = call()
+        self.core.append(since(begin_core, time.thread_time()))
+        self.clock.append(since(begin, time.perf_counter()))
+        return result
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
     gc.collect()
     gc.disable()
-    for _ in range(samples):
-        begin, begin_core = time.perf_counter(), time.thread_time()
-        slots = take()
-        allocating_core.append(since(begin_core, time.thread_time()))
-        allocating.append(since(begin, time.perf_counter()))
-        held.append(slots)
-        if len(held) > 8:
-            slots = held.pop(0)
-            begin_core = time.thread_time()
-            give(slots)
-            freeing.append(since(begin_core, time.thread_time()))
+    yield
     gc.enable()
-    for slots in held:
-        give(slots)
-    return {"alloc_us": allocating, "alloc_core_us": allocating_core, "free_core_us": freeing}
+
+
+def alternate(take: Callable[[], torch.Tensor], allocator: Any) -> dict[str, Any]:
+    """Allocates, and gives each back a few allocations later."""
+    fragment(allocator, np.random.default_rng(SEED))
+    taking, giving, held = Watch(), Watch(), []
+    with without_garbage_collection():
+        for _ in range(SAMPLES):
+            held.append(taking(take))
+            if len(held) > 8:
+                slots = held.pop(0)
+                giving(lambda slots=slots: allocator.free(slots))
+    return {"alloc_us": taking.clock, "alloc_core_us": taking.core, "free_core_us": giving.core}
+
+
+def fill(take: Callable[[], torch.Tensor], allocator: Any, count: int) -> dict[str, Any]:
+    """Allocates only, until a quarter of what was free is taken, and again."""
+    taking, chance = Watch(), np.random.default_rng(SEED)
+    with without_garbage_collection():
+        while len(taking.clock) < SAMPLES:
+            fragment(allocator, chance)
+            for _ in range(min(SAMPLES - len(taking.clock), allocator.available_size() // (4 * count))):
+                taking(take)
+    return {"alloc_us": taking.clock, "alloc_core_us": taking.core}
+
+
+def crowd(take: Callable[[], torch.Tensor], allocator: Any, count: int) -> dict[str, Any]:
+    """Few slots are free; allocates, and gives back as many that lie anywhere."""
+    taking, giving, chance = Watch(), Watch(), np.random.default_rng(SEED)
+    live = fragment(allocator, chance, free=1 / 20)
+    with without_garbage_collection():
+        for _ in range(SAMPLES):
+            taken = taking(take)
+            places = chance.choice(len(live), count, replace=False)
+            freed = torch.from_numpy(live[places])
+            live[places] = taken.numpy()
+            giving(lambda freed=freed: allocator.free(freed))
+    return {"alloc_us": taking.clock, "alloc_core_us": taking.core, "free_core_us": giving.core}
+
+
+class Mapped:
+    """Memory that is there already: what `ElasticKv` knows of a range."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.extent_bytes = shape.extent_bytes
+        self._extents = iter(range(shape.extents(shape.slots + 1)))
+
+    def headroom(self) -> int:
+        return 1
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+        return [extent for extent, _ in zip(self._extents, range(count), strict=False)]
+
+    def close(self) -> None:
+        pass
+
+
+def on_balloond(lease: Lease, shape: Shape, low: int = 0, high: int = 0) -> ElasticRange:
+    span_bytes = shape.extents(shape.slots + 1) * shape.extent_bytes
+    return ElasticRange(lease, CpuMapper(), span_bytes=span_bytes, extent_bytes=shape.extent_bytes, low=low, high=high)
 
 
 class Elastic:
     """The engine's pool without the engine."""
 
-    def __init__(self, lease: Lease, low: int, high: int) -> None:
-        self.memory = ElasticRange(
-            lease,
-            CpuMapper(),
-            span_bytes=-(-(SLOTS + 1) * SLOT_BYTES // EXTENT_BYTES) * EXTENT_BYTES,
-            extent_bytes=EXTENT_BYTES,
-            low=low,
-            high=high,
-        )
-        self.kv = ElasticKv(self.memory, SLOT_BYTES, SLOTS + 1)
+    def __init__(self, memory: Any, shape: Shape) -> None:
+        self.memory = memory
+        self.kv = ElasticKv(memory, shape.slot_bytes, shape.slots + 1)
         self.kv.hold_dummy(10.0)
-        self.allocator = ElasticAllocator(SLOTS, dtype=torch.float32, device="cpu", kvcache=None, kv=self.kv)
+        self.allocator = ElasticAllocator(shape.slots, dtype=torch.float32, device="cpu", kvcache=None, kv=self.kv)
         self.tree = RadixCache.create_simulated(mock_allocator=self.allocator)
         self.admission = Admission(self.kv, WAIT_S, WAIT_S, lambda tree, tokens: None)
 
@@ -150,92 +226,115 @@ class Elastic:
         assert slots is not None
         return slots
 
-    def close(self) -> None:
-        self.memory.close()
+
+def patterns(take: Callable[[], torch.Tensor], allocator: Any, count: int) -> dict[str, dict[str, Any]]:
+    return {
+        "warm": alternate(take, allocator),
+        "filling": fill(take, allocator, count),
+        "crowded": crowd(take, allocator, count),
+    }
 
 
-def stock(count: int) -> dict[str, Any]:
-    allocator = TokenToKVPoolAllocator(SLOTS, torch.float32, "cpu", None, need_sort=False)
+def stock(shape: Shape, count: int) -> dict[str, dict[str, Any]]:
+    allocator = TokenToKVPoolAllocator(shape.slots, torch.float32, "cpu", None, need_sort=False)
     tree = RadixCache.create_simulated(mock_allocator=allocator)
-    fragment(allocator, random.Random(SEED))
 
     def take() -> torch.Tensor:
         evict_from_tree_cache(tree, count)
         return allocator.alloc(count)
 
-    return alternate(take, allocator.free, SAMPLES)
+    return {f"sglang_{name}": case for name, case in patterns(take, allocator, count).items()}
 
 
-def warm(lease: Lease, count: int) -> dict[str, Any]:
-    elastic = Elastic(lease, 0, 0)
-    elastic.kv.grow(SLOTS // 2, 60.0)
-    fragment(elastic.allocator, random.Random(SEED))
-    measured = alternate(lambda: elastic.take(count), elastic.allocator.free, SAMPLES)
-    elastic.close()
+def warm(memory: Any, shape: Shape, slots: int, count: int) -> dict[str, dict[str, Any]]:
+    elastic = Elastic(memory, shape)
+    elastic.kv.grow(slots, 60.0)
+
+    def take() -> torch.Tensor:
+        return elastic.take(count)
+
+    measured = patterns(take, elastic.allocator, count)
+    memory.close()
     return measured
 
 
-def growing(lease: Lease, count: int, reserve: bool) -> dict[str, Any]:
+def growing(lease: Lease, shape: Shape, count: int, reserve: bool) -> dict[str, Any]:
     """Every allocation needs new extents: from the reserve, or from balloond."""
-    extents = -(-count * SLOT_BYTES // EXTENT_BYTES) + 1
-    elastic = Elastic(lease, 2 * extents, 2 * extents) if reserve else Elastic(lease, 0, 0)
+    extents = shape.extents(count) + 1
+    memory = on_balloond(lease, shape, 2 * extents, 2 * extents) if reserve else on_balloond(lease, shape)
+    elastic = Elastic(memory, shape)
     elastic.take(elastic.kv.available)
     samples = []
-    for _ in range(min(RARE_SAMPLES, (SLOTS - 1000) // (count + 50))):
-        wanted = elastic.memory.mapped_bytes
-        while (
-            reserve and elastic.memory.mapped_bytes - elastic.kv.envelopes.held * EXTENT_BYTES < extents * EXTENT_BYTES
-        ):
+    for _ in range(min(RARE_SAMPLES, (shape.slots - 1000) // (count + 50))):
+        before = memory.mapped_bytes
+        while reserve and memory.mapped_bytes < (elastic.kv.envelopes.held + extents) * shape.extent_bytes:
             time.sleep(0.001)
         begin = time.perf_counter()
         elastic.take(count)
         samples.append(since(begin, time.perf_counter()))
-        assert reserve or elastic.memory.mapped_bytes > wanted
+        assert reserve or memory.mapped_bytes > before
         elastic.take(elastic.kv.available)
-    elastic.close()
+    memory.close()
     return {"alloc_us": samples}
+
+
+def summary(cases: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Spreads of all samples, and what the elastic pool adds to SGLang's own p50 and p99 on the core."""
+    spreads = {
+        unit: {name: _report.spread(case[unit]) for name, case in cases.items() if unit in case}
+        for unit in ("alloc_us", "alloc_core_us", "free_core_us")
+    }
+    core = spreads["alloc_core_us"]
+    added = {
+        name: {q: round(core[name][q] - core[f"sglang_{name}"][q], 1) for q in ("p50", "p99")}
+        for name in ("warm", "filling", "crowded")
+    }
+    return {**spreads, "added_core_us": added}
+
+
+def raw(case: dict[str, Any]) -> dict[str, Any]:
+    """The samples to keep: of what was measured on the core, not those on the clock, which say less."""
+    return {unit: samples for unit, samples in case.items() if unit != "alloc_us" or "alloc_core_us" not in case}
+
+
+def row(count: int, found: dict[str, Any]) -> list[object]:
+    def both(spread: dict[str, float] | None, digits: int = 1) -> str:
+        return "-" if spread is None else f"{spread['p50']:.{digits}f} / {spread['p99']:.{digits}f}"
+
+    core, added, free, clock = (found[key] for key in ("alloc_core_us", "added_core_us", "free_core_us", "alloc_us"))
+    return [
+        count,
+        *(both(core[name]) for name in ("sglang_warm", "warm")),
+        *(both(added[name]) for name in ("warm", "filling", "crowded")),
+        *(both(free[name]) for name in ("sglang_warm", "warm", "sglang_crowded", "crowded")),
+        *(both(clock.get(name), 0) for name in ("reserve", "cold")),
+    ]
 
 
 def main() -> None:
     given = _report.arguments("slot_allocation", __doc__ or "").parse_args()
-    raw: dict[str, dict[str, Any]] = {}
-    rows = []
+    results: dict[str, Any] = {}
     with lease() as held:
-        for count in COUNTS:
-            cases = {
-                "sglang": stock(count),
-                "warm": warm(held, count),
-                "reserve": growing(held, count, reserve=True),
-                "cold": growing(held, count, reserve=False),
-            }
-            spreads = {name: _report.spread(case["alloc_us"]) for name, case in cases.items()}
-            core = {name: _report.spread(cases[name]["alloc_core_us"]) for name in ("sglang", "warm")}
-            free = {name: _report.spread(cases[name]["free_core_us"]) for name in ("sglang", "warm")}
-            added = {q: core["warm"][q] - core["sglang"][q] for q in ("p50", "p99")}
-            summary = {"alloc_us": spreads, "alloc_core_us": core, "free_core_us": free, "added_core_us": added}
-            raw[str(count)] = {**cases, "summary": summary}
-            rows.append(
-                [count]
-                + [f"{core[name]['p50']:.1f} / {core[name]['p99']:.1f}" for name in core]
-                + [f"{added['p50']:.1f} / {added['p99']:.1f}"]
-                + [f"{spreads[name]['p50']:.0f} / {spreads[name]['p99']:.0f}" for name in ("reserve", "cold")]
-                + [f"{free[name]['p50']:.1f} / {free[name]['p99']:.1f}" for name in free]
-            )
+        for shape in (SMALL, LARGE):
+            by_slots, rows = {}, []
+            for count in COUNTS:
+                cases = stock(shape, count)
+                if shape is SMALL:
+                    cases |= warm(on_balloond(held, shape), shape, shape.slots // 2, count)
+                    for name in ("reserve", "cold"):
+                        cases[name] = growing(held, shape, count, reserve=name == "reserve")
+                else:
+                    cases |= warm(Mapped(shape), shape, shape.slots - 1, count)
+                found = summary(cases)
+                by_slots[str(count)] = {**{name: raw(case) for name, case in cases.items()}, "summary": found}
+                rows.append(row(count, found))
+            results[shape.name] = {**dataclasses.asdict(shape), "by_slots": by_slots}
+            print(f"\n{shape.name}: microseconds, p50 / p99; reserve and cold on the clock, the others on the core")
+            adds, frees = ["warm adds", "filling adds", "crowded adds"], ["sglang frees", "frees"]
+            crowded_frees = ["sglang frees, crowded", "frees, crowded"]
+            _report.table(["slots", "sglang", "warm", *adds, *frees, *crowded_frees, "reserve", "cold"], rows)
         held.detach()
-    header = ["slots", "sglang", "warm", "warm adds", "reserve", "cold", "sglang frees", "elastic frees"]
-    print("microseconds, p50 / p99; reserve and cold on the clock, the others on the core")
-    _report.table(header, rows)
-    _report.write(
-        given.out,
-        "slot_allocation",
-        {
-            "slot_bytes": SLOT_BYTES,
-            "extent_bytes": EXTENT_BYTES,
-            "slots": SLOTS,
-            "aim_added_p99_us": AIM_US,
-            "by_slots": raw,
-        },
-    )
+    _report.write(given.out, "slot_allocation", {"aim_added_p99_us": AIM_US, "shapes": results})
 
 
 if __name__ == "__main__":

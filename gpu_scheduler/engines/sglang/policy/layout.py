@@ -23,6 +23,7 @@ class Layout:
         envelopes = np.arange(count)
         homes, ends = self.homes(envelopes), self.ends(envelopes)
         touched = homes[:, None] + np.arange(int((ends - homes).max()) + 1)
+        self._offsets = np.arange((extent_bytes - 1) // envelope_bytes + 2)
         self.touched: Indices = np.where(touched <= ends[:, None], touched, self.n_extents)
         """For each envelope, the extents that it touches, in order; filled up with `n_extents`."""
 
@@ -41,7 +42,9 @@ class Layout:
 
     def touching(self, extents: Indices) -> Indices:
         """The envelopes that touch any of these extents, each once, in order."""
+        extents = np.sort(extents)
         first = extents * self.extent_bytes // self.envelope_bytes
         last = np.minimum(((extents + 1) * self.extent_bytes - 1) // self.envelope_bytes, self.total - 1)
-        envelopes = first[:, None] + np.arange(int((last - first).max(initial=0)) + 1)
-        return np.unique(envelopes[envelopes <= last[:, None]])
+        first[1:] = np.maximum(first[1:], last[:-1] + 1)
+        envelopes = first[:, None] + self._offsets
+        return envelopes[envelopes <= last[:, None]]
