@@ -41,6 +41,9 @@ class Arbitration(Section):
 
     chunk_tokens: int = Field(default=2048, gt=0)
     """Prompt tokens that may be on their way to be prefilled at a time."""
+    prefill_turn: bool = True
+    """One engine prefills at a time. False: whatever has memory starts, and engines get in each other's way; there to
+    measure what the turn is worth."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)
     """Until an engine has measured its model."""
     wake_estimate_s: float = Field(default=5.0, gt=0)

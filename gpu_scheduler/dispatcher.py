@@ -290,7 +290,7 @@ class Dispatcher:
         memory = self._memory.for_admission(
             {name: self._kv_bytes_per_token(r) for name, r in active.items()}, self._committed()
         )
-        turn = admission.Turn(chunk_tokens=self._rules.chunk_tokens)
+        turn = admission.Turn(chunk_tokens=self._rules.chunk_tokens, one_at_a_time=self._rules.prefill_turn)
         for step in admission.admit(agenda, self._backlog, memory, turn):
             if isinstance(step, Start):
                 self._start(step, active, now)
@@ -313,6 +313,8 @@ class Dispatcher:
 
     def _give_turn(self) -> None:
         """The engine whose prefill is under way has the turn; nobody's: anybody."""
+        if not self._rules.prefill_turn:
+            return
         for waiting in self._backlog.in_flight():
             engine = self._requests[waiting.request_id].engine
             if engine is not None:

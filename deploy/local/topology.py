@@ -50,6 +50,8 @@ class Local:
     """First of a row of ports for Prometheus text; 0: off (the gateway's /metrics is always there)."""
     host_capacity_bytes: int = 256 * MIB
     idle_s: float = 45.0
+    arbitration: dict[str, Any] = field(default_factory=dict)
+    """Of every gpu_scheduler."""
     gateway: dict[str, Any] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
 
@@ -125,6 +127,7 @@ class Local:
                         "poison_fresh_pages": self.poison,
                         "options": self.engine_options,
                     },
+                    "arbitration": self.arbitration,
                 },
             )
         groups = [self.scheduler(device) for device in self.devices]

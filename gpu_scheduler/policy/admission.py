@@ -69,6 +69,8 @@ class Turn:
     """Share of S's slack that the second queue may use. Costs are estimates and the next arrival may be tight: under
     overload every larger share makes more of those late that come. A late request still goes before S where S has
     minutes."""
+    one_at_a_time: bool = True
+    """False: there is no turn, and what has memory starts."""
 
 
 def admit(agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> list[Start | NeedMemory]:
@@ -200,7 +202,7 @@ class _Admission:
                 yield request
 
     def _may_prefill(self, request: Waiting) -> bool:
-        if self._holder is None:
+        if self._holder is None or not self._turn.one_at_a_time:
             return True
         return self._holder == request.model and self._tokens < self._turn.chunk_tokens
 

@@ -35,14 +35,14 @@ class FakeEngine:
 class Desk:
     """A dispatcher whose clock stands still, with a stream that collects."""
 
-    def __init__(self):
+    def __init__(self, **rules):
         self.time = 100.0
         self.needs, self.deaths = [], []
         self.memory = DeviceMemory("cpu:0")
         self.turn = Turn(turn_module.create())
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         self.dispatcher = Dispatcher(
-            Arbitration(),
+            Arbitration(**rules),
             self.residents,
             self.memory,
             self.turn,
@@ -149,6 +149,18 @@ async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_
     desk.answer(a)
     await desk.settle()
     assert desk.turn.holder == turn_module.ANYBODY
+
+
+async def test_where_the_turn_is_off_two_models_prefill_at_once():
+    desk = Desk(prefill_turn=False)
+    running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
+    a, b = desk.model("a"), desk.model("b")
+    desk.submit("r1", "a", ttft_ms=5000)
+    desk.submit("r2", "b", ttft_ms=100)
+    await desk.settle()
+    assert (len(a.started), len(b.started)) == (1, 1)
+    assert desk.turn.holder == turn_module.ANYBODY
+    await tasks.cancel(running)
 
 
 async def test_what_is_left_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):

@@ -83,6 +83,15 @@ def test_a_prompt_longer_than_a_chunk_goes_alone():
     assert started(decide(queue, chunk_tokens=512)) == ["long"]
 
 
+def test_without_a_turn_whatever_has_memory_starts():
+    queue = backlog()
+    add(queue, "1", "a", 10.0, deadline=50.0)
+    add(queue, "2", "b", 10.0, deadline=60.0)
+    add(queue, "3", "a", 10.0, deadline=70.0)
+    decisions = admit(queue.plan(0.0), queue, plenty(), Turn(chunk_tokens=512, one_at_a_time=False))
+    assert started(decisions) == ["1", "2", "3"]
+
+
 def test_requests_of_a_model_that_is_not_active_do_not_start_and_hold_up_nobody():
     queue = backlog("a", "b")
     queue.model_waking("a", 1.0)
