@@ -72,6 +72,8 @@ class ElasticRange:
         self.n_extents = span_bytes // extent_bytes
         self.address = mapper.reserve(self.n_extents * extent_bytes)
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.woken = False
+        """Whether it is readable, for an engine that looks between two steps."""
         self._lease = lease
         self._mapper = mapper
         self._poison = poison
@@ -138,6 +140,8 @@ class ElasticRange:
             self._marks.took(count, now)
             self._wanting = count - len(taken)
             self._missing = min(self._wanting, self._allowed_more())
+            if not taken and not self._missing:
+                return []  # nothing that the lease's thread could do: it is not woken
             if self._missing > 0:
                 self._refused = False
                 self._lease.loop.call(self._tend)
@@ -204,17 +208,21 @@ class ElasticRange:
 
     def overage_bytes(self) -> int:
         """What must be given up beyond the reserve to meet the limit."""
+        if self._over() <= 0:
+            return 0  # asked several times a step: the lock only where a glance without it says so
         with self._changed:
-            return max(0, (len(self._ids) - len(self._reserve)) * self.extent_bytes - self._lease.limit.bytes)
+            return max(0, self._over())
+
+    def _over(self) -> int:
+        return (len(self._ids) - len(self._reserve)) * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
         """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine
         evicts prefixes, releases the extents that this emptied, and calls `reclaimed`."""
         with self._changed:
-            try:
+            if self.woken:
+                self.woken = False
                 os.eventfd_read(self.wake_fd)
-            except BlockingIOError:
-                pass
             wanted = 0
             for reclaim in self._reclaims:
                 if not reclaim.taken:
@@ -305,6 +313,7 @@ class ElasticRange:
     def _wake(self) -> None:
         with self._changed:
             if not self._closed:
+                self.woken = True
                 os.eventfd_write(self.wake_fd, 1)
 
     def _tend(self, answer: bool = False) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 
+_AHEAD = 32
+"""Which part of what is cached may be evicted ahead of need, when some has to be."""
+
 
 class Admission:
     """Decides for one model. `evict(tree, tokens)` is SGLang's own eviction, oldest leaf first."""
@@ -40,7 +43,9 @@ class Admission:
             return
         short = tokens - self._kv.available
         if short > 0 and evictable:
-            self._evict(tree, short)
+            # Finding the oldest leaves, and waiting for what they free, costs the same for one as for many: where
+            # much is cached, a little of it goes for the next steps.
+            self._evict(tree, max(short, min(tokens, evictable // _AHEAD)))
             self._kv.settle()
 
     def fits(self, tree: Any, tokens: int) -> bool:

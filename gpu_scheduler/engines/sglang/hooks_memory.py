@@ -67,8 +67,8 @@ def no_fused_store(_forward_batch: Any) -> bool:
 
 
 def make_room(tree_cache: Any, num_tokens: int) -> None:
-    """SGLang makes sure of `num_tokens` free slots. Its own function would evict that many; only what is missing
-    has to go, and only what cannot be grown."""
+    """SGLang makes sure of `num_tokens` free slots. Its own function would evict; here that is for what cannot be
+    grown."""
     if tree_cache is not None and not tree_cache.is_chunk_cache():
         current.instance().admission.before_allocation(tree_cache, num_tokens)
 

@@ -3,7 +3,6 @@ reads its sockets, where it sleeps when idle, before it forms a prefill batch an
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +28,10 @@ _IDLE_LOOKS_S = (0.05, 0.2, 1.5)
 """The last one is after the driver has shrunk the reserve of an engine that does not grow any more."""
 _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
+_EMPTIES_LOOK_S = 0.05
+"""How often a running engine looks for extents that were emptied and lingered."""
+_REPORT_SHARE = 0.01
+"""Of the time, at most, for walks over the prefix cache that reports need."""
 
 
 class Loop:
@@ -41,6 +44,9 @@ class Loop:
         self._commands = Commands(instance, self)
         self._stalled_since: float | None = None
         self._stats_at = 0.0
+        self._report_at = 0.0
+        """When the next report is due, while requests run."""
+        self._empties_at = 0.0
         self._told_idle = False
         self._told_mapped = 0
         self._looks: list[float] = []
@@ -64,10 +70,11 @@ class Loop:
             except LeaveLoop:
                 channel.unread(messages[number:])
                 raise
-        inputs += self._commands.tick(time.monotonic())
+        now = time.monotonic()
+        inputs += self._commands.tick(now)
         self._probe(inputs)
-        self._attend()
-        self._tell(time.monotonic())
+        self._attend(now)
+        self._tell(now)
         if messages or inputs:
             self._told_idle = False
             instance.admission.refused = False
@@ -133,31 +140,31 @@ class Loop:
 
     # --- memory
 
-    def _attend(self) -> None:
+    def _attend(self, now: float) -> None:
         """Acts on limits, reclaims and growth that arrived."""
         instance = self._instance
         memory, kv = instance.memory.kv, instance.kv
         if memory is None:
             return
         kv.poll()
-        if _drain_event(memory.wake_fd):
+        if memory.woken:
             kv.may_wait_again()
             instance.scheduler.running_batch.batch_is_full = False
-        wanted = memory.take_reclaims()
-        if wanted > 0:
-            kv.settle()
-            given = kv.give_up_empties() * memory.extent_bytes
-            self._evict_extents(wanted - given)
-            self._report()
-            memory.reclaimed()
-            self.changed()
+            if (wanted := memory.take_reclaims()) > 0:
+                kv.settle()
+                given = kv.give_up_empties() * memory.extent_bytes
+                self._evict_extents(wanted - given)
+                self._report()
+                memory.reclaimed()
+                self.changed()
         if memory.overage_bytes() > 0:
             kv.settle()
             kv.give_up_empties()
             self._evict_extents(memory.overage_bytes())
             self._report()
             self.changed()
-        elif not self._idle():
+        elif now >= self._empties_at and not self._idle():
+            self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 
     def _evict_extents(self, nbytes: int) -> None:
@@ -176,8 +183,10 @@ class Loop:
         instance = self._instance
         memory, tree = instance.memory.kv, instance.scheduler.tree_cache
         if memory is not None:
+            begun = time.monotonic()
             used = instance.kv.bytes_of(instance.kv.used - tree.evictable_size())
-            memory.usage(used, eviction.cached_by_age(tree, instance.kv, time.monotonic()))
+            memory.usage(used, eviction.cached_by_age(tree, instance.kv, begun))
+            self._report_at = begun + (time.monotonic() - begun) / _REPORT_SHARE
 
     def _over_limit(self) -> bool:
         memory = self._instance.memory.kv
@@ -250,7 +259,8 @@ class Loop:
 
     def _tell(self, now: float) -> None:
         if now - self._stats_at >= EVERY_S and not self._told_idle:
-            self._report()
+            if now >= self._report_at:
+                self._report()
             self._send_stats(now)
 
     def _send_stats(self, now: float) -> None:
@@ -263,11 +273,3 @@ class Loop:
     def changed(self) -> None:
         """Something happened that the next statistics should tell."""
         self._told_idle = False
-
-
-def _drain_event(fd: int) -> bool:
-    try:
-        os.eventfd_read(fd)
-    except BlockingIOError:
-        return False
-    return True

@@ -19,6 +19,8 @@ class KvRange(Protocol):
     address: int
     extent_bytes: int
     wake_fd: int
+    woken: bool
+    """Whether `wake_fd` is readable."""
 
     @property
     def mapped_bytes(self) -> int:

@@ -10,6 +10,7 @@ class ScriptedRange:
 
     address = 0
     wake_fd = -1
+    woken = False
 
     def __init__(self, extent_bytes: int, limit: int) -> None:
         self.extent_bytes = extent_bytes

@@ -73,6 +73,14 @@ def test_only_what_is_missing_is_evicted_when_nothing_can_grow() -> None:
     assert kv.available == 9 and tree.evictable_size() == 11
 
 
+def test_a_little_more_is_evicted_where_much_is_cached() -> None:
+    admission, kv, _, tree = made(extents=40, limit=40, cached=384)
+    admission.before_allocation(tree, 20)
+    assert kv.available == 28 and tree.evictable_size() == 372
+    admission.before_allocation(tree, 28)
+    assert tree.evictable_size() == 372
+
+
 def test_a_decode_that_would_be_retracted_waits_longer() -> None:
     admission, _, memory, tree = made(extents=1, limit=5)
     tree.slots = None
