@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from balloond import backends
 from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, Model, Reply
 from benchmarks.gpu.series import Held
@@ -19,6 +20,8 @@ from services import tasks
 from tests.gpu_scheduler.engines.sglang import harness
 
 _AS_ON_A_GPU = {"page_size": 16, "overlap": 1}
+RESERVE_BYTES = 1 << 30
+"""What balloond by itself leaves of a GPU to those who book nothing."""
 SET_ASIDE_BYTES = 130 << 20
 """A GPU's spares, which balloond keeps of its capacity."""
 
@@ -49,12 +52,15 @@ class Shared:
 
     @contextlib.asynccontextmanager
     async def engines(
-        self, folder: Path, names: Sequence[str], kv_bytes: int, floor_bytes: int, quota_bytes: int = 0
+        self, folder: Path, names: Sequence[str], kv_bytes: int | None, floor_bytes: int, quota_bytes: int = 0
     ) -> AsyncIterator[tuple[harness.Node, list[Client]]]:
-        """A node whose device has `kv_bytes` for the KV of all, and warm engines with the model. Their limits are open:
-        each may take what there is."""
-        each = self.weights_bytes + quota_bytes
-        capacity = len(names) * each + kv_bytes + (0 if self.on_host else SET_ASIDE_BYTES)
+        """A node whose device has `kv_bytes` for the KV of all (None, on a GPU: what there is), and warm engines with
+        the model. Their limits are open: each may take what there is."""
+        if kv_bytes is None:
+            capacity = backends.look(self.device).free_bytes - RESERVE_BYTES
+        else:
+            each = self.weights_bytes + quota_bytes
+            capacity = len(names) * each + kv_bytes + (0 if self.on_host else SET_ASIDE_BYTES)
         entitled = {"quota_bytes": quota_bytes, "floor_bytes": floor_bytes}
         async with harness.node(folder, capacity, self.device) as at:
             for name in names:
@@ -63,7 +69,8 @@ class Shared:
             try:
                 for lease in (await at.client.inspect()).devices[0].leases:
                     await at.client.set_booking(self.device, lease.model, weights_bytes=lease.weights_bytes, **entitled)
-                await self._take_away(at, kv_bytes)
+                if kv_bytes is not None:
+                    await self._take_away(at, kv_bytes)
                 yield at, clients
             finally:
                 await fleet.stop(clients)

@@ -68,3 +68,38 @@ def ratios(samples: Iterable[Held], least_live: int) -> dict[str, dict[str, floa
         "without reserve": report.spread([sample.ratio for sample in counted]),
         "with reserve": report.spread([sample.ratio_with_reserve for sample in counted]),
     }
+
+
+@dataclass(frozen=True)
+class Account:
+    """A device's ledger and what NVML says of the device, at one moment, in bytes."""
+
+    at_s: float
+    leased: int
+    booked: int
+    """For engines' private memory."""
+    set_aside: int
+    """Extents that balloond made ahead."""
+    used: int | None
+    """NVML's, less what was used before; None without a GPU."""
+    still: bool
+    """Nothing was granted or returned while it was asked."""
+
+    @property
+    def private(self) -> int:
+        """What is used beyond leases and spares: the engines' own, which bookings are for."""
+        assert self.used is not None
+        return self.used - self.leased - self.set_aside
+
+    @property
+    def difference(self) -> float:
+        """What the ledger says beyond what is used, as a share of that."""
+        assert self.used is not None
+        return (self.leased + self.booked + self.set_aside) / self.used - 1
+
+
+def drift(accounts: Iterable[Account]) -> int:
+    """How far what is used beyond leases and spares moves, over the moments when nothing was on its way: 0 if each byte
+    of the ledger is one of the device. Bytes."""
+    private = [account.private for account in accounts if account.still and account.used is not None]
+    return max(private) - min(private) if private else 0

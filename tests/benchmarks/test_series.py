@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.gpu.series import Held, fastest, gaps, gaps_of, ratios
+from benchmarks.gpu.series import Account, Held, drift, fastest, gaps, gaps_of, ratios
 
 
 def test_gaps_are_those_that_touch_the_window_and_count_whole():
@@ -39,3 +39,19 @@ def test_moments_with_little_live_do_not_count():
     found = ratios([Held(0.0, 10, 1, 0, 0), Held(1.0, 110, 50, 50, 0)], least_live=100)
     assert found["without reserve"]["n"] == 1
     assert found["without reserve"]["p50"] == pytest.approx(1.1)
+
+
+def account(leased, used, still=True):
+    return Account(0.0, leased=leased, booked=30, set_aside=10, used=used, still=still)
+
+
+def test_what_the_ledger_does_not_lease_is_the_engines_own():
+    one = account(leased=60, used=95)
+    assert one.private == 25
+    assert one.difference == pytest.approx(100 / 95 - 1)
+
+
+def test_a_ledger_of_real_bytes_does_not_drift_whatever_is_leased():
+    assert drift([account(60, 95), account(10, 45), account(0, 95, still=False)]) == 0
+    assert drift([account(60, 95), account(10, 52)]) == 7
+    assert drift([]) == 0
