@@ -17,6 +17,8 @@ from services.errors import Unavailable
 
 MAX_BYTES = 64 << 20
 """A longer frame is a fault of the other side."""
+_RECEIVED_TOGETHER = 64 << 10
+"""Bytes; a buffer of so many is made with every look, mostly for nothing."""
 _LENGTH = struct.Struct("<I")
 
 
@@ -188,7 +190,7 @@ class BlockingChannel(Generic[M]):
         messages: list[M] = []
         while not self.closed:
             try:
-                data = self._sock.recv(1 << 18)
+                data = self._sock.recv(_RECEIVED_TOGETHER)
             except BlockingIOError:
                 break
             except OSError:

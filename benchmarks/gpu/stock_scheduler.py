@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import sglang
-from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.models import registry as _models  # noqa: F401  (imports what a model needs, before Hello)
 from sglang.srt.plugins import load_plugins
@@ -50,6 +50,22 @@ def hooks() -> list[plugin.Hook]:
     return [*front, plugin.Hook(retraction, count_retracted, "AFTER")]
 
 
+class StockOutputs(Outputs):
+    """Takes what SGLang gathers for its detokenizer."""
+
+    def send_output(self, output: Any, _received: Any = None) -> None:
+        if not isinstance(output, BatchTokenIDOutput):
+            super().send_output(output)
+            return
+        message = engine_pb2.FromEngine()
+        chosen = output.output_token_logprobs_val
+        best = output.output_top_logprobs_val, output.output_top_logprobs_idx
+        for i, rid in enumerate(output.rids):
+            logprobs = (chosen[i], best[0][i], best[1][i]) if chosen else None
+            self.add(message, rid, output.output_ids[i], output.finished_reasons[i], output.cached_tokens[i], logprobs)
+        self.send(message)
+
+
 class Front:
     """What the hooks find in the place of an instance of ours and of its loop."""
 
@@ -57,7 +73,7 @@ class Front:
         self.channel = channel
         self.book = Book()
         self.counters = stats.Counters()
-        self.outputs = Outputs(self.book, self._send_chunks, lambda *_: None)
+        self.outputs = StockOutputs(self.book, channel.send_message, lambda *_: None)
         self.loop = self
         self._told_at = 0.0
 

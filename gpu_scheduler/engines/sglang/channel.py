@@ -23,7 +23,10 @@ class Channel:
 
     def send(self, **message: object) -> None:
         """Sends one FromEngine, named by its field."""
-        self._socket.send(engine_pb2.FromEngine(**message))  # type: ignore[arg-type]
+        self.send_message(engine_pb2.FromEngine(**message))  # type: ignore[arg-type]
+
+    def send_message(self, message: engine_pb2.FromEngine) -> None:
+        self._socket.send(message)
 
     def receive(self) -> list[engine_pb2.ToEngine]:
         """What is here now."""

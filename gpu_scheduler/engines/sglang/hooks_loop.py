@@ -84,6 +84,11 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
 
 
+def stream_output(_streamer: Any, reqs: list[Any], _return_logprob: bool, skip_req: Any = None, **_: Any) -> None:
+    """SGLang would gather some forty lists, for processes that do not exist here."""
+    current.instance().outputs.stream(reqs, skip_req)
+
+
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _PARTS = "sglang.srt.managers.scheduler_components"
 HOOKS = [
@@ -94,4 +99,5 @@ HOOKS = [
     Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),
     Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", after_retraction, "AFTER"),
     Hook(f"{_SCHEDULER}.run_batch", before_step, "BEFORE"),
+    Hook(f"{_PARTS}.output_streamer.SchedulerOutputStreamer._stream_output_generation", stream_output, "REPLACE"),
 ]

@@ -62,7 +62,7 @@ class Instance:
         self.state = State.WARM
         self.book = Book()
         self.probe: Probe | None = None
-        self.outputs = Outputs(self.book, self.send_chunks, self._heard_probe)
+        self.outputs = Outputs(self.book, channel.send_message, self._heard_probe)
         self._measured: engine_pb2.Measured | None = None
         """Of the model, once it was proven in this process."""
         self.paddings: set[int] = set()

@@ -1,73 +1,114 @@
-"""SGLang's outputs -> token chunks. Stands where SGLang has its socket to the detokenizer. Imports SGLang: only
-the engine process may."""
+"""What SGLang's requests say -> token chunks. Stands where SGLang gathers a step's tokens for its detokenizer, and
+where it has its sockets. Imports SGLang: only the engine process may."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from sglang.srt.managers.io_struct import AbortReq, BatchTokenIDOutput
+from sglang.srt.managers.io_struct import AbortReq
 
 from gpu_scheduler.engines.sglang.book import Book, Open
-from protos import common_pb2
+from protos import common_pb2, engine_pb2
 
-SendChunks = Callable[[list[common_pb2.TokenChunk]], None]
+Logprobs = tuple[Sequence[float], Sequence[Any], Sequence[Any]]
+"""Of some tokens: their own, and for each the best ones' values and ids (None or empty where not asked for)."""
 
 
 class Outputs:
-    """What SGLang calls `send_to_detokenizer` and `send_to_tokenizer`. One call is one step."""
+    """A step's tokens leave in one message, which is made in place: this runs for every token."""
 
     def __init__(
-        self, book: Book, send: SendChunks, on_probe: Callable[[str, list[int], list[float], bool], None]
+        self,
+        book: Book,
+        send: Callable[[engine_pb2.FromEngine], None],
+        on_probe: Callable[[str, list[int], list[float], bool], None],
     ) -> None:
         self._book = book
         self._send = send
         self._on_probe = on_probe
         """Tokens of a request that is not in the book: the engine's own."""
 
-    def send_output(self, output: Any, _received: Any = None) -> None:
-        """Everything else that SGLang tells (answers to its own control messages) has no reader here."""
-        if isinstance(output, BatchTokenIDOutput):
-            chunks = [chunk for i in range(len(output.rids or ())) if (chunk := self._tokens(output, i)) is not None]
-            if chunks:
-                self._send(chunks)
-        elif isinstance(output, AbortReq):
-            self._aborted(output)
+    def stream(self, requests: Iterable[Any], skipped: Any = None) -> None:
+        """What SGLang's requests have said since they were last here. One call is one step."""
+        message = engine_pb2.FromEngine()
+        for request in requests:
+            # Where steps overlap, one that has ended comes once more.
+            if request is skipped or request.finished_output:
+                continue
+            reason, said = request.finished_reason, request.output_ids
+            begin, end = request.send_token_offset, len(said)
+            if reason is not None:
+                request.finished_output = True
+                if request.finished_len is None:
+                    request.finished_len = end
+                end = min(end, request.finished_len)
+            request.send_token_offset = end
+            self.add(
+                message,
+                request.rid,
+                said[begin:end],
+                reason.to_json() if reason is not None else None,
+                request.cached_tokens,
+                _logprobs(request, begin, end) if request.return_logprob else None,
+            )
+        self.send(message)
 
-    def _tokens(self, output: BatchTokenIDOutput, i: int) -> common_pb2.TokenChunk | None:
-        rid = (output.rids or [])[i]
-        token_ids = list(output.output_ids[i]) if output.output_ids is not None else []
-        reason = output.finished_reasons[i]
+    def add(
+        self,
+        message: engine_pb2.FromEngine,
+        rid: str,
+        token_ids: Sequence[int],
+        reason: dict[str, Any] | None,
+        cached_tokens: int,
+        logprobs: Logprobs | None,
+    ) -> None:
+        """One request's tokens of this step; `reason` is SGLang's, if it has ended."""
         entry = self._book.by_rid(rid)
         if entry is None:
-            logprobs = output.output_token_logprobs_val[i] if output.output_token_logprobs_val else []
-            self._on_probe(rid, token_ids, [float(value) for value in logprobs], reason is not None)
-            return None
+            values = [float(value) for value in logprobs[0]] if logprobs is not None else []
+            self._on_probe(rid, list(token_ids), values, reason is not None)
+            return
         if not token_ids and reason is None:
-            return None
-        chunk = common_pb2.TokenChunk(request_id=entry.request_id, token_ids=token_ids)
+            return
+        chunk = message.tokens.chunks.add()
+        chunk.request_id = entry.request_id
+        # A message's constructor takes several times as long.
+        for token in token_ids:
+            chunk.token_ids.append(token)
         if not entry.told:
             entry.told = True
             chunk.prompt_tokens = entry.prompt_tokens
-            chunk.cached_tokens = output.cached_tokens[i]
-        if output.output_token_logprobs_val:
-            _add_logprobs(chunk, output, i)
+            chunk.cached_tokens = cached_tokens
+        if logprobs is not None:
+            _add_logprobs(chunk, *logprobs)
         if reason is not None:
-            finish(chunk, entry, dict(reason))
+            finish(chunk, entry, reason)
             self._book.close(entry)
-        return chunk
+
+    def send(self, message: engine_pb2.FromEngine) -> None:
+        """Nothing, if nobody said anything."""
+        if message.HasField("tokens"):
+            self._send(message)
+
+    def send_output(self, output: Any, _received: Any = None) -> None:
+        """What SGLang writes to its sockets. Everything but aborts (answers to its own control messages) has no reader
+        here."""
+        if isinstance(output, AbortReq):
+            self._aborted(output)
 
     def _aborted(self, output: AbortReq) -> None:
         """A request that never ran, or whose prefill was stopped."""
         entry = self._book.by_rid(output.rid or "")
         if entry is None:
             return
-        chunk = common_pb2.TokenChunk(request_id=entry.request_id)
+        message = engine_pb2.FromEngine()
+        chunk = message.tokens.chunks.add(request_id=entry.request_id)
         reason = output.finished_reason
         finish(chunk, entry, dict(reason) if reason else {"type": "abort", "message": "aborted"})
         self._book.close(entry)
-        self._send([chunk])
+        self._send(message)
 
 
 def finish(chunk: common_pb2.TokenChunk, entry: Open, reason: dict[str, Any]) -> None:
@@ -85,14 +126,20 @@ def finish(chunk: common_pb2.TokenChunk, entry: Open, reason: dict[str, Any]) ->
         chunk.error = str(reason.get("message") or "aborted")
 
 
-def _add_logprobs(chunk: common_pb2.TokenChunk, output: BatchTokenIDOutput, i: int) -> None:
-    chosen = output.output_token_logprobs_val[i]
-    if not chosen:
-        return
-    best_values = output.output_top_logprobs_val[i] if output.output_top_logprobs_val else None
-    best_ids = output.output_top_logprobs_idx[i] if output.output_top_logprobs_idx else None
+def _logprobs(request: Any, begin: int, end: int) -> Logprobs:
+    said = request.logprob
+    return (
+        said.output_token_logprobs_val[begin:end],
+        said.output_top_logprobs_val[begin:end],
+        said.output_top_logprobs_idx[begin:end],
+    )
+
+
+def _add_logprobs(
+    chunk: common_pb2.TokenChunk, chosen: Sequence[float], best_values: Sequence[Any], best_ids: Sequence[Any]
+) -> None:
     for k, logprob in enumerate(chosen[: len(chunk.token_ids)]):
         one = chunk.logprobs.add(logprob=logprob)
-        if best_values and best_ids and k < len(best_values):
+        if k < len(best_values):
             for value, token in zip(best_values[k] or (), best_ids[k] or (), strict=True):
                 one.top.add(token_id=token, logprob=value)
