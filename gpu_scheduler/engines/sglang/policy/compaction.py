@@ -14,7 +14,7 @@ from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
 from gpu_scheduler.engines.sglang.policy.layout import Indices
 
 
-def moves(envelopes: Envelopes, ratio: float, fixed: Sequence[int] = ()) -> tuple[Indices, Indices]:
+def moves(envelopes: Envelopes, ratio: float, fixed: Sequence[int] | Indices = ()) -> tuple[Indices, Indices]:
     """Sources and destinations for `Envelopes.move`, after which the extents that something lives on are at most
     `ratio` times the bytes that live; extents that are empty already leave without a move.
 
