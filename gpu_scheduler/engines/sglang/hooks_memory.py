@@ -79,8 +79,21 @@ def count_evicted(result: Any, _tree: Any, _params: Any) -> Any:
 
 
 def held_elsewhere(result: int, _observer: Any) -> int:
-    """SGLang's check for leaks adds up its pool; what has no memory under it counts as held."""
-    return result + current.instance().kv.balloon
+    """SGLang's check for leaks adds up its pool. What has no memory under it counts as held, and so does a page that a
+    prompt half computed has begun: SGLang expects such a prompt in the last batch, and here it may have to wait."""
+    instance = current.instance()
+    return result + instance.kv.balloon + _begun_by_a_waiting_chunk(instance.scheduler, instance.kv.page_size)
+
+
+def _begun_by_a_waiting_chunk(scheduler: Any, page_size: int) -> int:
+    request = scheduler.chunked_req
+    if request is None or request.kv is None:
+        return 0
+    for batch in (scheduler.last_batch, scheduler.running_batch):
+        if batch is not None and any(each is request for each in batch.reqs):
+            return 0
+    allocated: int = -(-request.kv.kv_allocated_len // page_size) * page_size
+    return allocated - int(request.cache_protected_len)
 
 
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"

@@ -43,6 +43,8 @@ class ElasticKv:
     ) -> None:
         """`ids`: how envelopes' numbers come from the device; for devices whose memory is the host's, at once."""
         self.memory = memory
+        self.rows: torch.Tensor
+        """(envelopes, bytes of one), over memory of which only what is held may be touched. Set by the pool."""
         self.page_size = page_size
         self.ids = ids or HostIds()
         self.envelopes = Envelopes(envelope_bytes=envelope_bytes, extent_bytes=memory.extent_bytes, count=count)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang import eviction
 from gpu_scheduler.engines.sglang.commands import Commands
+from gpu_scheduler.engines.sglang.compaction import compact, is_scattered
 from gpu_scheduler.engines.sglang.errors import LeaveLoop
 from gpu_scheduler.engines.sglang.requests import to_sglang
 from gpu_scheduler.engines.sglang.residency import State
@@ -239,6 +240,9 @@ class Loop:
         if instance.state is State.ACTIVE:
             kv.settle()
             kv.give_up_empties()
+            if not self._told_idle and is_scattered(kv):
+                instance.counters.moved_tokens += compact(instance.scheduler.tree_cache, kv) * kv.page_size
+                kv.give_up_empties()
         now = time.monotonic()
         if not self._told_idle:
             self._report()

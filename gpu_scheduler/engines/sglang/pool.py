@@ -38,7 +38,9 @@ def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
         ids=HostIds() if on_host else CudaIds(torch.device(pool.device)),
     )
     kv.hold_dummy(_MAP_DUMMY_WAIT_S)
-    return kv, memory.kv_tensor()[: count * envelope_bytes]
+    raw = memory.kv_tensor()[: count * envelope_bytes]
+    kv.rows = raw.view(count, envelope_bytes)
+    return kv, raw
 
 
 class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]

@@ -78,6 +78,20 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
 
+        # What is left of their prefixes is moved together once nothing runs, and is still what it was.
+        await at.limit("qwen", 200 * KV_EXTENT)
+        for turn in range(20):
+            if end.stats.moved_tokens:
+                break
+            mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+            await burst(end, f"scattered-{turn}", prompts, said["qwen"], 1)
+            mover.cancel()
+            await end.until(lambda: not end.stats.running)
+        assert end.stats.moved_tokens > 0
+        await at.limit("qwen", 200 * KV_EXTENT)
+        await burst(end, "moved", prompts, said["qwen"], 1)
+        assert any(end.answers[f"moved-0-{i}"].cached_tokens for i in range(len(prompts)))
+
         # An idle engine shrinks under a lowered limit without being asked.
         await at.limit("qwen", FLOOR)
         await end.until(lambda: 0 < end.stats.kv_held_bytes <= FLOOR)
