@@ -4,6 +4,7 @@ done."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -39,6 +40,12 @@ def _counted_by_driver(device: torch.device) -> int:
     except pynvml.NVMLError:
         return 0
     return next((int(each.usedGpuMemory or 0) for each in processes if each.pid == os.getpid()), 0)
+
+
+def put(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
+    """These (int64) on the device. Out of pinned memory, because the host waits for a copy out of any other."""
+    on_host = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")
+    return on_host.to(device, non_blocking=True)
 
 
 def finish(device: torch.device) -> None:

@@ -15,12 +15,22 @@ from gpu_scheduler.engines.sglang.plugin import Hook
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
     """Every request draws by its own seed and the position of the token: the same after a retraction, and beside
-    whatever runs."""
+    whatever runs. Where nobody draws there are no seeds to carry along."""
+    if not result.is_all_greedy:
+        from gpu_scheduler.engines.sglang import device
+
+        numbers = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
+        result.sampling_seed = device.put(numbers, result.temperatures.device)
+    return result
+
+
+def seeds_in_both(mine: Any, other: Any) -> None:
+    """SGLang merges seeds only where both batches have some."""
     import torch
 
-    numbers = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
-    result.sampling_seed = torch.tensor(numbers, dtype=torch.int64).to(result.temperatures.device, non_blocking=True)
-    return result
+    if (mine.sampling_seed is None) != (other.sampling_seed is None):
+        without = mine if mine.sampling_seed is None else other
+        without.sampling_seed = torch.zeros(len(without), dtype=torch.int64, device=without.temperatures.device)
 
 
 def penalties(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -56,11 +66,12 @@ def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
     return result
 
 
-_FROM_BATCH = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch"
+_SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 HOOKS = [
-    Hook(_FROM_BATCH, seeds, "AFTER"),
-    Hook(_FROM_BATCH, penalties, "AFTER"),
+    Hook(f"{_SAMPLING}.from_schedule_batch", seeds, "AFTER"),
+    Hook(f"{_SAMPLING}.from_schedule_batch", penalties, "AFTER"),
+    Hook(f"{_SAMPLING}.merge_batch", seeds_in_both, "BEFORE"),
     Hook(f"{_BATCH}.cumulate_penalty_output_tokens", count_last_tokens, "AROUND"),
     Hook("sglang.srt.managers.overlap_utils.resolve_forward_inputs", count_resolved_tokens, "AFTER"),
 ]

@@ -17,13 +17,15 @@ from sglang.srt.sampling.penaltylib import (
     BatchedRepetitionPenalizer,
 )
 
+from gpu_scheduler.engines.sglang import device
+
 
 def count(orchestrator: BatchedPenalizerOrchestrator, row: int, elsewhere: Sequence[int], here: Sequence[int]) -> None:
     """The request in `row` of the batch has said `elsewhere` and then `here`. Its `min_new_tokens` is of this engine:
     what it still has to say, without `elsewhere`."""
     if not (elsewhere or here):
         return
-    said = torch.tensor([*elsewhere, *here], dtype=torch.int64).to(orchestrator.device, non_blocking=True)
+    said = device.put([*elsewhere, *here], torch.device(orchestrator.device))
     for penalizer in orchestrator.penalizers.values():
         if not penalizer.is_prepared():
             continue
