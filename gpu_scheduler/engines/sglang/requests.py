@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from array import array
 
+import numpy as np
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
@@ -62,13 +63,14 @@ def to_sglang(
     """Raises RejectedRequest for what this model can never run."""
     if not generate.token_ids:
         raise RejectedRequest("the prompt is empty")
-    if not all(0 <= token < vocab_size for token in generate.token_ids):
+    token_ids = np.fromiter(generate.token_ids, dtype=np.int64, count=len(generate.token_ids))
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
         raise RejectedRequest(f"a prompt token is outside the vocabulary of {vocab_size}")
-    sampling, prompt_tokens = generate.sampling, len(generate.token_ids)
+    sampling, prompt_tokens = generate.sampling, len(token_ids)
     return TokenizedGenerateReqInput(
         rid=rid,
         input_text=None,
-        input_ids=array("q", generate.token_ids),
+        input_ids=array("q", token_ids.tobytes()),
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,
