@@ -32,6 +32,7 @@ from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import fastest, gaps_of
 from benchmarks.gpu.taker import Taker, taker
+from protos import balloond_pb2
 from tests.gpu_scheduler.engines.sglang import harness
 
 AIM_MS = 150.0
@@ -39,6 +40,8 @@ AIM_RATIO = 1.10
 PROMPT = 64
 """Tokens, of the streams that decode."""
 WAYS = ("growth", "room")
+KEPT_EXTENTS = 128
+"""Free, and held for the streams that decode while others' memory is taken."""
 Windows = dict[str, list[tuple[float, float]]]
 
 
@@ -82,11 +85,13 @@ class Reclaim:
     async def run(self) -> list[str]:
         given = self._given
         streams = given.streams * given.context * self._shared.kv_bytes_per_token
-        kv_bytes = self._bytes + int(1.1 * streams) + int(given.grant_gib * 2**30) + 16 * self._extent
+        beside = int(1.1 * streams) + 2 * given.context * self._shared.kv_bytes_per_token
+        kv_bytes = self._bytes + beside + int(given.grant_gib * 2**30) + 2 * KEPT_EXTENTS * self._extent
         floor = 16 * self._extent
         async with self._shared.engines(self._folder, ("neighbour", "steady"), kv_bytes, floor) as (at, clients):
             self._at, (self._neighbour, self._steady) = at, clients
             await at.book("taker", floor_bytes=0, weights_bytes=0)
+            await at.limit("steady", int(1.1 * streams))
             span = 2 * kv_bytes // self._extent * self._extent
             async with taker(at.handoff, given.device, "taker", self._extent, span) as self._taker:
                 await neighbours.warm_up(self._shared, clients, given.streams, given.context // 2)
@@ -125,7 +130,7 @@ class Reclaim:
         engine, length = self._neighbour, self._given.context - 16
         samples: list[tuple[float, float]] = []
         begun = time.monotonic()
-        before = engine.stats.kv_held_bytes
+        before = await self._kv_of("neighbour")
         replies: list[Reply] = []
         with neighbours.sampling(lambda: samples.append((time.monotonic(), engine.stats.kv_held_bytes)), 0.05):
             while engine.stats.kv_cached_bytes < self._bytes and not neighbours.broken(replies):
@@ -140,7 +145,7 @@ class Reclaim:
             self._problems.append(f"{len(failed)} prompts failed, the first: {failed[0].error!r}")
             raise RuntimeError(self._problems[-1])
         await self._idle_in_the_ledger()
-        grown = engine.stats.kv_held_bytes - before
+        grown = await self._kv_of("neighbour") - before
         self._fills.append(
             {
                 "seconds": seconds,
@@ -168,14 +173,12 @@ class Reclaim:
 
     async def _take(self, way: str) -> None:
         had = self._neighbour.stats.kv_held_bytes
-        free = await self._shut_away()
-        wanted = free + self._bytes
+        await self._shut_away()
+        wanted = self._bytes
         begun = time.monotonic()
         room = None
         if way == "room":
-            room = await self._at.client.make_room(
-                *(self._given.device, "taker"), bytes=wanted, may_retract=False, hold_ms=5000, timeout_s=10.0
-            )
+            room = await self._room("taker", wanted)
         room_s = time.monotonic() - begun
         taken = await self._taker.take(wanted // self._extent)
         self._window("reclaim", begun)
@@ -184,8 +187,9 @@ class Reclaim:
         begun = time.monotonic()
         given_back_s = await self._taker.give_back()
         self._window("return", begun)
-        await self._give_up_room()
-        await self._open_again()
+        await self._room("taker", 0)
+        await self._room("steady", 0)
+        await self._book("shut away", 0)
         self._takes.append(
             {
                 "way": way,
@@ -194,7 +198,6 @@ class Reclaim:
                 "driver_s": taken.seconds,
                 "attempts": taken.attempts,
                 "wanted_bytes": wanted,
-                "free_bytes": free,
                 "neighbour_gave_bytes": gave,
                 "short_bytes": room.short_bytes if room is not None else 0,
                 "give_back_s": given_back_s,
@@ -208,25 +211,24 @@ class Reclaim:
         if gave < 0.8 * self._bytes:
             self._problems.append(f"{way}: the neighbour gave {gave} bytes up, not {self._bytes}")
 
-    async def _shut_away(self) -> int:
-        """Books what is free for nobody, so that what is taken is the neighbour's; the bytes that are left for the
-        decoding streams meanwhile."""
+    async def _shut_away(self) -> None:
+        """What is free is kept for the decoding streams, and the rest of it booked for nobody: what is taken is the
+        neighbour's."""
         device = (await self._at.client.inspect()).devices[0]
-        left = min(device.free_bytes, 128 * self._extent)
-        quota = (device.free_bytes - left) // device.page_bytes * device.page_bytes
-        await self._book("shut away", quota)
-        return left // self._extent * self._extent
+        kept = KEPT_EXTENTS * self._extent
+        if device.free_bytes < kept:
+            raise RuntimeError(f"{device.free_bytes} bytes are free, {kept} are to be kept for the decoding streams")
+        await self._book("shut away", (device.free_bytes - kept) // device.page_bytes * device.page_bytes)
+        await self._room("steady", kept)
 
-    async def _open_again(self) -> None:
-        await self._book("shut away", 0)
+    async def _room(self, model: str, nbytes: int) -> balloond_pb2.MakeRoomResponse:
+        """Held for a while, or given up with 0."""
+        return await self._at.client.make_room(
+            *(self._given.device, model), bytes=nbytes, may_retract=False, hold_ms=10_000, timeout_s=10.0
+        )
 
     async def _book(self, name: str, quota: int) -> None:
         await self._at.client.set_booking(self._given.device, name, quota_bytes=quota, weights_bytes=0, floor_bytes=0)
-
-    async def _give_up_room(self) -> None:
-        await self._at.client.make_room(
-            *(self._given.device, "taker"), bytes=0, may_retract=False, hold_ms=0, timeout_s=5.0
-        )
 
     async def _kv_of(self, model: str) -> int:
         leases = (await self._at.client.inspect()).devices[0].leases
