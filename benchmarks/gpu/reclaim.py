@@ -94,7 +94,7 @@ class Reclaim:
             await at.limit("steady", int(1.1 * streams))
             span = 2 * kv_bytes // self._extent * self._extent
             async with taker(at.handoff, given.device, "taker", self._extent, span) as self._taker:
-                await neighbours.warm_up(self._shared, clients, given.streams, given.context // 2)
+                await neighbours.warm_up(self._shared, clients, given.streams, given.context - 16)
                 say("warm")
                 decoding = neighbours.decoding(
                     self._steady, self._prompt, given.streams, PROMPT, given.context - PROMPT - 16
