@@ -1,12 +1,13 @@
 """Host time of one step of SGLang's scheduler: in our engine, and in unmodified SGLang's behind the same socket.
 
-    python -m benchmarks.engine_step [--seconds 4] [--rounds 3]
+    python -m benchmarks.engine_step [--seconds 1.5] [--rounds 6]
 
 Two engine processes on the CPU with the same arguments (pages of 16 tokens, overlapping steps), each without a forward
 pass (benchmarks/engine_step_process.py), have load in turn. A cell of the table is the CPU time of the process's main
 thread from the beginning of one step to that of the next, in microseconds; `process` counts all threads of it, the
-driver's among them. Prompts are random and the pool is full of what earlier ones left, so that both sides evict, as
-servers do that run for a while.
+driver's among them. The difference is the median over rounds, in each of which both sides have every load once: other
+work on the machine comes and goes. Prompts are random and the pool is full of what earlier ones left, so that both
+sides evict, as servers do that run for a while.
 
 A GPU's own costs on the host (launching kernels, copies, events) are not in it.
 """
@@ -73,7 +74,7 @@ CASES = (
     Case("sampled, 128", 128, 64, 256, temperature=0.8),
     Case("prefill, 32", 32, 1024, 8),
 )
-LEAD_IN_S = 1.0
+LEAD_IN_S = 0.7
 
 Steps = NDArray[np.int64]
 """A row for each step, columns as `engine_step_process.COLUMNS` says."""
@@ -177,37 +178,43 @@ def _row(case: Case, side: str, steps: Steps, windows: list[Window]) -> dict[str
     for window in mine:
         first, last = np.searchsorted(clock, (window.begin, window.end))
         spent.append(np.column_stack((np.diff(steps[first:last], axis=0)[:, 1:3] / 1e3, steps[first : last - 1, 3:])))
-    each = np.concatenate(spent)
-    decode = each[each[:, 3] == 0]
     return {
         "case": case.name,
         "side": side,
-        "steps": len(each),
-        "prefill_steps": int(each[:, 3].sum()),
-        "thread_us": float(each[:, 0].mean()),
-        "thread_us_of_rounds": [round(float(part[:, 0].mean()), 1) for part in spent],
-        "decode_p50_us": float(np.median(decode[:, 0])) if len(decode) else float("nan"),
-        "p99_us": float(np.quantile(each[:, 0], 0.99)),
-        "process_us": float(each[:, 1].mean()),
-        "requests": float(each[:, 2].mean()),
+        "steps": sum(len(each) for each in spent),
+        "prefill_steps": sum(int(each[:, 3].sum()) for each in spent),
+        "requests": float(np.concatenate(spent)[:, 2].mean()),
+        "us_of_rounds": {
+            "decode p50": [_median(each[each[:, 3] == 0, 0]) for each in spent],
+            "prefill p50": [_median(each[each[:, 3] == 1, 0]) for each in spent],
+            "mean": [round(float(each[:, 0].mean()), 1) for each in spent],
+            "process": [round(float(each[:, 1].mean()), 1) for each in spent],
+        },
     }
 
 
+def _median(samples: NDArray[np.float64]) -> float | None:
+    return round(float(np.median(samples)), 1) if len(samples) else None
+
+
 def show(rows: list[dict[str, Any]]) -> None:
-    """Ours, theirs and the difference."""
+    """Ours, theirs and the difference: medians of the rounds."""
     cells = []
     for ours, theirs in zip(rows[::2], rows[1::2], strict=True):
-        for measure in ("decode_p50_us", "thread_us", "process_us"):
-            a, b = ours[measure], theirs[measure]
-            cells.append((ours["case"], measure, a, b, a - b, f"{100 * (a - b) / b:+.1f} %"))
-    _report.table(("case", "CPU time per step", *engine_step_process.SIDES, "difference", ""), cells)
+        for measure, found in ours["us_of_rounds"].items():
+            pairs = [(a, b) for a, b in zip(found, theirs["us_of_rounds"][measure], strict=True) if a and b]
+            if pairs:
+                a, b = np.median(pairs, axis=0)
+                more = float(np.median([x - y for x, y in pairs]))
+                cells.append((ours["case"], measure, float(a), float(b), more, f"{100 * more / b:+.1f} %"))
+    _report.table(("case", "CPU us per step", *engine_step_process.SIDES, "difference", ""), cells)
 
 
 async def main() -> None:
     fleet.begin()
     parser = _report.arguments("engine_step", __doc__ or "")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of a window")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a window")
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--cases", default="", help="only those whose names contain this")
     parser.add_argument("--profile", type=Path, help="folder for what cProfile finds in both main threads")
     given = parser.parse_args()
