@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from services import log
+from services.errors import PrismError
 
 _log = log.get(__name__)
 _running: set[asyncio.Task[Any]] = set()
@@ -15,8 +16,8 @@ _running: set[asyncio.Task[Any]] = set()
 def spawn(
     work: Coroutine[Any, Any, Any], name: str, on_failure: Callable[[BaseException], None] | None = None
 ) -> asyncio.Task[Any]:
-    """Starts `work` in the running loop. A failure is logged with its trace and told to `on_failure`; a cancellation
-    is neither."""
+    """Starts `work` in the running loop. A failure is logged (with its trace, unless it is a PrismError) and told to
+    `on_failure`; a cancellation is neither."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     _running.add(task)
 
@@ -25,10 +26,12 @@ def spawn(
         if done.cancelled():
             return
         failure = done.exception()
-        if failure is not None:
+        if isinstance(failure, PrismError):  # said in one line, and whoever waits for the task hears it as well
+            _log.info("task ended", task=name, why=str(failure))
+        elif failure is not None:
             _log.error("task failed", task=name, exc_info=failure)
-            if on_failure is not None:
-                on_failure(failure)
+        if failure is not None and on_failure is not None:
+            on_failure(failure)
 
     task.add_done_callback(ended)
     return task

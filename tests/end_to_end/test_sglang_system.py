@@ -146,7 +146,11 @@ async def moves_under_streams(it, model, prompts, new=100):
         await it.until(wakes_while_it_serves, "the source did not serve while the target woke")
         await moving
         moved.set()
-    assert (await it.resident(model))[0] == "cpu:1"
+
+    async def is_there():
+        return list(await residencies()) == ["cpu:1"]
+
+    await it.until(is_there, "the source kept it")
     assert await replayed(it, model) > replays, "no stream was handed over"
 
 
