@@ -50,9 +50,7 @@ def compact(tree: Any, kv: ElasticKv) -> int:
         kv.rows[kv.ids.send(destinations[part])] = kv.rows[kv.ids.send(sources[part])]
     now = np.arange(envelopes.total)
     now[sources] = destinations
-    moved = [
-        (node, now[some]) for node, some in zip(nodes, places, strict=True) if not np.array_equal(now[some], some)
-    ]
+    moved = [(node, now[some]) for node, some in zip(nodes, places, strict=True) if not np.array_equal(now[some], some)]
     firsts = kv.ids.send(np.concatenate([some for _, some in moved]) * kv.page_size)
     slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
     # Whole pages: a node's tokens are as many as before.

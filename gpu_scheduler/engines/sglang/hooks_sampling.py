@@ -14,13 +14,20 @@ from gpu_scheduler.engines.sglang.plugin import Hook
 
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Every request draws by its own seed and the position of the token: the same after a retraction, and beside
-    whatever runs. Where nobody draws there are no seeds to carry along."""
+    """Every request draws by its own seed and the position of the token: the same after a retraction. Where nobody
+    draws there are no seeds to carry along.
+
+    SGLang has two ways to draw, over the vocabulary as it is and over the most likely first, and takes the second, for
+    the whole batch, as soon as one request limits its choices. The same seed draws differently in either; so where
+    somebody named one, it is always the second."""
     if not result.is_all_greedy:
         from gpu_scheduler.engines.sglang import device
 
         numbers = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
         result.sampling_seed = device.put(numbers, result.temperatures.device)
+        open_here = [current.instance().book.by_rid(request.rid) for request in batch.reqs]
+        if any(entry is not None and entry.seeded for entry in open_here):
+            result.need_top_p_sampling = True
     return result
 
 

@@ -18,7 +18,7 @@ def sampling_params(
     sampling: common_pb2.Sampling, prompt_tokens: int, resumed_tokens: int, context_tokens: int, vocab_size: int
 ) -> SamplingParams:
     """Raises RejectedRequest. `resumed_tokens` of the prompt were said before. A request that names no seed gets one,
-    so that what it draws does not depend on what runs beside it, nor on being retracted and computed again."""
+    so that what it draws does not depend on being retracted and computed again."""
     room = context_tokens - prompt_tokens
     if room <= 0:
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")

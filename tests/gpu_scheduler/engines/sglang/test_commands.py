@@ -122,6 +122,17 @@ async def _seeds(end: EngineEnd, prompt: list[int]) -> None:
     # A stream that goes on elsewhere, with what was said so far as its prompt, draws the same.
     end.ask("seed-rest", prompt + one[:10], 14, ignore_eos=True, temperature=1.0, top_p=0.95, seed=7)
     assert (await end.answer("seed-rest")).tokens == one[10:]
+    # Nor does it matter what runs beside it: nobody, one that does not draw, one that limits its choices.
+    said = []
+    for beside in ({}, {"temperature": 0.0}, {"temperature": 0.8, "top_k": 5}):
+        if beside:
+            end.ask("seed-beside", prompt, 40, ignore_eos=True, **beside)
+        end.ask("seed-plain", prompt, 24, ignore_eos=True, temperature=1.0, seed=9)
+        said.append((await end.answer("seed-plain")).tokens)
+        if beside:
+            await end.answer("seed-beside")
+        end.answers.clear()
+    assert said[0] == said[1] == said[2]
 
 
 PENALTIES: tuple[dict[str, float], ...] = (

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from gpu_scheduler.engines.sglang import hooks_sampling
+from gpu_scheduler.engines.sglang import current, hooks_sampling
+from gpu_scheduler.engines.sglang.book import Book
+
+
+@pytest.fixture(autouse=True)
+def book() -> Iterator[Book]:
+    book = Book()
+    current.set_instance(SimpleNamespace(book=book))  # type: ignore[arg-type]
+    yield book
+    current.set_instance(None)
 
 
 class Info(SimpleNamespace):
@@ -19,9 +30,10 @@ class Info(SimpleNamespace):
 
 def made(*sampling_seeds: int, greedy: bool) -> Any:
     batch = SimpleNamespace(
-        reqs=[SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=s)) for s in sampling_seeds]
+        reqs=[SimpleNamespace(rid=f"{s}", sampling_params=SimpleNamespace(sampling_seed=s)) for s in sampling_seeds]
     )
     info = Info(is_all_greedy=greedy, sampling_seed=None, temperatures=torch.ones(len(sampling_seeds), 1))
+    info.need_top_p_sampling = False
     return hooks_sampling.seeds(info, None, batch)
 
 
@@ -32,6 +44,15 @@ def seeds_of(info: Any) -> list[int] | None:
 def test_a_batch_in_which_somebody_draws_carries_the_seeds_of_all() -> None:
     assert seeds_of(made(5, 2**62, greedy=False)) == [5, 2**62]
     assert seeds_of(made(5, 6, greedy=True)) is None
+
+
+def test_where_a_client_named_a_seed_everybody_draws_in_the_one_way(book: Book) -> None:
+    entry = book.add("a", 1)
+    batch = SimpleNamespace(reqs=[SimpleNamespace(rid=entry.rid, sampling_params=SimpleNamespace(sampling_seed=5))])
+    for seeded in (False, True):
+        entry.seeded = seeded
+        info = Info(is_all_greedy=False, sampling_seed=None, temperatures=torch.ones(1, 1), need_top_p_sampling=False)
+        assert hooks_sampling.seeds(info, None, batch).need_top_p_sampling is seeded
 
 
 def test_batches_are_merged_with_seeds_in_both_or_in_neither() -> None:
