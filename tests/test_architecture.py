@@ -83,7 +83,7 @@ def test_a_service_imports_another_only_through_its_client():
         ("sglang", r"^gpu_scheduler/engines/sglang/"),
         ("torch", r"^(gpu_scheduler/engines/sglang/|balloond/driver/|balloond/backends/|loader/transfers/)"),
         ("cuda", r"^(balloond/backends/|loader/transfers/)"),
-        ("pynvml", r"^(balloond/backends/|gpu_scheduler/engines/sglang/)"),
+        ("pynvml", r"^balloond/backends/"),
         ("starlette", r"^gateway/"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import services.forking  # noqa: F401  (before grpc: engines are started)
-from benchmarks.gpu import stock
+from benchmarks.gpu import shapes, stock
 from gpu_scheduler.engines.base import MODULES, Engine, Spawn
 from protos import common_pb2, engine_pb2
 from services import log
@@ -205,6 +206,16 @@ class Model:
     context_tokens: int
     options: Mapping[str, int]
     """Ours; the reference gets the same arguments."""
+
+
+def parser(description: str, *, shape: str = "8b") -> argparse.ArgumentParser:
+    """With what all these programs take; `shape` is the default."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
+    made.add_argument("--commit", default="unknown")
+    made.add_argument("--device", default="cuda:0", help="cpu:0 to try the program: what it measures then means little")
+    made.add_argument("--shape", choices=shapes.NAMES, default=shape, help="of the models")
+    return made
 
 
 def begin() -> None:

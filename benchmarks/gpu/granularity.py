@@ -29,7 +29,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import fleet, neighbours, pairs, report, shapes
+from benchmarks.gpu import fleet, neighbours, pairs, report
 from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import Held, ratios
@@ -43,11 +43,7 @@ ABORTED_SHARE = 0.1
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shape", choices=shapes.NAMES, default="8b")
+    parser = fleet.parser(__doc__ or "")
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--rate", type=float, default=25.0, help="requests per second")
     parser.add_argument("--longest", type=int, default=1500, help="prompt, in tokens")

@@ -27,7 +27,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from balloond import backends
-from benchmarks.gpu import fleet, neighbours, report, shapes
+from benchmarks.gpu import fleet, neighbours, report
 from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import Account, drift
@@ -38,11 +38,7 @@ AIM = 0.01
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shape", choices=shapes.NAMES, default="8b")
+    parser = fleet.parser(__doc__ or "")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--kv-gib", type=float, help="of the device, for all; left out, on a GPU: what there is")
     parser.add_argument("--quota-gib", type=float, default=3.0, help="booked for an engine's own memory")

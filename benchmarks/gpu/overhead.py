@@ -40,11 +40,7 @@ SLACK_BYTES = 1 << 30
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON files")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shape", choices=shapes.NAMES, default="8b")
+    parser = fleet.parser(__doc__ or "")
     parser.add_argument("--parts", default="one", help="of one,two,users")
     parser.add_argument("--loads", default="28,32,full")
     parser.add_argument("--pairs", type=int, default=5)

@@ -43,11 +43,7 @@ PROMPT = 64
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shape", choices=shapes.NAMES, default="8b", help="on a GPU; else the example models serve")
+    parser = fleet.parser(__doc__ or "")
     parser.add_argument("--neighbours", type=int, default=1)
     parser.add_argument("--streams", type=int, default=16, help="that the first model decodes")
     parser.add_argument("--prompt", type=int, default=8000, help="tokens, of the neighbours' requests")

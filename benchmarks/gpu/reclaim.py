@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import fleet, neighbours, report, shapes
+from benchmarks.gpu import fleet, neighbours, report
 from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import fastest, gaps_of
@@ -46,11 +46,7 @@ Windows = dict[str, list[tuple[float, float]]]
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shape", choices=shapes.NAMES, default="8b")
+    parser = fleet.parser(__doc__ or "")
     parser.add_argument("--gib", type=float, default=20.0, help="of prefixes that are taken")
     parser.add_argument("--rounds", type=int, default=6, help="fillings; by growth and by room in turn")
     parser.add_argument("--streams", type=int, default=16, help="that decode all the while")

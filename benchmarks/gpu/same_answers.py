@@ -41,11 +41,7 @@ ENVIRONMENT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder for the JSON file")
-    parser.add_argument("--commit", default="unknown")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--shape", choices=shapes.NAMES, default="1b")
+    parser = fleet.parser(__doc__ or "", shape="1b")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--longest", type=int, default=1500, help="prompt, in tokens")
     parser.add_argument("--new", type=int, default=64, help="tokens of an answer")

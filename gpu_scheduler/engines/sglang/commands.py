@@ -221,6 +221,7 @@ class Commands:
         if self._hibernate_id is not None:
             command_id, self._hibernate_id = self._hibernate_id, None
             self._attempt(command_id, instance.hibernate)
+            instance.tell_kept()
             return True
         if instance.probe is not None and instance.probe.finished:
             try:

@@ -41,7 +41,7 @@ def compact(tree: Any, kv: ElasticKv) -> int:
     stays[envelopes.all_live()] = True
     for some in places:
         stays[some] = False
-    sources, destinations = moves(envelopes, RATIO, np.flatnonzero(stays).tolist())
+    sources, destinations = moves(envelopes, RATIO, np.flatnonzero(stays))
     if not len(sources):
         return 0
     together = max(1, _TOGETHER_BYTES // envelopes.envelope_bytes)

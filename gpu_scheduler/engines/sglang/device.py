@@ -3,10 +3,11 @@ done."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
+
+from balloond.driver import private
 
 _CONTEXT_BYTES = 700 << 20
 """Of a CUDA context with the kernels of SGLang and FlashAttention, where the driver does not say it by process."""
@@ -24,22 +25,9 @@ def kept(device: torch.device) -> dict[str, int]:
     """Bytes of a GPU that this process holds beside its extents, by kind: `driver` is what the driver counts and torch
     does not (the context, loaded kernels, libraries' own memory), `in_use` and `spare` are torch's."""
     reserved, in_use = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    counted = _counted_by_driver(device)
+    counted = private.counted(f"cuda:{device.index or 0}")
     driver = counted - reserved if counted > reserved else _CONTEXT_BYTES
     return {"driver": driver, "in_use": in_use, "spare": reserved - in_use}
-
-
-def _counted_by_driver(device: torch.device) -> int:
-    """NVML's figure for this process, which leaves imported extents out; 0 where it tells none."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    except pynvml.NVMLError:
-        return 0
-    return next((int(each.usedGpuMemory or 0) for each in processes if each.pid == os.getpid()), 0)
 
 
 def put(numbers: Sequence[int], device: torch.device) -> torch.Tensor:

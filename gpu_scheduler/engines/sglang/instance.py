@@ -217,7 +217,10 @@ class Instance:
         self._unmap()
         self.counters.hibernations += 1
         self.state = State.HIBERNATING
-        if self.device.type == "cuda":
+
+    def tell_kept(self) -> None:
+        """What stays on the device while the model sleeps. Asked once its memory is back: nobody waits for it."""
+        if self.state is State.HIBERNATING and self.device.type == "cuda":
             _log.info("hibernating", model=self.load.model.name, kept=device.kept(self.device))
 
     def wake(self) -> None:
