@@ -104,6 +104,10 @@ class ElasticRange:
         self._may_fill = True
         self._waiting = False
         """The engine's thread is in `acquire`."""
+        self._offered = False
+        """The reserve is on offer: nothing of it goes back."""
+        self._misplaced = 0
+        """Extents of the reserve that go back, because their memory is wanted at lower addresses."""
         self._reclaims: list[_Reclaim] = []
         self._reports = Reports(lease, self._measure)
         self._idle_watch = False
@@ -173,6 +177,50 @@ class ElasticRange:
         del self._reserve[-count:]
         self._owned.update(taken)
         return taken
+
+    def offer(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+        """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
+        asked for what is missing of `count`, and of the lowest addresses, as in `acquire`. Nothing of it goes back
+        before `take`, which has to follow."""
+        now = time.monotonic()
+        with self._changed:
+            self._may_fill = True
+            self._marks.took(count, now)
+            holes = self._holes(count)
+            self._wanting = max(0, count - len(self._reserve), holes)
+            self._missing = min(self._wanting, self._allowed_more())
+            if self._missing > 0:
+                self._refused = False
+                self._lease.loop.call(self._tend)
+                self._waiting = True
+                until = now + timeout_s
+                while (self._missing or self._asked) and not self._refused and (left := until - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                self._waiting = False
+            # What lies higher than the others' is of no use: its memory is to come again, lower.
+            if self._refused or not self._missing:
+                self._misplaced = min(self._holes(count), len(self._reserve))
+            self._offered = True
+            return sorted(self._reserve)
+
+    def _holes(self, count: int) -> int:
+        """How many of the lowest `count` addresses that are not the engine's have nothing mapped."""
+        unmapped = [heapq.heappop(self._unmapped) for _ in range(min(count, len(self._unmapped)))]
+        for index in unmapped:
+            heapq.heappush(self._unmapped, index)
+        mapped = [*self._reserve, *(index for _, indices in self._quarantine for index in indices)]
+        return len(set(unmapped) & set(sorted([*unmapped, *mapped])[:count]))
+
+    def take(self, indices: Sequence[int]) -> None:
+        """Ends an offer: these of it are the caller's now."""
+        taken = set(indices)
+        with self._changed:
+            self._offered = False
+            self._reserve = [index for index in self._reserve if index not in taken]
+            self._owned |= taken
+            self._wanting = max(0, self._wanting - len(taken))
+            self._lease.loop.call(self._tend)
+            self._reports.soon()
 
     def release(self, indices: Sequence[int]) -> None:
         """Emptied by the caller. They come back into the reserve, or are unmapped and returned, once work that was
@@ -365,18 +413,21 @@ class ElasticRange:
 
     def _to_give(self, now: float) -> int:
         """How many extents of the reserve have to go."""
+        if self._offered:
+            return 0
         if not self._may_fill:
             return len(self._reserve)
         limit = self._lease.limit.bytes // self.extent_bytes
         reclaimed = sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims)
         surplus = self._marks.surplus(len(self._reserve) - self._wanting, now)
-        return min(len(self._reserve), max(len(self._ids) - limit, reclaimed, surplus))
+        return min(len(self._reserve), max(len(self._ids) - limit, reclaimed, surplus, self._misplaced))
 
     def _leaving(self, now: float) -> list[int]:
         """Takes what has to go out of the reserve, the highest addresses first, so that the lower ones fill."""
         count = self._to_give(now)
         if not count:
             return []
+        self._misplaced = 0
         self._reserve.sort(reverse=True)
         leaving = self._reserve[:count]
         self._reserve = self._reserve[count:]

@@ -425,3 +425,41 @@ class RangeMachine(RuleBasedStateMachine):
 
 RangeMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestRangeUnderEverything = RangeMachine.TestCase
+
+
+def test_what_is_offered_stays_until_some_of_it_is_taken(lease):
+    kv = make(lease, low=2, high=2)
+    lease.settle()
+    assert kv.offer(3, timeout_s=TIMEOUT_S) == [0, 1, 2]
+    lease.set_limit(0)
+    lease.settle()
+    assert kv.mapped_bytes == 3 * PAGE_BYTES, "a limit that falls meanwhile waits for the end of the offer"
+    kv.take([0, 2])
+    lease.settle()
+    assert kv.mapped_bytes == 2 * PAGE_BYTES and kv.overage_bytes() == 2 * PAGE_BYTES
+    kv.check()
+    kv.release([0, 2])
+    lease.settle()
+    assert kv.mapped_bytes == 0
+    kv.close()
+
+
+def test_what_lies_higher_than_others_have_it_is_exchanged_for_the_lowest_address(lease):
+    mapper = GatedMapper()
+    kv = make(lease, low=0, high=8, mapper=mapper)
+    kv.acquire(4, timeout_s=TIMEOUT_S)
+    kv.release([0])
+    mapper.closed = True
+    kv.release([3])
+    lease.set_limit(3)
+    lease.settle()  # extent 0 went back, because 3 could not
+    mapper.gates[0].open = True
+    lease.loop.call(kv._tend)
+    lease.settle()
+    assert kv.offer(1) == [3], "the limit leaves nothing else"
+    kv.take([])
+    lease.settle()
+    assert kv.offer(1, timeout_s=TIMEOUT_S) == [0]
+    kv.take([0])
+    kv.check()
+    kv.close()
