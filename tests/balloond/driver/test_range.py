@@ -447,7 +447,7 @@ def test_what_is_offered_stays_until_some_of_it_is_taken(lease):
 def test_what_lies_higher_than_others_have_it_is_exchanged_for_the_lowest_address(lease):
     mapper = GatedMapper()
     kv = make(lease, low=0, high=8, mapper=mapper)
-    kv.acquire(4, timeout_s=TIMEOUT_S)
+    assert len(kv.acquire(4, timeout_s=TIMEOUT_S)) == 4
     kv.release([0])
     mapper.closed = True
     kv.release([3])
