@@ -21,6 +21,8 @@ class Custody:
         self._makers = dict(makers)
         self._keeper = keeper
         self._fds: dict[int, int] = {}
+        self._there: defaultdict[str, int] = defaultdict(int)
+        """By device, bytes of the extents in `_fds`."""
         self._leaving: defaultdict[str, dict[asyncio.Task[None], int]] = defaultdict(dict)
         """By device, bytes that were destroyed here and whose memory lasts until the keeper has closed its
         descriptors."""
@@ -32,9 +34,10 @@ class Custody:
         """They stay ours."""
         return [self._fds[extent.id] for extent in extents]
 
-    def take(self, id: int, fd: int) -> None:
+    def take(self, device: str, id: int, nbytes: int, fd: int) -> None:
         """An extent that a predecessor created."""
         self._fds[id] = fd
+        self._there[device] += nbytes
 
     def create(self, device: str, token: str, extents: Sequence[Extent]) -> asyncio.Task[None]:
         """Done when the keeper has them, and they may be sent. Raises OSError; then none of them exists."""
@@ -48,13 +51,14 @@ class Custody:
                 os.close(fd)
             raise
         self._fds.update(zip((extent.id for extent in extents), made, strict=True))
+        self._there[device] += sum(extent.bytes for extent in extents)
         return self._keeper.keep([self.kept(device, token, extent) for extent in extents])
 
-    async def room(self, device: str, free: Callable[[], int]) -> None:
-        """Returns when creating what the ledger has granted exceeds the device for no moment: `free` is what the
-        ledger has left, and of that the memory of destroyed extents is not there before the keeper let go of them."""
+    async def room(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
+        """Returns when creating `nbytes` that the ledger has granted exceeds the device for no moment: `all_bytes` is
+        what extents may take of it, and the memory of destroyed ones is not there before the keeper let go of them."""
         leaving = self._leaving[device]
-        while leaving and sum(leaving.values()) > free():
+        while leaving and self._there[device] + sum(leaving.values()) + nbytes > all_bytes():
             await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
 
     def destroy(self, device: str, extents: Iterable[Extent]) -> None:
@@ -68,6 +72,7 @@ class Custody:
             if fd is not None:
                 os.close(fd)
                 nbytes += extent.bytes
+        self._there[device] -= nbytes
         gone = self._keeper.forget(ids)
         self._leaving[device][gone] = nbytes
         gone.add_done_callback(self._leaving[device].pop)

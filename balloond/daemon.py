@@ -188,11 +188,19 @@ class Daemon:
     # --- extents
 
     def grow(
-        self, lease_id: str, request_id: int, kind: Kind, nbytes: int, count: int, min_count: int, for_reserve: bool
+        self,
+        lease_id: str,
+        request_id: int,
+        kind: Kind,
+        nbytes: int,
+        count: int,
+        min_count: int,
+        for_reserve: bool,
+        behind: int,
     ) -> None:
         device = self._device_of(lease_id)
         self._carry_out(
-            device, device.grow(self.now(), lease_id, request_id, kind, nbytes, count, min_count, for_reserve)
+            device, device.grow(self.now(), lease_id, request_id, kind, nbytes, count, min_count, for_reserve, behind)
         )
 
     def give_back(self, lease_id: str, ids: Sequence[int]) -> None:
@@ -334,7 +342,8 @@ class Daemon:
         while left:
             # One part of a device in a turn of the loop, whoever it is for: then what was made before is sent on time.
             async with self._creating[device.name]:
-                await self._custody.room(device.name, lambda: device.ledger.free)
+                nbytes = sum(extent.bytes for extent in left[0])
+                await self._custody.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
                 if not self._is_there(grant, session):
                     break
                 try:
@@ -450,7 +459,7 @@ class Daemon:
             self._facts[facts.id] = facts
         for extent, fd in found.extents:
             self.devices[extent.device].ledger.restore(tokens[extent.token].id, extent.id, extent.bytes, extent.kind)
-            self._custody.take(extent.id, fd)
+            self._custody.take(extent.device, extent.id, extent.bytes, fd)
         for borrow in found.borrows:
             self._restore_borrow(borrow)
         for facts in found.leases:

@@ -179,6 +179,7 @@ class _Session:
                 grow.count,
                 grow.min_count,
                 grow.for_reserve,
+                grow.behind_bytes,
             )
         elif kind == "return":
             self._daemon.give_back(self._lease_id, getattr(message, "return").extent_ids)

@@ -89,17 +89,16 @@ def plan(
     holders: Sequence[Holder],
     floors: Mapping[str, int],
     shares: Mapping[str, float],
-    may_retract: bool,
+    from_decodes: int,
 ) -> Plan:
-    """Steps that free `need` bytes, or all that can be taken. `shares`: bytes of KV that each model's demand entitles
-    it to."""
+    """Steps that free `need` bytes, or all that can be taken; decodes are stopped only until `from_decodes` are freed.
+    `shares`: bytes of KV that each model's demand entitles it to."""
     spare = _Spare(holders, floors)
     steps: list[Step] = []
-    need -= _reserves(need, holders, spare, steps)
-    need -= _prefixes(need, holders, spare, steps)
-    if may_retract:
-        need -= _decodes(need, holders, spare, shares, steps)
-    return Plan(tuple(steps), max(0, need))
+    taken = _reserves(need, holders, spare, steps)
+    taken += _prefixes(need - taken, holders, spare, steps)
+    taken += _decodes(min(need, from_decodes) - taken, holders, spare, shares, steps)
+    return Plan(tuple(steps), max(0, need - taken))
 
 
 def shares(demand: Mapping[str, float], models: Iterable[str], total: int) -> dict[str, float]:

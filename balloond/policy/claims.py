@@ -58,6 +58,8 @@ class Claim:
     need: int
     want: int
     """What is taken from others once something has to be: at least `need`."""
+    behind: int = 0
+    """And what the same lease will want after it."""
     may_retract: bool
     began: float
     deadline: float

@@ -7,6 +7,7 @@ held for a model (`make_room`).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from balloond.policy.claims import (
@@ -121,8 +122,10 @@ class Device:
         count: int,
         min_count: int,
         for_reserve: bool,
+        behind: int = 0,
     ) -> list[Decision]:
-        """A lease wants extents; with a `min_count` (0: none) fewer will do. Raises NotFound without the lease."""
+        """A lease wants extents; with a `min_count` (0: none) fewer will do. `behind`: bytes that it will want after
+        these. Raises NotFound without the lease."""
         lease = self.ledger.lease(lease_id)
         least = count if min_count <= 0 else min(min_count, count)
         if count <= 0 or nbytes <= 0 or nbytes % self.ledger.page_bytes:
@@ -135,7 +138,8 @@ class Device:
             model=lease.model,
             need=least * nbytes,
             want=count * nbytes,
-            may_retract=self._entitled(lease.model, kind, least * nbytes),
+            behind=max(0, behind),
+            may_retract=least * nbytes <= self._entitled(lease.model, kind),
             began=now,
             deadline=now + self._patience.grow_s,
             lease_id=lease_id,
@@ -155,12 +159,12 @@ class Device:
             self._refuse(claim, claim.need - max(0, self._available(claim.model) - spoken_for), out)
         return out
 
-    def _entitled(self, model: str, kind: Kind, nbytes: int) -> bool:
-        """Whether running decodes of others may be stopped for it: for a model's weights and floor they may."""
+    def _entitled(self, model: str, kind: Kind) -> int:
+        """Bytes for which running decodes of others may be stopped: a model's weights and floor."""
         booking = self.ledger.bookings.get(model, Booking())
         if kind == "weights":
-            return self.ledger.weights_of(model) + nbytes <= booking.weights
-        return self.ledger.kv_of(model) + nbytes <= booking.floor
+            return booking.weights - self.ledger.weights_of(model)
+        return booking.floor - self.ledger.kv_of(model)
 
     # --- control
 
@@ -363,17 +367,18 @@ class Device:
         lacking = self._lacking()
         if lacking > 0:
             # A quota was booked that others still occupy.
-            plan = self.reclaims.plan(lacking, None, (), may_retract=True)
+            plan = self.reclaims.plan(lacking, None, (), from_decodes=lacking)
             out += self.reclaims.take(now, plan, _BOOKINGS, [])
         earlier = 0
-        for claim in self.claims:
-            first = claim is self.claims[0]
+        for number, claim in enumerate(self.claims, start=1):
+            first = number == 1
             lacking = earlier + self._lacking()
             earlier += self._beyond_hold(claim, claim.need)
-            wanted = lacking + self._beyond_hold(claim, claim.want)
+            wanted = self._lacking() + self._wanted(self.claims[:number])
             if wanted <= 0:
                 continue
-            plan = self.reclaims.plan(wanted, claim.model, claim.dry, claim.may_retract)
+            from_decodes = lacking + self._beyond_hold(claim, self._entitled_to(claim)) if claim.may_retract else 0
+            plan = self.reclaims.plan(wanted, claim.model, claim.dry, from_decodes)
             short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
             if isinstance(claim, Growth):
                 # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find
@@ -391,6 +396,29 @@ class Device:
                     self._answer(now, claim, short, out)
                     return True
         return False
+
+    def _wanted(self, claims: Iterable[Claim]) -> int:
+        """What these want in all, beyond what is held for them. What a lease will want behind its growths counts once,
+        and only as far as its limit goes."""
+        asked: defaultdict[tuple[str, str], int] = defaultdict(int)
+        totals: dict[tuple[str, str], tuple[Claim, int]] = {}
+        for claim in claims:
+            who, behind = ("room", str(claim.id)), 0
+            if isinstance(claim, Growth):
+                who = (claim.kind, claim.lease_id)
+                left = self.limits.get(claim.model).bytes - self.ledger.kv_of(claim.model) - asked[who] - claim.want
+                behind = claim.behind if claim.kind == "weights" else max(0, min(claim.behind, left))
+            asked[who] += claim.want
+            _, before = totals.get(who, (claim, 0))
+            totals[who] = claim, max(before, asked[who] + behind)
+        return sum(self._beyond_hold(claim, nbytes) for claim, nbytes in totals.values())
+
+    def _entitled_to(self, claim: Claim) -> int:
+        """What of it may come from running decodes."""
+        if not isinstance(claim, Growth):
+            return claim.want
+        entitled = self._entitled(claim.model, claim.kind)
+        return max(claim.need, min(claim.want + claim.behind, entitled))
 
     def _lacking(self) -> int:
         """How far the holds and bookings exceed what is free or coming; negative: what is left for claims."""

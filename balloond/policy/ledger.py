@@ -65,7 +65,8 @@ class Lease:
     kv_bytes: int = 0
     extents: dict[int, Extent] = field(default_factory=dict)
     kv_extent_bytes: int = 0
-    """Size of its largest KV extent so far: what it gives back comes in steps of this."""
+    """Size of its smallest KV extent so far: what it gives back comes in steps of this, or larger ones where only those
+    are empty."""
 
 
 class Ledger:
@@ -247,7 +248,7 @@ class Ledger:
         lease.extents[extent.id] = extent
         if extent.kind == "kv":
             lease.kv_bytes += extent.bytes
-            lease.kv_extent_bytes = max(lease.kv_extent_bytes, extent.bytes)
+            lease.kv_extent_bytes = min(lease.kv_extent_bytes or extent.bytes, extent.bytes)
         else:
             lease.weights_bytes += extent.bytes
         if extent.stranded:

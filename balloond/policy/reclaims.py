@@ -96,9 +96,9 @@ class Reclaims:
 
     # --- taking more
 
-    def plan(self, need: int, without: str | None, dry: Collection[str], may_retract: bool) -> balloon.Plan:
-        """What to take for `need` bytes from other models than `without`. The `dry` leases have nothing but
-        decodes."""
+    def plan(self, need: int, without: str | None, dry: Collection[str], from_decodes: int) -> balloon.Plan:
+        """What to take for `need` bytes from other models than `without`; `from_decodes`: for how many of them decodes
+        may be stopped. The `dry` leases have nothing but decodes."""
         ledger = self._ledger
         holders = [
             self._holder(lease, lease.id in dry)
@@ -112,7 +112,7 @@ class Reclaims:
         shares = balloon.shares(
             self.demand, {lease.model for lease in ledger.leases.values()}, ledger.capacity - ledger.booked - weights
         )
-        return balloon.plan(need, holders, floors, shares, may_retract)
+        return balloon.plan(need, holders, floors, shares, from_decodes)
 
     def _holder(self, lease: Lease, dry: bool) -> balloon.Holder:
         """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest

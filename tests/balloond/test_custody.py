@@ -54,7 +54,7 @@ async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgo
         (1, custody.descriptors(extents(1))[0]),
         (2, custody.descriptors(extents(2))[0]),
     ]
-    custody.take(3, os.memfd_create("x"))
+    custody.take("cpu:0", 3, PAGE_BYTES, os.memfd_create("x"))
     assert all(extent in custody for extent in extents(1, 2, 3))
     custody.destroy("cpu:0", extents(1, 2, 3, 99))
     assert keeper.forgotten == ["extent/1", "extent/2", "extent/3", "extent/99"]
@@ -70,15 +70,15 @@ def test_extents_are_created_all_or_none():
     assert not any(extent in custody for extent in extents(1, 2, 3))
 
 
-async def test_there_is_room_once_what_was_destroyed_and_the_keeper_still_holds_fits_into_what_is_free():
+async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_leave_enough_of_the_device():
     keeper = Keeper()
     custody = Custody({"cpu:0": CpuMaker(), "cpu:1": CpuMaker()}, keeper)
-    custody.create("cpu:0", "token", extents(1, 2, 3))
+    custody.create("cpu:0", "token", extents(1, 2, 3, 4))
     custody.destroy("cpu:0", extents(1))
     custody.destroy("cpu:0", extents(2, 3))
-    await custody.room("cpu:0", lambda: 3 * PAGE_BYTES)
-    await custody.room("cpu:1", lambda: 0)
-    waiting = tasks.spawn(custody.room("cpu:0", lambda: PAGE_BYTES), "room")
+    await custody.room("cpu:0", 3 * PAGE_BYTES, lambda: 7 * PAGE_BYTES)
+    await custody.room("cpu:1", PAGE_BYTES, lambda: PAGE_BYTES)
+    waiting = tasks.spawn(custody.room("cpu:0", 2 * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room")
     for answer, there in ((keeper.answers[0], False), (keeper.answers[1], True)):
         answer.set_result(None)
         for _ in range(5):
@@ -92,4 +92,4 @@ async def test_a_booking_that_still_lacks_memory_waits_for_no_more_than_was_dest
     custody.create("cpu:0", "token", extents(1))
     custody.destroy("cpu:0", extents(1))
     keeper.answers[0].set_result(None)
-    await custody.room("cpu:0", lambda: -1)
+    await custody.room("cpu:0", PAGE_BYTES, lambda: -1)

@@ -26,14 +26,14 @@ def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_sha
         Holder("2", "b", held=100, reserve=5, cached=((60.0, 30),)),
     ]
     fair = {"a": 50.0, "b": 100.0}
-    assert told(plan(12, holders, {}, fair, True)) == ["10 of a's reserve", "2 of b's reserve"]
-    assert told(plan(40, holders, {}, fair, True)) == [
+    assert told(plan(12, holders, {}, fair, 12)) == ["10 of a's reserve", "2 of b's reserve"]
+    assert told(plan(40, holders, {}, fair, 40)) == [
         "10 of a's reserve",
         "5 of b's reserve",
         "20 of a's prefixes",
         "5 of b's prefixes",
     ]
-    assert told(plan(105, holders, {}, fair, True)) == [
+    assert told(plan(105, holders, {}, fair, 105)) == [
         "10 of a's reserve",
         "5 of b's reserve",
         "40 of a's prefixes",
@@ -44,32 +44,38 @@ def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_sha
 
 def test_running_decodes_are_left_alone_unless_they_may_be_stopped():
     holders = [Holder("1", "a", held=100, reserve=10)]
-    assert told(plan(50, holders, {}, {}, False)) == ["10 of a's reserve", "short 40"]
-    assert told(plan(50, holders, {}, {}, True)) == ["10 of a's reserve", "a from 90 to 50"]
+    assert told(plan(50, holders, {}, {}, 0)) == ["10 of a's reserve", "short 40"]
+    assert told(plan(50, holders, {}, {}, 50)) == ["10 of a's reserve", "a from 90 to 50"]
 
 
 def test_models_furthest_above_their_share_come_down_to_a_common_excess():
     holders = [Holder("1", "a", held=100), Holder("2", "b", held=70), Holder("3", "c", held=30)]
     fair = {"a": 40.0, "b": 40.0, "c": 40.0}
-    assert told(plan(30, holders, {}, fair, True)) == ["a from 100 to 70"]
-    assert told(plan(50, holders, {}, fair, True)) == ["a from 100 to 60", "b from 70 to 60"]
+    assert told(plan(30, holders, {}, fair, 30)) == ["a from 100 to 70"]
+    assert told(plan(50, holders, {}, fair, 50)) == ["a from 100 to 60", "b from 70 to 60"]
 
 
 def test_a_model_below_its_share_still_gives_what_is_above_its_floor_when_nobody_else_can():
     holders = [Holder("1", "a", held=30)]
-    assert told(plan(25, holders, {"a": 10}, {"a": 100.0}, True)) == ["a from 30 to 10", "short 5"]
+    assert told(plan(25, holders, {"a": 10}, {"a": 100.0}, 25)) == ["a from 30 to 10", "short 5"]
+
+
+def test_decodes_are_stopped_only_as_far_as_somebody_may_have_them_stopped():
+    holders = [Holder("1", "a", held=100, reserve=10)]
+    assert told(plan(50, holders, {}, {}, 30)) == ["10 of a's reserve", "a from 90 to 70", "short 20"]
+    assert told(plan(50, holders, {}, {}, 5)) == ["10 of a's reserve", "short 40"]
 
 
 def test_no_step_goes_below_a_floor():
     holders = [Holder("1", "a", held=30, reserve=20, cached=((1.0, 10),))]
-    assert told(plan(100, holders, {"a": 25}, {}, True)) == ["5 of a's reserve", "short 95"]
+    assert told(plan(100, holders, {"a": 25}, {}, 100)) == ["5 of a's reserve", "short 95"]
 
 
 def test_extents_are_given_back_whole():
     holders = [Holder("1", "a", held=32, reserve=16, cached=((1.0, 3), (2.0, 3)), extent=8)]
-    assert told(plan(1, holders, {}, {}, True)) == ["8 of a's reserve"]
-    assert told(plan(17, holders, {}, {}, True)) == ["16 of a's reserve", "8 of a's prefixes"]
-    assert told(plan(25, holders, {}, {}, True)) == ["16 of a's reserve", "8 of a's prefixes", "a from 8 to 0"]
+    assert told(plan(1, holders, {}, {}, 1)) == ["8 of a's reserve"]
+    assert told(plan(17, holders, {}, {}, 17)) == ["16 of a's reserve", "8 of a's prefixes"]
+    assert told(plan(25, holders, {}, {}, 25)) == ["16 of a's reserve", "8 of a's prefixes", "a from 8 to 0"]
 
 
 def test_shares_follow_demand_and_are_equal_without_any():
@@ -101,7 +107,7 @@ def cases(draw):
 @given(cases())
 def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
     need, holders, floors, fair, may_retract = case
-    made = plan(need, holders, floors, fair, may_retract)
+    made = plan(need, holders, floors, fair, need if may_retract else 0)
     by_lease = {holder.lease_id: holder for holder in holders}
     largest = max(holder.extent for holder in holders)
     held, taken = defaultdict(int), defaultdict(int)
@@ -159,7 +165,7 @@ def test_prefixes_go_by_their_last_use_across_models(need, prefixes):
     expected = defaultdict(int)
     for _, lease in oldest[:need]:
         expected[lease] += 1
-    made = plan(need, holders, {}, {}, False)
+    made = plan(need, holders, {}, {}, 0)
     assert {step.lease_id: step.bytes for step in made.steps} == dict(expected)
 
 
@@ -178,7 +184,7 @@ def test_decodes_go_from_the_model_that_is_furthest_above_its_share_byte_by_byte
         if not able:
             break
         left[max(able, key=lambda m: left[m] - fair[m])] -= 1
-    made = plan(need, holders, floors, fair, True)
+    made = plan(need, holders, floors, fair, need)
     limits = {holder.model: holder.held for holder in holders} | {step.model: step.limit for step in made.steps}
     assert sum(limits.values()) == sum(left.values())
     # Ties may fall either way, by one byte.

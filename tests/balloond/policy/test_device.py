@@ -48,8 +48,8 @@ def told(device, decisions):
     return words
 
 
-def grow(device, now, lease, count, nbytes=1, least=0, kind="kv", reserve=False):
-    return told(device, device.grow(now, lease, 1, kind, nbytes, count, least, reserve))
+def grow(device, now, lease, count, nbytes=1, least=0, kind="kv", reserve=False, behind=0):
+    return told(device, device.grow(now, lease, 1, kind, nbytes, count, least, reserve, behind))
 
 
 def some_kv(device, lease, nbytes):
@@ -134,6 +134,50 @@ def test_what_is_on_its_way_is_not_asked_for_twice(device):
     assert back(device, 1, "A", 5) == ["freed 5"]
     assert back(device, 1, "A", 5) == ["freed 5", "B gets 10"]
     assert back(device, 1, "A", 10) == ["freed 10", "B gets 10"]
+
+
+def test_what_follows_a_growth_is_asked_for_with_it_and_once(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=20, cached=((-5.0, 80),))
+    assert grow(device, 1, "B", 8, least=1, behind=42) == ["A asked for 50 deep"]
+    assert grow(device, 1, "B", 8, least=1, behind=34) == []
+    assert back(device, 1, "A", 10) == ["freed 10", "B gets 8", "B gets 2"]
+    assert grow(device, 1, "B", 8, least=1, behind=32) == []
+    assert back(device, 1, "A", 40) == ["freed 40", "B gets 8"]
+    assert device.ledger.free == 32, "the lease did not ask for the rest: it is free"
+
+
+def test_no_more_is_taken_for_what_follows_than_its_limit_allows(device):
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=20, cached=((-5.0, 80),))
+    device.set_limit(0, "b", 20, 0, 0)
+    assert grow(device, 1, "B", 8, least=1, behind=42) == ["A asked for 20 deep"]
+
+
+def test_two_who_grow_by_much_are_each_asked_for(device):
+    device.book(0, "c", Booking())
+    device.open("C", "c", "c")
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=20, cached=((-5.0, 80),))
+    assert grow(device, 1, "B", 8, least=1, behind=22) == ["A asked for 30 deep"]
+    assert grow(device, 1, "C", 8, least=1, behind=12) == ["A asked for 20 deep"]
+
+
+def test_no_decode_is_stopped_for_what_follows_beyond_the_floor(device):
+    device.book(0, "b", Booking(floor=20))
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=100)
+    assert grow(device, 1, "B", 8, least=1, behind=42) == ["limit of a 80"]
+
+
+def test_a_single_extent_of_a_third_is_granted_between_the_parts_of_a_bulk(device):
+    device.book(0, "c", Booking())
+    device.open("C", "c", "c")
+    grow(device, 0, "A", 100)
+    report(device, 0, "A", used=20, cached=((-5.0, 80),))
+    grow(device, 1, "B", 8, least=1, behind=42)
+    assert grow(device, 1, "C", 1) == ["A asked for 1 deep"]
+    assert back(device, 1, "A", 10) == ["freed 10", "B gets 8", "C gets 1"]
 
 
 def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
@@ -388,18 +432,34 @@ class DeviceMachine(RuleBasedStateMachine):
                 case RoomAnswer(claim):
                     self.rooms.discard(claim)
 
+    def asked(self):
+        return sum(ask.asked for ask in self.device.reclaims.asks.values())
+
     def live(self, lease):
         return lease in self.device.ledger.leases and not self.device.ledger.leases[lease].suspended
 
     LEASES = st.sampled_from("ABC")
 
-    @rule(lease=LEASES, count=st.integers(1, 30), least=st.integers(0, 30), reserve=st.booleans(), kv=st.booleans())
-    def grow(self, lease, count, least, reserve, kv):
+    @rule(
+        lease=LEASES,
+        count=st.integers(1, 30),
+        size=st.sampled_from((1, 1, 4)),
+        least=st.integers(0, 30),
+        reserve=st.booleans(),
+        kv=st.booleans(),
+        behind=st.integers(0, 40),
+    )
+    def grow(self, lease, count, size, least, reserve, kv, behind):
         if self.live(lease):
             request = next(self.requests)
             self.waiting[request] = lease
             kind = "kv" if kv else "weights"
-            self.took(self.device.grow(self.now, lease, request, kind, 1, count, least, reserve))
+            device, asked = self.device, self.asked()
+            wanted = sum(claim.want + claim.behind for claim in device.claims) + count * size + behind
+            wanted += sum(hold.bytes for hold in device.holds.values()) + max(0, -device.ledger.free)
+            self.took(self.device.grow(self.now, lease, request, kind, size, count, least, reserve, behind))
+            # A lease gives back whole extents, of four bytes at most.
+            assert self.asked() - asked < wanted + 3 * 4, "no more is asked for than is wanted"
 
     @rule(lease=LEASES, count=st.integers(1, 30))
     def give_back(self, lease, count):
