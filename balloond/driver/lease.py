@@ -95,6 +95,7 @@ class _Growth:
     min_count: int
     for_reserve: bool
     done: Done
+    behind_bytes: int = 0
     got: list[Granted] = field(default_factory=list)
 
 
@@ -197,9 +198,12 @@ class Lease:
         *,
         min_count: int | None = None,
         for_reserve: bool = False,
+        behind_bytes: int = 0,
     ) -> int:
-        """The same without waiting: `done` is called once, on the lease's thread."""
-        growth = _Growth(kind, extent_bytes, count, count if min_count is None else min_count, for_reserve, done)
+        """The same without waiting: `done` is called once, on the lease's thread. `behind_bytes` will be wanted after
+        it."""
+        least = count if min_count is None else min_count
+        growth = _Growth(kind, extent_bytes, count, least, for_reserve, done, behind_bytes)
         with self._lock:
             self._last_request += 1
             self._growths[self._last_request] = growth
@@ -286,6 +290,7 @@ class Lease:
             count=growth.count - len(growth.got),
             min_count=max(1, growth.min_count - len(growth.got)),
             for_reserve=growth.for_reserve,
+            behind_bytes=growth.behind_bytes,
         )
         self._send(handoff_pb2.ToBalloond(grow=grow))
 

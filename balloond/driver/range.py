@@ -5,34 +5,45 @@ never waits. The lease's own keeps the reserve between its marks, unmaps and ret
 limits and reclaims as far as the reserve goes, whatever the engine is doing. What goes beyond it is the engine's:
 `wake_fd` becomes readable, then `overage_bytes` and `take_reclaims` say how much.
 
+The engine counts in indices, each `extent_bytes` of addresses. Where much is missing at once it comes in large extents
+of several indices, because what mapping costs is by the extent; `extents` says which. A large one leaves whole, so what
+comes back of it stays in the reserve until the rest does (balloond/driver/reserve.py).
+
 Conservation: owned (in the engine's hands) + reserve + quarantined (released, but the device may not be done with it)
 = mapped.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from balloond.backends.base import Fence, Mapper
-from balloond.driver.lease import KV, Granted, GrowRefused, Lease
+from balloond.driver.lease import KV, Done, Granted, GrowRefused, Lease
 from balloond.driver.marks import IDLE_S, Marks
 from balloond.driver.reports import Reports
+from balloond.driver.reserve import Reserve
+from balloond.policy.extents import LARGE
 
 _FENCE_LOOK_S = 0.002
 """How often an open fence is looked at; only while one is open."""
 _REFUSED_PAUSE_S = 0.1
 """After a refused reserve, growth asks again at the earliest after this."""
-_UNMAPPED_TOGETHER = 512
+_UNMAPPED_TOGETHER = 64
 """Extents: balloond can give the first ones to others while the next are unmapped."""
 _ASKED_TOGETHER = 32
+_LARGE_TOGETHER = 8
 _UNANSWERED = 4
-"""Requests of so many extents, so many at a time: while some are mapped the next are made, and few descriptors are on
-their way at once."""
+"""Requests of so many extents, so many at a time: while some are mapped the next are made, few descriptors are on
+their way at once, and others are served in between."""
+_BULK = 4
+"""From so many large extents on that are missing at once, growth asks for large ones: a prompt of a few thousand tokens
+should not hold them."""
 _CLOSE_S = 30.0
 
 
@@ -62,10 +73,11 @@ class ElasticRange:
         extent_bytes: int,
         low: int,
         high: int,
+        large: int = LARGE,
         poison: bool = False,
     ) -> None:
-        """Reserves the addresses; the reserve is filled in the background. `poison`: what is new or was released is
-        filled with NaN."""
+        """Reserves the addresses; the reserve is filled in the background. `large`: how many indices a large extent
+        has, 1: there are none. `poison`: what is new or was released is filled with NaN."""
         if extent_bytes <= 0 or extent_bytes % mapper.page_bytes:
             raise ValueError(f"extents of {extent_bytes} bytes are not whole pages of {mapper.page_bytes}")
         self.extent_bytes = extent_bytes
@@ -81,21 +93,27 @@ class ElasticRange:
         self._changed = threading.Condition()
         """Its lock guards everything below."""
         self._ids: dict[int, int] = {}
-        """Index -> extent id, of everything mapped."""
+        """First index -> extent id, of everything mapped."""
+        self._mapped = 0
+        """Indices."""
         self._owned: set[int] = set()
-        self._reserve: list[int] = []
+        self._reserve = Reserve(max(1, large))
         self._quarantine: list[tuple[Fence, list[int]]] = []
-        self._unmapped = list(range(self.n_extents))
-        """Heap: the lowest addresses first."""
+        self._is_free = np.ones(self.n_extents, dtype=bool)
+        """Of each index, whether nothing is mapped there."""
+        self.extents = np.arange(self.n_extents)
+        """Of each index, the first of the extent that it is in. To be read by the engine, of what it owns."""
         self._wanting = 0
         """What the engine asked for and did not get; what came for it meanwhile is in the reserve, and stays
         there."""
         self._missing = 0
         """What of it has not come."""
         self._asked = 0
-        """Extents asked of balloond for it and not answered."""
+        """Indices asked of balloond for it and not answered."""
         self._unanswered = 0
         """In so many requests."""
+        self._bulk = False
+        """Large extents are asked for."""
         self._refused = False
         """The last such question was refused."""
         self._filling = False
@@ -124,14 +142,14 @@ class ElasticRange:
             quarantined = sum(len(indices) for _, indices in self._quarantine)
             return (
                 f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)} + quarantined {quarantined}"
-                f" = {len(self._ids)} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
+                f" = {self._mapped} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
             )
 
     # --- the engine's side
 
     @property
     def mapped_bytes(self) -> int:
-        return len(self._ids) * self.extent_bytes
+        return self._mapped * self.extent_bytes
 
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
         """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is
@@ -148,6 +166,7 @@ class ElasticRange:
                 return []  # nothing that the lease's thread could do: it is not woken
             if self._missing > 0:
                 self._refused = False
+                self._bulk = 1 < self._reserve.factor <= self._missing // _BULK
                 self._lease.loop.call(self._tend)
                 taken += self._wait(now + timeout_s)
             elif self._marks.missing(len(self._reserve), now) and not self._filling and now >= self._fill_after:
@@ -171,17 +190,14 @@ class ElasticRange:
         return taken
 
     def _take(self, count: int) -> list[int]:
-        if count <= 0:
-            return []
-        taken = self._reserve[-count:]
-        del self._reserve[-count:]
+        taken = self._reserve.take(count)
         self._owned.update(taken)
         return taken
 
     def offer(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
         """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
-        asked for what is missing of `count`, and of the lowest addresses, as in `acquire`. Nothing of it goes back
-        before `take`, which has to follow."""
+        asked for what is missing of `count`, and of the lowest addresses, as in `acquire`, but never for large extents:
+        not all ranks might get them. Nothing of it goes back before `take`, which has to follow."""
         now = time.monotonic()
         with self._changed:
             self._may_fill = True
@@ -190,7 +206,7 @@ class ElasticRange:
             self._wanting = max(0, count - len(self._reserve), holes)
             self._missing = min(self._wanting, self._allowed_more())
             if self._missing > 0:
-                self._refused = False
+                self._refused = self._bulk = False
                 self._lease.loop.call(self._tend)
                 self._waiting = True
                 until = now + timeout_s
@@ -205,9 +221,7 @@ class ElasticRange:
 
     def _holes(self, count: int) -> int:
         """How many of the lowest `count` addresses that are not the engine's have nothing mapped."""
-        unmapped = [heapq.heappop(self._unmapped) for _ in range(min(count, len(self._unmapped)))]
-        for index in unmapped:
-            heapq.heappush(self._unmapped, index)
+        unmapped = self._free(count)
         mapped = [*self._reserve, *(index for _, indices in self._quarantine for index in indices)]
         return len(set(unmapped) & set(sorted([*unmapped, *mapped])[:count]))
 
@@ -216,7 +230,7 @@ class ElasticRange:
         taken = set(indices)
         with self._changed:
             self._offered = False
-            self._reserve = [index for index in self._reserve if index not in taken]
+            self._reserve.remove(taken)
             self._owned |= taken
             self._wanting = max(0, self._wanting - len(taken))
             self._lease.loop.call(self._tend)
@@ -240,7 +254,7 @@ class ElasticRange:
             else:
                 self._quarantine.append((fence, indices))
             above_low = len(self._reserve) > self._marks.low
-            if not done or self._to_give(time.monotonic()) or (above_low and not self._idle_watch):
+            if not done or any(self._to_give(time.monotonic())) or (above_low and not self._idle_watch):
                 self._lease.loop.call(self._tend)
             self._reports.soon()
 
@@ -251,8 +265,8 @@ class ElasticRange:
 
     def _allowed_more(self) -> int:
         """Beyond what is mapped."""
-        by_limit = self._lease.limit.bytes // self.extent_bytes - len(self._ids)
-        return max(0, min(by_limit, self.n_extents - len(self._ids)))
+        by_limit = self._lease.limit.bytes // self.extent_bytes - self._mapped
+        return max(0, min(by_limit, self.n_extents - self._mapped))
 
     def overage_bytes(self) -> int:
         """What must be given up beyond the reserve to meet the limit."""
@@ -262,7 +276,7 @@ class ElasticRange:
             return max(0, self._over())
 
     def _over(self) -> int:
-        return (len(self._ids) - len(self._reserve)) * self.extent_bytes - self._lease.limit.bytes
+        return (self._mapped - self._reserve.whole) * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
         """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine
@@ -316,6 +330,7 @@ class ElasticRange:
                     self._closed = True
                     ids = list(self._ids.values())
                     self._ids.clear()
+                    self._mapped = 0
                     self._mapper.release(self.address, self.n_extents * self.extent_bytes)
                     self._lease.give_back(ids)
                     for reclaim in self._reclaims:
@@ -333,10 +348,17 @@ class ElasticRange:
         with self._changed:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
-            assert sorted(parts) == sorted(self._ids), "owned + reserve + quarantined = mapped"
-            assert sorted([*self._unmapped, *self._ids]) == list(range(self.n_extents)), (
-                "every address is accounted for"
-            )
+            mapped = [index for first in self._ids for index in self._indices_of(first)]
+            assert sorted(parts) == sorted(mapped), "owned + reserve + quarantined = mapped"
+            assert len(mapped) == self._mapped and self._reserve.large <= self._ids.keys()
+            assert np.flatnonzero(~self._is_free).tolist() == sorted(mapped), "every address is accounted for"
+            expected = np.arange(self.n_extents)
+            for first in self._reserve.large:
+                expected[self._indices_of(first)] = first
+            assert np.array_equal(self.extents, expected), "the extent of each index"
+            here = set(self._reserve)
+            tied = [i for i in here if not here.issuperset(self._indices_of(self._reserve.extent_of(i)))]
+            assert len(tied) == self._reserve.tied, "what cannot leave"
 
     # --- the lease's thread
 
@@ -372,22 +394,31 @@ class ElasticRange:
             now = time.monotonic()
             self._look_at_fences()
             leaving = self._leaving(now)
-        for start in range(0, len(leaving), _UNMAPPED_TOGETHER):
-            self._return(leaving[start : start + _UNMAPPED_TOGETHER])
+        firsts = sorted({self._reserve.extent_of(index) for index in leaving}, reverse=True)
+        for start in range(0, len(firsts), _UNMAPPED_TOGETHER):
+            self._return(firsts[start : start + _UNMAPPED_TOGETHER])
         self._answer_reclaims(len(leaving), force=answer)
         self._ask(now)
         self._watch_idle(now)
 
-    def _return(self, leaving: Sequence[int]) -> None:
-        """Unmaps and gives back what left the reserve; nobody else touches it."""
-        for first, count in _runs(leaving):
+    def _return(self, firsts: Sequence[int]) -> None:
+        """Unmaps and gives back extents that left the reserve; nobody else touches them."""
+        indices = [index for first in firsts for index in self._indices_of(first)]
+        for first, count in _runs(indices):
             self._mapper.unmap(self.address + first * self.extent_bytes, count * self.extent_bytes)
-        self._lease.give_back([self._ids[index] for index in leaving])
+        self._lease.give_back([self._ids[first] for first in firsts])
         with self._changed:
-            for index in leaving:
-                del self._ids[index]
-                heapq.heappush(self._unmapped, index)
+            for first in firsts:
+                del self._ids[first]
+            self._reserve.large.difference_update(firsts)
+            self._mapped -= len(indices)
+            self.extents[indices] = indices
+            self._is_free[indices] = True
             self._changed.notify_all()
+
+    def _indices_of(self, first: int) -> range:
+        """Of a mapped extent."""
+        return range(first, first + (self._reserve.factor if first in self._reserve.large else 1))
 
     def _look_at_fences(self) -> None:
         still = []
@@ -405,32 +436,39 @@ class ElasticRange:
         self._fence_watch = False
         self._tend()
 
-    def _to_reserve(self, indices: Iterable[int]) -> None:
-        for index in indices:
-            if self._poison:
+    def _to_reserve(self, indices: Sequence[int]) -> None:
+        if self._poison:
+            for index in indices:
                 self._mapper.poison(self.address + index * self.extent_bytes, self.extent_bytes)
-            self._reserve.append(index)
+        self._reserve.put(indices)
 
-    def _to_give(self, now: float) -> int:
-        """How many extents of the reserve have to go."""
-        if self._offered:
-            return 0
+    def _to_give(self, now: float) -> tuple[int, int, int]:
+        """How many indices have to go out of the reserve, for the limit and for others, and how many are not
+        needed."""
+        whole = self._reserve.whole
+        if self._offered or not whole:
+            return 0, 0, 0
         if not self._may_fill:
-            return len(self._reserve)
+            return whole, 0, 0
         limit = self._lease.limit.bytes // self.extent_bytes
         reclaimed = sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims)
-        surplus = self._marks.surplus(len(self._reserve) - self._wanting, now)
-        return min(len(self._reserve), max(len(self._ids) - limit, reclaimed, surplus, self._misplaced))
+        surplus = max(self._marks.surplus(len(self._reserve) - self._wanting, now), self._misplaced)
+        return max(0, self._mapped - limit), reclaimed, surplus
 
     def _leaving(self, now: float) -> list[int]:
-        """Takes what has to go out of the reserve, the highest addresses first, so that the lower ones fill."""
-        count = self._to_give(now)
-        if not count:
+        """Takes what has to go out of the reserve. A large extent leaves for a few of its indices where no small one is
+        left, but not so that others get what is below the floor."""
+        over, reclaimed, surplus = self._to_give(now)
+        leaving = self._reserve.leave(over, more=True) if over else []
+        if reclaimed > len(leaving):
+            spare = self._mapped - len(leaving) - self._lease.limit.floor_bytes // self.extent_bytes
+            wanted = reclaimed - len(leaving)
+            leaving += self._reserve.leave(wanted, more=spare >= wanted + self._reserve.factor - 1)
+        if surplus > len(leaving):
+            leaving += self._reserve.leave(surplus - len(leaving), more=False)
+        if not leaving:
             return []
         self._misplaced = 0
-        self._reserve.sort(reverse=True)
-        leaving = self._reserve[:count]
-        self._reserve = self._reserve[count:]
         nbytes = len(leaving) * self.extent_bytes
         for reclaim in self._reclaims:
             part = min(nbytes, -(-reclaim.remaining // self.extent_bytes) * self.extent_bytes)
@@ -457,39 +495,50 @@ class ElasticRange:
     # --- asking
 
     def _ask(self, now: float) -> None:
-        wanted: list[int] = []
+        wanted: list[tuple[int, int, int]] = []
         fill = 0
         with self._changed:
             if self._closed:
                 return
-            while (part := self._next_part()) > 0:
-                self._asked += part
+            while (left := self._to_ask()) > 0 and self._unanswered < _UNANSWERED:
+                of, part = self._next_part(left)
+                self._asked += part * of
                 self._unanswered += 1
-                wanted.append(part)
+                wanted.append((of, part, left - part * of))
             idle = not (self._filling or self._asked or self._missing)
             if self._may_fill and idle and now >= self._fill_after:
                 missing = self._marks.missing(len(self._reserve) - self._wanting, now)
                 fill = min(missing, self._allowed_more(), _ASKED_TOGETHER)
                 self._filling = fill > 0
-        for part in wanted:
-            self._lease.request(KV, self.extent_bytes, part, self._wanted_came(part), min_count=1)
+        for of, part, left in wanted:
+            done = self._wanted_came(of, part)
+            nbytes = self.extent_bytes
+            self._lease.request(KV, of * nbytes, part, done, min_count=1, behind_bytes=left * nbytes)
         if fill > 0:
             self._lease.request(KV, self.extent_bytes, fill, self._fill_came, min_count=1, for_reserve=True)
 
-    def _next_part(self) -> int:
-        """How many extents to ask for in one more request."""
-        if self._unanswered == _UNANSWERED:
-            return 0
-        return min(self._missing - self._asked, self._allowed_more() - self._asked, _ASKED_TOGETHER)
+    def _to_ask(self) -> int:
+        """How many indices are missing and not asked for."""
+        return min(self._missing, self._allowed_more()) - self._asked
 
-    def _wanted_came(self, asked: int):  # type: ignore[no-untyped-def]
+    def _next_part(self, left: int) -> tuple[int, int]:
+        """How many indices an extent of one more request has, and how many such extents to ask for."""
+        factor = self._reserve.factor
+        large = min(left // factor, len(self._free_large()) - self._asked // factor) if self._bulk else 0
+        return (factor, min(large, _LARGE_TOGETHER)) if large > 0 else (1, min(left, _ASKED_TOGETHER))
+
+    def _wanted_came(self, of: int, asked: int) -> Done:
         def done(extents: list[Granted], refused: GrowRefused | None) -> None:
             self._map(extents)
             with self._changed:
-                self._asked -= asked
+                self._asked -= of * asked
                 self._unanswered -= 1
-                self._missing = 0 if refused is not None else max(0, self._missing - len(extents))
-                self._refused = refused is not None
+                self._missing = max(0, self._missing - of * len(extents))
+                self._refused = refused is not None and of == 1
+                if self._refused:
+                    self._missing = 0
+                elif refused is not None:
+                    self._bulk = False  # there may be enough for small ones
                 late = bool(extents) and self._wanting > 0 and not self._waiting
                 self._changed.notify_all()
             if late:
@@ -508,24 +557,44 @@ class ElasticRange:
         self._tend()
 
     def _map(self, extents: list[Granted]) -> None:
-        """Maps at the lowest free addresses; what finds none goes back."""
+        """Maps extents of one size at the lowest free addresses; what finds none goes back."""
+        of = extents[0].bytes // self.extent_bytes if extents else 1
         with self._changed:
-            count = 0 if self._closed else min(len(extents), len(self._unmapped))
-            indices = [heapq.heappop(self._unmapped) for _ in range(count)]
-        for index, extent in zip(indices, extents, strict=False):
-            address = self.address + index * self.extent_bytes
+            # Only this thread maps, so they stay free.
+            firsts = self._free_large() if of > 1 else self._free(len(extents))
+        placed = [] if self._closed else list(zip(firsts, extents, strict=False))
+        for first, extent in placed:
+            address = self.address + first * self.extent_bytes
             self._mapper.map(address, extent.fd, extent.bytes)
             os.close(extent.fd)
             if self._poison:
                 self._mapper.poison(address, extent.bytes)
-        for extent in extents[count:]:
-            os.close(extent.fd)
-        if extents[count:]:
-            self._lease.give_back([extent.id for extent in extents[count:]])
+        if superfluous := extents[len(placed) :]:
+            for extent in superfluous:
+                os.close(extent.fd)
+            self._lease.give_back([extent.id for extent in superfluous])
         with self._changed:
-            self._ids.update((index, extent.id) for index, extent in zip(indices, extents, strict=False))
-            self._reserve += reversed(indices)
+            for first, extent in reversed(placed):
+                self._ids[first] = extent.id
+                self._is_free[first : first + of] = False
+                self.extents[first : first + of] = first
+                self._mapped += of
+                if of > 1:
+                    self._reserve.large.add(first)
+                self._reserve.put(range(first, first + of))
             self._reports.soon()
+
+    def _free(self, count: int) -> list[int]:
+        """The lowest indices with nothing mapped."""
+        found: list[int] = np.flatnonzero(self._is_free)[:count].tolist()
+        return found
+
+    def _free_large(self) -> list[int]:
+        """Where large extents fit, the lowest first."""
+        factor = self._reserve.factor
+        groups = self._is_free[: self.n_extents // factor * factor].reshape(-1, factor)
+        found: list[int] = (np.flatnonzero(groups.all(axis=1)) * factor).tolist()
+        return found
 
     # --- time
 
@@ -549,7 +618,8 @@ class ElasticRange:
 
     def _measure(self) -> tuple[int, int]:
         with self._changed:
-            return self.mapped_bytes, max(0, len(self._reserve) - self._wanting) * self.extent_bytes
+            reserve = min(self._reserve.whole, len(self._reserve) - self._wanting)
+            return self.mapped_bytes, max(0, reserve) * self.extent_bytes
 
 
 def _runs(indices: Iterable[int]) -> Iterable[tuple[int, int]]:

@@ -23,10 +23,10 @@ class Child:
     weights_span = 16 << 20
     poison = True
 
-    def __init__(self, socket: str, device: str, model: str, low: int = 0, high: int = 0) -> None:
+    def __init__(self, socket: str, device: str, model: str, low: int = 0, high: int = 0, large: int = 1) -> None:
         self.lease = Lease.attach(socket, device, model, timeout_s=10)
         self.mapper = self.new_mapper(device)
-        self.marks = {"low": int(low), "high": int(high)}
+        self.marks = {"low": int(low), "high": int(high), "large": int(large)}
         self.range = self.new_range()
         self.weights = WeightsRange(
             self.lease, self.mapper, span_bytes=self.weights_span, extent_bytes=self.weights_extent
@@ -97,7 +97,7 @@ class Child:
         return self.get(self.at(int(index)), 1)[0]
 
     def free_index(self) -> int:
-        return next(i for i in range(self.range.n_extents) if i not in self.range._ids)
+        return next(i for i in range(self.range.n_extents) if self.range._is_free[i])
 
     def grow_weights(self, nbytes: str) -> int:
         self.weights.grow(int(nbytes), timeout_s=10)

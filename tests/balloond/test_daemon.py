@@ -75,6 +75,24 @@ async def test_balloond_killed_under_two_processes_comes_back_to_the_same_ledger
     await node.until(kv(9))
 
 
+async def test_balloond_killed_under_large_and_small_extents_comes_back_to_the_same_ledger_and_content(node, child):
+    await node.book("a")
+    one = child("a", 0, 0, 4)
+    assert one.ask("acquire", 19) == "19"
+    one.ask("write", "one")
+    assert [lease.extents for lease in (await node.device()).leases] == [4 + 3]
+    node.kill(node.balloond)
+    await node.start_balloond()
+    device = await node.until(lambda device: device.leases and not any(lease.suspended for lease in device.leases))
+    assert [(lease.extents, lease.kv_bytes) for lease in device.leases] == [(7, 19 * EXTENT)]
+    assert one.ask("read", "one") == "same"
+    one.ask("release", 5)
+    await node.until(kv(16))  # what is left of a large one stays
+    assert one.ask("read", "one") == "same"
+    one.kill()
+    await node.until(kv(0))
+
+
 async def test_a_growth_that_waits_is_continued_by_the_next_balloond(node, child):
     await node.book("a")
     one = child("a")
@@ -254,6 +272,28 @@ async def test_prefixes_of_an_idle_neighbour_go_to_who_needs_them(shared, child)
     one.ask("release", 12)
     one.ask("reclaimed")
     assert await asyncio.to_thread(other.answer) == "12"
+
+
+async def test_much_of_a_neighbour_is_asked_for_once_and_comes_in_large_extents(shared, child):
+    await shared.book("a", "b")
+    one, other = child("a"), child("b", 0, 0, 4)
+    one.ask("acquire", 64)
+    one.ask("usage", 0, f"5:{64 * EXTENT}")
+    await shared.until(lambda device: any(lease.kv_cached_bytes for lease in device.leases))
+    other.tell("acquire", 50)
+    assert await one.asked("wait_wake") == f"reclaim {50 * EXTENT} overage 0"
+    one.ask("release", 30)
+    await shared.until(lambda device: any(lease.model == "b" and lease.kv_bytes for lease in device.leases))
+    one.ask("release", 20)
+    one.ask("reclaimed")
+    assert await asyncio.to_thread(other.answer) == "50"
+    device = await shared.device()
+    assert {lease.model: lease.kv_bytes // EXTENT for lease in device.leases} == {"a": 14, "b": 50}
+    assert next(lease.extents for lease in device.leases if lease.model == "b") == 48 // 4 + 2
+    async with shared.client() as client:
+        events = await client.events()
+    mine = events[max(number for number, event in enumerate(events) if event.what == "lease") :]
+    assert [event.model for event in mine if event.what == "reclaim"] == ["a"]
 
 
 async def test_room_is_made_and_held_for_a_model_that_wakes(shared, child):

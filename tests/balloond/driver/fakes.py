@@ -17,30 +17,44 @@ class FakeLease:
         self.extent = extent
         self.capacity = capacity
         self.limit = Limit(0, capacity * extent)
-        self.held = set()
+        self.sizes = {}
+        """By id, of what is held: in extents of the usual size."""
         self.reports = []
         self.asked = []
+        self.asked_of = []
+        """(size, count, what follows), in extents of the usual size."""
+        self.returned_extents = 0
         self.silent = False
         """Questions are kept instead of answered."""
         self.kept = []
         self._ids = itertools.count(1)
 
+    @property
+    def held(self):
+        return set(self.sizes)
+
+    @property
+    def held_extents(self):
+        return sum(self.sizes.values())
+
     def on_limit(self): ...
     def on_reclaim(self, reclaim_id, nbytes, deep): ...
     def on_attached(self): ...
 
-    def request(self, kind, extent_bytes, count, done, *, min_count=None, for_reserve=False):
+    def request(self, kind, extent_bytes, count, done, *, min_count=None, for_reserve=False, behind_bytes=0):
         self.asked.append((count, min_count, for_reserve))
-        answer = (lambda: self._answer(count, done),)[0]
+        self.asked_of.append((extent_bytes // self.extent, count, behind_bytes // self.extent))
+        answer = (lambda: self._answer(extent_bytes, count, done),)[0]
         self.kept.append(answer) if self.silent else self.loop.call(answer)
 
-    def _answer(self, count, done):
-        fits = min(count, self.capacity - len(self.held))
+    def _answer(self, extent_bytes, count, done):
+        size = extent_bytes // self.extent
+        fits = min(count, (self.capacity - self.held_extents) // size)
         if fits < 1:
             done([], GrowRefused("exhausted", 1, "all gone"))
             return
-        extents = [Granted(next(self._ids), self.extent, CpuMaker().create(self.extent)) for _ in range(fits)]
-        self.held |= {extent.id for extent in extents}
+        extents = [Granted(next(self._ids), extent_bytes, CpuMaker().create(extent_bytes)) for _ in range(fits)]
+        self.sizes |= {extent.id: size for extent in extents}
         done(extents, None)
 
     def speak(self):
@@ -53,7 +67,7 @@ class FakeLease:
     def give_back(self, ids):
         ids = set(ids)
         assert ids <= self.held, "given back twice"
-        self.held -= ids
+        self.returned_extents += sum(self.sizes.pop(id) for id in ids)
 
     def report(self, usage):
         self.reports.append(usage)

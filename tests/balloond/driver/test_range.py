@@ -13,7 +13,7 @@ from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, descriptors, readable
 
 
-def make(lease, low=0, high=0, extents=64, poison=False, mapper=None):
+def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
     return ElasticRange(
         lease,
         mapper or GatedMapper(),
@@ -21,6 +21,7 @@ def make(lease, low=0, high=0, extents=64, poison=False, mapper=None):
         extent_bytes=PAGE_BYTES,
         low=low,
         high=high,
+        large=large,
         poison=poison,
     )
 
@@ -165,6 +166,151 @@ def test_fresh_and_released_memory_is_poisoned_when_asked_for(lease):
     kv.release([index])
     again = kv.acquire(2, timeout_s=TIMEOUT_S)
     assert [byte_at(kv, i) for i in again] == [0xFF] * len(again)
+    kv.close()
+
+
+# --- large extents
+
+
+def bulk(lease, extents=64, large=4, **others):
+    lease.capacity = extents
+    lease.set_limit(extents)
+    lease.settle()
+    return make(lease, extents=extents, large=large, **others)
+
+
+def test_where_much_is_missing_large_extents_come_and_small_ones_for_the_rest(lease):
+    kv = bulk(lease)
+    mine = kv.acquire(19, timeout_s=TIMEOUT_S)
+    assert sorted(mine) == list(range(19))
+    assert lease.asked_of == [(4, 4, 3), (1, 3, 0)]
+    assert kv.extents[:20].tolist() == [*[0] * 4, *[4] * 4, *[8] * 4, *[12] * 4, 16, 17, 18, 19]
+    assert kv.mapped_bytes == lease.held_extents * PAGE_BYTES == 19 * PAGE_BYTES
+    kv.check()
+    kv.close()
+    assert lease.held == set()
+
+
+def test_a_few_extents_more_are_small_ones(lease):
+    kv = bulk(lease)
+    assert len(kv.acquire(15, timeout_s=TIMEOUT_S)) == 15
+    assert lease.asked_of == [(1, 15, 0)]
+    kv.close()
+
+
+def test_each_request_says_what_follows_it(lease):
+    kv = bulk(lease, extents=300)
+    lease.silent = True
+    assert kv.acquire(200) == []
+    lease.settle()
+    assert lease.asked_of == [(4, 8, 168), (4, 8, 136), (4, 8, 104), (4, 8, 72)]
+    lease.speak()
+    assert len(kv.acquire(200, timeout_s=TIMEOUT_S)) == 200
+    kv.close()
+
+
+def test_where_no_large_extent_is_left_small_ones_do(lease):
+    kv = bulk(lease)
+    lease.capacity = 18
+    assert len(kv.acquire(40, timeout_s=TIMEOUT_S)) == 18
+    assert sorted(lease.sizes.values()) == [1, 1, 4, 4, 4, 4]
+    kv.check()
+    kv.close()
+
+
+def test_large_extents_lie_where_nothing_is_mapped(lease):
+    kv = bulk(lease)
+    kv.acquire(3, timeout_s=TIMEOUT_S)
+    mine = kv.acquire(16, timeout_s=TIMEOUT_S)
+    assert sorted(mine) == list(range(4, 20))
+    assert kv.acquire(1, timeout_s=TIMEOUT_S) == [3]
+    kv.check()
+    kv.close()
+
+
+def test_a_large_extent_leaves_only_whole(lease):
+    kv = bulk(lease)
+    mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
+    kv.release(mine[4:7])
+    lease.settle()
+    assert kv.mapped_bytes == 16 * PAGE_BYTES
+    kv.check()
+    kv.release(mine[7:8])
+    lease.settle()
+    assert kv.mapped_bytes == 12 * PAGE_BYTES and lease.held_extents == 12
+    kv.check()
+    kv.close()
+
+
+def test_what_is_left_of_a_large_extent_is_taken_before_others_of_the_reserve(lease):
+    kv = bulk(lease, low=8, high=16)
+    mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
+    lease.settle()
+    kv.release(mine[5:7])
+    assert sorted(kv.acquire(2)) == mine[5:7]
+    kv.close()
+
+
+def test_no_reclaim_is_answered_with_what_cannot_leave(lease):
+    kv = bulk(lease)
+    mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
+    kv.release(mine[4:7])
+    lease.settle()
+    lease.reclaim(7, 3, deep=True)
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    assert kv.take_reclaims() == 3 * PAGE_BYTES, "the reserve covers nothing of it"
+    assert lease.reports[-1].reserve == 0
+    kv.reclaimed()
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 0)]
+    lease.reclaim(8, 3, deep=True)
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    kv.take_reclaims()
+    kv.release(mine[7:8])
+    kv.reclaimed()
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id][-1] == (8, 3 * PAGE_BYTES)
+    assert kv.mapped_bytes == 12 * PAGE_BYTES
+    kv.close()
+
+
+def test_a_limit_that_falls_takes_whole_large_extents_and_overage_says_what_is_left(lease):
+    kv = bulk(lease, low=16, high=16)
+    mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
+    kv.release(mine[:6])
+    lease.set_limit(15)
+    lease.settle()
+    assert kv.mapped_bytes == 15 * PAGE_BYTES, "the large one that is empty has gone, and small ones"
+    lease.set_limit(10)
+    lease.settle()
+    assert kv.mapped_bytes == 12 * PAGE_BYTES and kv.overage_bytes() == 2 * PAGE_BYTES
+    kv.release(mine[6:8])
+    lease.settle()
+    assert lease.returned_extents == 32 - 8 and kv.overage_bytes() == 0, "as a whole; small ones fill the reserve again"
+    kv.check()
+    kv.close()
+
+
+def test_others_get_no_large_extent_that_reaches_below_the_floor(lease):
+    kv = bulk(lease, high=8)
+    lease.limit = type(lease.limit)(9, 64 * PAGE_BYTES, floor_bytes=14 * PAGE_BYTES)
+    lease.capacity = 16
+    mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
+    lease.reclaim(7, 1, deep=True)
+    assert select.select([kv.wake_fd], [], [], TIMEOUT_S)[0]
+    kv.take_reclaims()
+    kv.release(mine[12:])
+    kv.reclaimed()
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 0)]
+    kv.close()
+
+
+def test_an_offer_is_of_small_extents(lease):
+    kv = bulk(lease)
+    assert len(kv.offer(32, timeout_s=TIMEOUT_S)) == 32
+    assert set(lease.sizes.values()) == {1}
+    kv.take([])
     kv.close()
 
 
@@ -351,15 +497,18 @@ def test_broken_extents_are_refused(lease):
 
 
 class RangeMachine(RuleBasedStateMachine):
+    LARGE, EXTENTS = 1, 16
+
     def __init__(self):
         super().__init__()
-        self.lease = FakeLease(capacity=20)
+        self.lease = FakeLease(capacity=self.EXTENTS + 4)
         self.mapper = GatedMapper()
-        self.kv = make(self.lease, low=1, high=4, extents=16, poison=True, mapper=self.mapper)
+        sizes = {"extents": self.EXTENTS, "large": self.LARGE}
+        self.kv = make(self.lease, low=1, high=4, poison=True, mapper=self.mapper, **sizes)
         self.mine = []
         self.reclaims = 0
 
-    @rule(count=st.integers(0, 20), wait=st.booleans())
+    @rule(count=st.integers(0, 40), wait=st.booleans())
     def acquire(self, count, wait):
         taken = self.kv.acquire(count, timeout_s=TIMEOUT_S if wait else 0.0)
         assert len(taken) <= count and not set(taken) & set(self.mine)
@@ -371,17 +520,17 @@ class RangeMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.mine)
     @rule(data=st.data(), closed=st.booleans())
     def release(self, data, closed):
-        count = data.draw(st.integers(1, len(self.mine)))
+        some = data.draw(st.lists(st.sampled_from(self.mine), min_size=1, unique=True))
         self.mapper.closed = closed
-        self.kv.release(self.mine[:count])
-        del self.mine[:count]
+        self.kv.release(some)
+        self.mine = [index for index in self.mine if index not in some]
 
     @rule()
     def open_fences(self):
         for gate in self.mapper.gates:
             gate.open = True
 
-    @rule(extents=st.integers(0, 20))
+    @rule(extents=st.integers(0, 40))
     def limit(self, extents):
         self.lease.set_limit(extents)
 
@@ -402,7 +551,10 @@ class RangeMachine(RuleBasedStateMachine):
     def nothing_is_lost(self):
         self.lease.settle()
         self.kv.check()
-        assert len(self.kv._ids) == len(self.lease.held)
+        assert set(self.kv._ids.values()) == self.lease.held
+        assert self.kv.mapped_bytes == self.lease.held_extents * PAGE_BYTES
+        answered = sum(report.returned for report in self.lease.reports if report.reclaim_id)
+        assert answered <= self.lease.returned_extents * PAGE_BYTES
         assert self.kv._owned == set(self.mine)
         # Untouched extents are still what the engine wrote.
         assert all(byte_at(self.kv, index) == 1 for index in self.mine)
@@ -425,6 +577,14 @@ class RangeMachine(RuleBasedStateMachine):
 
 RangeMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 TestRangeUnderEverything = RangeMachine.TestCase
+
+
+class MixedRangeMachine(RangeMachine):
+    LARGE, EXTENTS = 3, 32
+
+
+MixedRangeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestMixedRangeUnderEverything = MixedRangeMachine.TestCase
 
 
 def test_what_is_offered_stays_until_some_of_it_is_taken(lease):

@@ -1,0 +1,102 @@
+"""What is mapped in a range and not in the engine's hands. Pure.
+
+Extents are small, one index of the range each, or large, `factor` indices in a row from a multiple of it. A large one
+leaves whole: its indices in the reserve are `tied` while some of the others are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+
+class Reserve:
+    """Indices of a range."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+        self.large: set[int] = set()
+        """First indices of the large extents that are mapped; the range keeps it."""
+        self.tied = 0
+        """How many indices may be taken and cannot leave."""
+        self._indices: list[int] = []
+        """What is taken first is last."""
+        self._here: dict[int, int] = {}
+        """First index of a large extent -> how many of its indices are in the reserve."""
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._indices)
+
+    @property
+    def whole(self) -> int:
+        """How many indices can leave."""
+        return len(self._indices) - self.tied
+
+    def extent_of(self, index: int) -> int:
+        """The first index of the extent that has this one."""
+        first = index - index % self.factor
+        return first if first in self.large else index
+
+    def put(self, indices: Iterable[int]) -> None:
+        indices = list(indices)
+        self._indices += indices
+        self._count(indices, 1)
+
+    def remove(self, indices: Iterable[int]) -> None:
+        """These of it are elsewhere now."""
+        gone = set(indices)
+        self._count([index for index in self._indices if index in gone], -1)
+        self._indices = [index for index in self._indices if index not in gone]
+
+    def take(self, count: int) -> list[int]:
+        """At most `count`: tied ones first, whole large extents where so much is taken, then small ones."""
+        if count <= 0:
+            return []
+        if not self._here:
+            taken = self._indices[-count:]
+            del self._indices[-count:]
+            return taken
+        tied, large, small = self._sorted()
+        taken = tied[:count]
+        in_large = (count - len(taken)) // self.factor * self.factor
+        taken += large[:in_large]
+        taken += (small + large[in_large:])[: count - len(taken)]
+        self.remove(taken)
+        return taken
+
+    def leave(self, count: int, more: bool) -> list[int]:
+        """Takes `count` out in whole extents, the highest addresses first, so that the lower ones fill. What is no
+        whole extent stays, or leaves in a larger one (`more`)."""
+        _, large, small = self._sorted()
+        in_large = min(count // self.factor * self.factor, len(large))
+        in_small = min(count - in_large, len(small))
+        if more and in_large + in_small < min(count, self.whole):
+            in_large += self.factor
+        leaving = large[len(large) - in_large :] + small[len(small) - in_small :]
+        self.remove(leaving)
+        return leaving
+
+    def _sorted(self) -> tuple[list[int], list[int], list[int]]:
+        """Tied ones, those of whole large extents, small ones; each by address."""
+        indices = sorted(self._indices)
+        if not self._here:
+            return [], [], indices
+        here = [self._here.get(self.extent_of(index), 0) for index in indices]
+        tied = [index for index, count in zip(indices, here, strict=True) if 0 < count < self.factor]
+        large = [index for index, count in zip(indices, here, strict=True) if count == self.factor]
+        return tied, large, [index for index, count in zip(indices, here, strict=True) if not count]
+
+    def _count(self, indices: Iterable[int], change: int) -> None:
+        if not self.large:
+            return
+        for index in indices:
+            first = self.extent_of(index)
+            if first in self.large:
+                before = self._here.get(first, 0)
+                after = before + change
+                self.tied += after % self.factor - before % self.factor
+                self._here[first] = after
+                if not after:
+                    del self._here[first]
