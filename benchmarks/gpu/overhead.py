@@ -13,6 +13,8 @@ prefix cache that later ones push out. Parts:
 With `--grow` the elastic engines give their KV back before each of their windows, so that they grow under load; else
 they have soon grown to their limit, as the reference has from the start, and evict.
 
+Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
+
 A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. Ratios are ours over
 theirs, pair by pair, with a 95 % confidence interval of their mean.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import tempfile
 import time
 import traceback
@@ -29,7 +32,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import fleet, pairs, report, shapes, windows
+from benchmarks.gpu import cores, fleet, pairs, report, shapes, windows
 from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Shape, Side, Window
 from tests.gpu_scheduler.engines.sglang import harness
@@ -43,9 +46,9 @@ def parse() -> argparse.Namespace:
     parser = fleet.parser(__doc__ or "")
     parser.add_argument("--parts", default="one", help="of one,two,users")
     parser.add_argument("--loads", default="28,32,full")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--window", type=float, default=8.0, help="seconds")
-    parser.add_argument("--lead-in", type=float, default=2.0, help="seconds of a rate that are not counted")
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--window", type=float, default=4.0, help="seconds")
+    parser.add_argument("--lead-in", type=float, default=1.5, help="seconds of a rate that are not counted")
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
@@ -114,7 +117,12 @@ class Part:
             )
         )
         say(f"warm after {time.monotonic() - begun:.1f} s")
+        pinned = cores.plan(self._count, sorted(os.sched_getaffinity(0)))
+        if pinned is not None:
+            sides = [[client.engine.pid for client in side.clients] for side in (ours, theirs)]
+            cores.apply(pinned, sides, main_thread=self._front == "scheduler")
         self._about = {
+            "cores": None if pinned is None else {name: sorted(value) for name, value in vars(pinned).items()},
             "measured": {client.name: fleet.as_dict(client.measured) for client in clients},
             "pool_tokens": self._pool_tokens,
             "kv_bytes_per_token": self._bytes_per_token,
@@ -214,7 +222,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     header = ("part", "load", "measure", "elastic", "reference", "ratio, 95 %", "evicted tokens", "failed")
     cells = []
     for row in rows:
-        of_time = row["measure"] != "tokens/s"
+        of_time = row["measure"] != "tokens/s"  # everything else is in seconds
         values = [f"{1e3 * row[side]:.2f} ms" if of_time else f"{row[side]:.0f}" for side in ("elastic", "reference")]
         ratio = str(pairs.Interval(row["ratio"], row["half"], len(row["ratios"])))
         evicted = " / ".join(str(count) for count in row["evicted_tokens"])

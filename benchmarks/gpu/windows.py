@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import pairs, report
+from benchmarks.gpu import cores, pairs, report
 from benchmarks.gpu.fleet import Client, Reply, as_dict
 from services import tasks
 
@@ -44,6 +44,12 @@ class Window:
     requests: int
     failed: int
     parked: int
+    cpu_s: float = 0.0
+    """What the side's engines had of their cores while tokens were counted."""
+    waited_s: float = 0.0
+    """How long their threads waited for a core meanwhile."""
+    tokens: int = 0
+    """Counted."""
     late_s: float = 0.0
     """How much later than due the client sent, at worst."""
     before: list[dict[str, Any]] = field(default_factory=list)
@@ -57,6 +63,7 @@ class Window:
             "tokens/s": self.tokens_per_s,
             "p99 TTFT": report.quantile(self.ttft_s, 0.99),
             "p99 TPOT": report.quantile(self.tpot_s, 0.99),
+            "CPU / 1000 tokens": 1e3 * self.cpu_s / self.tokens if self.tokens else float("nan"),
         }
 
 
@@ -73,8 +80,21 @@ class Side:
     async def quiet(self) -> None:
         await asyncio.gather(*(client.quiet(DRAIN_S) for client in self.clients))
 
+    def used_s(self) -> tuple[float, float]:
+        return cores.used_s([client.engine.pid for client in self.clients])
+
     def stats(self) -> list[dict[str, Any]]:
         return [as_dict(client.stats) for client in self.clients]
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of the tokens that arrived in a time."""
+
+    tokens: int
+    seconds: float
+    cpu_s: float
+    waited_s: float
 
 
 async def steady(side: Side, shape: Shape, rate: float, lead_in_s: float, window_s: float, seed: int) -> Window:
@@ -95,10 +115,10 @@ async def steady(side: Side, shape: Shape, rate: float, lead_in_s: float, window
             await asyncio.sleep(max(0.0, begun + due - time.monotonic()))
             late = max(late, time.monotonic() - begun - due)
             replies.append(side.clients[number].ask(tokens, shape.output_tokens, asked_s=begun + due))
-        tokens_per_s = await counting
+        count = await counting
         await side.quiet()
     counted = [reply for reply in replies if reply.asked_s >= begun + lead_in_s]
-    return _window(side, tokens_per_s, counted, counted, before, late)
+    return _window(side, count, counted, counted, before, late)
 
 
 async def full(side: Side, shape: Shape, in_flight: int, window_s: float, seed: int) -> Window:
@@ -124,7 +144,7 @@ async def full(side: Side, shape: Shape, in_flight: int, window_s: float, seed: 
         while len(replies) < in_flight or not all(reply.first_s or reply.error for reply in replies[:in_flight]):
             await asyncio.sleep(0.01)
         begun = time.monotonic()
-        tokens_per_s = await _rate(side, begun, window_s)
+        count = await _rate(side, begun, window_s)
         ended = time.monotonic()
         done = [reply for reply in replies if reply.ended.is_set()]
         ending = True
@@ -135,7 +155,7 @@ async def full(side: Side, shape: Shape, in_flight: int, window_s: float, seed: 
     started = [reply for reply in replies if begun <= reply.first_s < ended]
     finished = [reply for reply in done if begun <= reply.last_s and 2 * len(reply.tokens) >= shape.output_tokens]
     failed = [reply for reply in done if not reply.ok]
-    return _window(side, tokens_per_s, started, [*finished, *failed], before)
+    return _window(side, count, started, [*finished, *failed], before)
 
 
 async def warm_up(client: Client, shape: Shape, most: int, seed: int) -> None:
@@ -153,17 +173,20 @@ async def warm_up(client: Client, shape: Shape, most: int, seed: int) -> None:
     await client.quiet(DRAIN_S)
 
 
-async def _rate(side: Side, begin_s: float, window_s: float) -> float:
-    """Tokens per second that arrive in a window that begins at `begin_s`."""
+async def _rate(side: Side, begin_s: float, window_s: float) -> Count:
+    """What arrives in a window that begins at `begin_s`."""
     await asyncio.sleep(begin_s - time.monotonic())
+    cpu_s, waited_s = side.used_s()
     begun, before = time.monotonic(), side.received()
     await asyncio.sleep(window_s)
-    return (side.received() - before) / (time.monotonic() - begun)
+    tokens, seconds = side.received() - before, time.monotonic() - begun
+    cpu_then_s, waited_then_s = side.used_s()
+    return Count(tokens, seconds, cpu_then_s - cpu_s, waited_then_s - waited_s)
 
 
 def _window(
     side: Side,
-    tokens_per_s: float,
+    count: Count,
     started: Sequence[Reply],
     finished: Sequence[Reply],
     before: list[dict[str, Any]],
@@ -171,12 +194,15 @@ def _window(
 ) -> Window:
     return Window(
         side.name,
-        tokens_per_s,
+        count.tokens / count.seconds,
         [round(reply.ttft_s, 6) for reply in started if reply.first_s],
         [round(reply.tpot_s, 7) for reply in finished if reply.ok],
         len(finished),
         sum(not reply.ok for reply in finished),
         sum(reply.parked for reply in finished),
+        count.cpu_s,
+        count.waited_s,
+        count.tokens,
         late_s,
         before,
         side.stats(),
