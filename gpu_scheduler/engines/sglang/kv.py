@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gpu_scheduler.engines.sglang.errors import NoMemory
 from gpu_scheduler.engines.sglang.ids import HostIds, Ids
 from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
@@ -79,6 +81,12 @@ class ElasticKv:
 
     def bytes_of(self, tokens: int) -> int:
         return tokens * self.envelopes.envelope_bytes // self.page_size
+
+    def units(self) -> Indices:
+        """Of each extent of `envelopes`, the first of those that leave with it: several are mapped as one where much
+        was asked for at once. A snapshot, true of what is held."""
+        mapped, count = self.memory.extents, self.envelopes.n_extents
+        return np.append(mapped, np.arange(len(mapped), count))[:count]
 
     # --- freeing
 
@@ -151,8 +159,9 @@ class ElasticKv:
     # --- giving back
 
     def give_up_empties(self, older_than_s: float = 0.0) -> int:
-        """Returns empty extents to the driver; how many."""
-        empties = self.envelopes.empties()
+        """Returns empty extents to the driver; how many. Those that cannot leave yet are kept: what is empty there is
+        for the next request, or for prefixes that are moved together."""
+        empties = self._empties()
         now = self._clock()
         for extent in empties:
             self._emptied.setdefault(extent, now)
@@ -166,6 +175,17 @@ class ElasticKv:
             for extent in empties:
                 self._emptied.pop(extent, None)
         return len(empties)
+
+    def _empties(self) -> list[int]:
+        """Held extents that are empty, and so is what leaves with them."""
+        empties = np.array(self.envelopes.empties(), dtype=np.int64)
+        if not len(empties):
+            return []
+        units = self.units()
+        in_use = np.zeros(len(units), dtype=bool)
+        in_use[units[np.flatnonzero(self.envelopes.live_by_extent())]] = True
+        leaving: list[int] = empties[~in_use[units[empties]]].tolist()
+        return leaving
 
     def give_up_everything(self) -> None:
         """For hibernation: nothing is live but the dummy; afterwards not one extent is mapped."""

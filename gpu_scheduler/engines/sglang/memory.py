@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,6 +21,8 @@ class KvRange(Protocol):
 
     address: int
     extent_bytes: int
+    extents: NDArray[np.int64]
+    """Of each index, the first of those that are mapped as one extent and leave only together."""
     wake_fd: int
     woken: bool
     """Whether `wake_fd` is readable."""

@@ -85,6 +85,7 @@ class LeaseDriver:
             extent_bytes=self._load.kv_extent_bytes,
             low=self._options.reserve_low,
             high=self._options.reserve_high,
+            large=self._options.large_extent,
             poison=self._load.poison_fresh_pages,
         )
 

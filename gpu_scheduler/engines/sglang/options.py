@@ -33,6 +33,9 @@ class Options:
     reserve_low: int = 1
     reserve_high: int = 4
     """Marks of the driver's reserve of mapped, unused extents."""
+    large_extent: int = 8
+    """How many KV extents a large one is as large as. Growth asks for large ones where four of them are missing at
+    once; 1: never."""
     soft_wait_ms: int = 5
     """How long to wait for balloond when cached prefixes could be evicted instead."""
     hard_wait_ms: int = 50
