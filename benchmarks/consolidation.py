@@ -143,7 +143,7 @@ def compacted(shape: Shape) -> dict[str, Any]:
     envelopes.give(np.random.default_rng(0).permutation(taken)[: shape.count // 2])
     envelopes.give_up(envelopes.empties())
     before, begin = envelopes.held, time.perf_counter()
-    sources, destinations = compaction.moves(envelopes, RATIO)
+    sources, destinations = compaction.moves(envelopes, RATIO, np.arange(envelopes.n_extents))
     planned = time.perf_counter()
     envelopes.move(sources, destinations)
     booked = time.perf_counter()

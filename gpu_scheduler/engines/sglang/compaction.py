@@ -24,8 +24,9 @@ _TOGETHER_BYTES = 64 << 20
 
 
 def is_scattered(kv: ElasticKv) -> bool:
-    envelopes = kv.envelopes
-    begun = envelopes.held - len(envelopes.empties())
+    envelopes, units = kv.envelopes, kv.units()
+    in_use = np.unique(units[np.flatnonzero(envelopes.live_by_extent())])
+    begun = int(np.count_nonzero(np.isin(units, in_use)))
     return begun * envelopes.extent_bytes > RATIO * envelopes.live * envelopes.envelope_bytes + envelopes.extent_bytes
 
 
@@ -41,7 +42,7 @@ def compact(tree: Any, kv: ElasticKv) -> int:
     stays[envelopes.all_live()] = True
     for some in places:
         stays[some] = False
-    sources, destinations = moves(envelopes, RATIO, np.flatnonzero(stays))
+    sources, destinations = moves(envelopes, RATIO, kv.units(), np.flatnonzero(stays))
     if not len(sources):
         return 0
     together = max(1, _TOGETHER_BYTES // envelopes.envelope_bytes)

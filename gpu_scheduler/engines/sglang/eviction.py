@@ -1,8 +1,9 @@
 """Emptying extents by evicting cached prefixes. Works on SGLang's radix tree, imports nothing of SGLang.
 
 SGLang frees slots, oldest leaf first, which leaves many extents partly used. When memory has to leave, what counts
-is whole extents: those that hold nothing but cached prefixes are emptied, the one whose youngest prefix is oldest
-first. A prefix is cut where the first such extent is met, and what is before the cut stays cached.
+is what leaves whole, an extent or several that are mapped as one: those that hold nothing but cached prefixes are
+emptied, the one whose youngest prefix is oldest first. A prefix is cut where the first such extent is met, and what is
+before the cut stays cached.
 """
 
 from __future__ import annotations
@@ -46,21 +47,20 @@ def envelopes_of(nodes: list[Any], page_size: int) -> list[Places]:
 
 
 def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
-    """Evicts so that up to `wanted` more extents become empty; returns how many tokens were evicted. Extents that a
-    running request touches cannot be emptied. What was evicted is available after `kv.settle`."""
+    """Evicts so that `wanted` more extents can leave, or as many as can; returns how many tokens were evicted. Extents
+    that a running request touches cannot be emptied. What was evicted is available after `kv.settle`."""
     now = time.monotonic()
-    envelopes = kv.envelopes
+    envelopes, units = kv.envelopes, kv.units()
     nodes = list(unlocked_nodes(tree))
     places = envelopes_of([node for node, _ in nodes], kv.page_size)
     pieces = [
         Piece(now - node.last_access_time, depth // kv.page_size, *touched(envelopes, some))
         for (node, depth), some in zip(nodes, places, strict=True)
     ]
-    chosen = coldest_first(pieces, envelopes.live_by_extent(), wanted)
-    if not chosen:
+    chosen = coldest_first(pieces, envelopes.live_by_extent(), wanted, units)
+    if not len(chosen):
         return 0
-    doomed = np.zeros(envelopes.n_extents, dtype=bool)
-    doomed[chosen] = True
+    doomed = np.isin(units, chosen)
     evicted = 0
     # A parent is cut before its children are looked at; those of a parent that was cut went with it.
     gone: set[int] = set()

@@ -197,20 +197,25 @@ class Piece:
     """For each entry of `touched`, which envelope of the piece it is."""
 
 
-def coldest_first(pieces: Sequence[Piece], live: NDArray[np.int64], wanted: int) -> list[int]:
-    """The extents to empty by eviction, at most `wanted`.
+def coldest_first(pieces: Sequence[Piece], live: NDArray[np.int64], wanted: int, units: Indices) -> Indices:
+    """The units to empty by eviction, so that `wanted` extents can leave, or as many as can. `units` names for each
+    extent the first of those that leave with it.
 
-    An extent can be emptied only if every live envelope on it (`live[e]` of them) belongs to a piece. It is as old
-    as its youngest piece; the oldest goes first. Among equals the one deepest in its prefix, because what is
+    A unit can be emptied only if every live envelope on it (`live[e]` of them on extent `e`) belongs to a piece. It is
+    as old as its youngest piece; the oldest goes first. Among equals the one deepest in its prefix, because what is
     evicted takes everything behind it along.
     """
-    cached = np.zeros_like(live)
-    youngest = np.full(len(live), np.inf)
-    shallowest = np.full(len(live), np.iinfo(np.int64).max)
-    for piece in pieces:
-        np.add.at(cached, piece.touched, 1)
-        np.minimum.at(youngest, piece.touched, piece.age_s)
-        np.minimum.at(shallowest, piece.touched, piece.depth + piece.position)
-    candidates = np.flatnonzero((live > 0) & (cached == live))
-    order = sorted(candidates.tolist(), key=lambda extent: (-youngest[extent], -shallowest[extent], extent))
-    return order[:wanted]
+    if not pieces or wanted <= 0:
+        return np.empty(0, dtype=np.int64)
+    count = len(units)
+    lengths = [len(piece.touched) for piece in pieces]
+    touched = units[np.concatenate([piece.touched for piece in pieces])]
+    youngest = np.full(count, np.inf)
+    np.minimum.at(youngest, touched, np.repeat([piece.age_s for piece in pieces], lengths))
+    shallowest = np.full(count, np.iinfo(np.int64).max)
+    np.minimum.at(shallowest, touched, np.concatenate([piece.depth + piece.position for piece in pieces]))
+    on_unit = np.bincount(units, weights=live, minlength=count)
+    candidates = np.flatnonzero((on_unit > 0) & (np.bincount(touched, minlength=count) == on_unit))
+    order = candidates[np.lexsort((candidates, -shallowest[candidates], -youngest[candidates]))]
+    leaving = np.bincount(units, minlength=count)[order].cumsum()
+    return order[: int(np.searchsorted(leaving, wanted)) + 1]

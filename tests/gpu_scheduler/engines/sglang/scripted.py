@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from gpu_scheduler.engines.sglang.policy.envelopes import Indices
+
 
 class ScriptedRange:
     """Grants the lowest free extents up to `limit` extents."""
@@ -14,6 +18,7 @@ class ScriptedRange:
 
     def __init__(self, extent_bytes: int, limit: int) -> None:
         self.extent_bytes = extent_bytes
+        self.extents: Indices = np.arange(10_000)
         self.limit = limit
         self.owned: set[int] = set()
         self.waits: list[float] = []

@@ -28,7 +28,8 @@ def world(page_size: int, seed: int) -> tuple[Any, Tree, dict[int, bytes]]:
     kept = chance.sample(range(1, COUNT), COUNT // 2)
     envelopes.give(np.array(sorted(set(range(COUNT)) - set(kept)), dtype=np.int64))
     rows = torch.tensor([[chance.randrange(256) for _ in range(ENVELOPE)] for _ in range(COUNT)], dtype=torch.uint8)
-    kv = SimpleNamespace(envelopes=envelopes, page_size=page_size, rows=rows, ids=HostIds())
+    units = np.arange(envelopes.n_extents)
+    kv = SimpleNamespace(envelopes=envelopes, page_size=page_size, rows=rows, ids=HostIds(), units=lambda: units)
     tree, held = Tree(envelopes), {}
     while kept:
         pages = [kept.pop() for _ in range(min(len(kept), chance.randrange(1, 5)))]

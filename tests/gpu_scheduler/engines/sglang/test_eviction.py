@@ -71,7 +71,10 @@ def envelopes() -> Envelopes:
 def kv(envelopes: Envelopes, page_size: int = 1) -> Any:
     """Of an ElasticKv, what eviction asks it for."""
     of_token = envelopes.envelope_bytes // page_size
-    return SimpleNamespace(envelopes=envelopes, page_size=page_size, bytes_of=lambda tokens: tokens * of_token)
+    units = np.arange(envelopes.n_extents)
+    return SimpleNamespace(
+        envelopes=envelopes, page_size=page_size, bytes_of=lambda tokens: tokens * of_token, units=lambda: units
+    )
 
 
 def only(envelopes: Envelopes, *groups: range) -> None:
@@ -116,6 +119,18 @@ def test_no_more_is_evicted_than_the_extents_asked_for_need(envelopes: Envelopes
     assert eviction.empty_extents(tree, kv(envelopes), 2) == 8
     assert tree.cached() == list(range(8, 16))
     envelopes.audit()
+
+
+def test_extents_that_leave_together_are_emptied_together(envelopes: Envelopes) -> None:
+    tree = Tree(envelopes)
+    only(envelopes, range(0, 16))
+    locked = Node(tree.root_node, [0], used_at=1.0, locked=True)
+    Node(locked, list(range(1, 8)), used_at=1.0)
+    Node(tree.root_node, list(range(8, 16)), used_at=9.0)
+    memory = kv(envelopes)
+    memory.units()[:4] = [0, 0, 2, 2]
+    assert eviction.empty_extents(tree, memory, 1) == 8, "the older prefix is beside what a running request touches"
+    assert tree.cached() == list(range(0, 8)) and {2, 3} <= set(envelopes.empties())
 
 
 def test_pages_of_several_tokens_are_cut_at_whole_pages(envelopes: Envelopes) -> None:

@@ -73,6 +73,19 @@ def test_emptied_extents_linger_while_requests_run_and_leave_at_once_otherwise()
     assert kv.give_up_empties() == kept and not memory.owned
 
 
+def test_extents_that_are_mapped_as_one_are_given_up_together() -> None:
+    kv, memory, _ = made(envelope=16)
+    memory.extents[:4] = 0
+    assert kv.grow(24, wait_s=0.0) and memory.owned == set(range(6))
+    taken = kv.envelopes.take(24)
+    assert taken is not None
+    kv.envelopes.give(taken[1:])
+    assert kv.give_up_empties() == 2 and memory.owned == set(range(4))
+    assert kv.available == 15, "what is empty there is for the next request"
+    kv.envelopes.give(taken[:1])
+    assert kv.give_up_empties() == 4 and not memory.owned
+
+
 def test_hibernation_leaves_nothing_mapped_and_the_range_can_be_used_again() -> None:
     kv, memory, _ = made()
     kv.hold_dummy(wait_s=1.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_scheduler.engines.sglang.policy import compaction
-from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
 
 RATIOS = st.sampled_from([0.5, 1.0, 1.15, 1.5, 3.0])
 
@@ -35,22 +35,42 @@ def pools(draw: st.DrawFn) -> Envelopes:
     return made(envelope_bytes, extent_bytes, count, held, live)
 
 
+def alone(envelopes: Envelopes) -> Indices:
+    """Units of one extent each."""
+    return np.arange(envelopes.n_extents)
+
+
+@st.composite
+def units_of(draw: st.DrawFn, envelopes: Envelopes) -> Indices:
+    """Some extents leave with their neighbours, others alone."""
+    units, factor = alone(envelopes), draw(st.integers(1, 4))
+    for first in range(0, envelopes.n_extents - factor + 1, factor):
+        if draw(st.booleans()):
+            units[first : first + factor] = first
+    return units
+
+
 def begun(envelopes: Envelopes) -> set[int]:
     return set(np.flatnonzero(envelopes.live_by_extent()).tolist())
 
 
-def excess(envelopes: Envelopes, ratio: float) -> int:
-    """How many extents too many something lives on."""
+def begun_units(envelopes: Envelopes, units: Indices) -> set[int]:
+    """All extents of the units that something lives on."""
+    return set(np.flatnonzero(np.isin(units, units[list(begun(envelopes))])).tolist())
+
+
+def excess(envelopes: Envelopes, ratio: float, used: set[int]) -> int:
+    """How many extents too many are in use."""
     live_bytes = envelopes.live * envelopes.envelope_bytes
-    return max(0, len(begun(envelopes)) - int(ratio * live_bytes / envelopes.extent_bytes))
+    return max(0, len(used) - int(ratio * live_bytes / envelopes.extent_bytes))
 
 
 def to_move(envelopes: Envelopes, emptied: set[int]) -> set[int]:
     return {e for e in envelopes.all_live().tolist() if emptied & set(envelopes.extents_of(e))}
 
 
-def places(envelopes: Envelopes, emptied: set[int]) -> set[int]:
-    stay = begun(envelopes) - emptied
+def places(envelopes: Envelopes, emptied: set[int], used: set[int]) -> set[int]:
+    stay = used - emptied
     return {e for e in envelopes.all_available().tolist() if stay >= set(envelopes.extents_of(e))}
 
 
@@ -58,19 +78,23 @@ def places(envelopes: Envelopes, emptied: set[int]) -> set[int]:
 def test_the_sparsest_extents_are_emptied_until_the_ratio_is_met_or_the_next_does_not_fit(
     envelopes: Envelopes, ratio: float, data: st.DataObject
 ) -> None:
-    live = envelopes.all_live().tolist()
+    live, units = envelopes.all_live().tolist(), data.draw(units_of(envelopes))
     fixed = data.draw(st.lists(st.sampled_from(live), max_size=3)) if live else []
-    pinned = {extent for envelope in fixed for extent in envelopes.extents_of(envelope)}
-    order = sorted(begun(envelopes) - pinned, key=lambda extent: (envelopes.live_in(extent), extent))
+    pinned = {int(units[extent]) for envelope in fixed for extent in envelopes.extents_of(envelope)}
+    used = begun_units(envelopes, units)
+    of = {first: {extent for extent in used if units[extent] == first} for first in {int(units[e]) for e in used}}
+    sparse = {first: sum(map(envelopes.live_in, extents)) / len(extents) for first, extents in of.items()}
     emptied: set[int] = set()
-    for extent in order[: excess(envelopes, ratio)]:
-        if len(to_move(envelopes, emptied | {extent})) > len(places(envelopes, emptied | {extent})):
+    for first in sorted(of.keys() - pinned, key=lambda first: (sparse[first], first)):
+        more = emptied | of[first]
+        too_many = len(emptied) < excess(envelopes, ratio, used)
+        if not too_many or len(to_move(envelopes, more)) > len(places(envelopes, more, used)):
             break
-        emptied.add(extent)
-    expected, allowed = to_move(envelopes, emptied), places(envelopes, emptied)
-    before, held = begun(envelopes), envelopes.held
+        emptied = more
+    expected, allowed = to_move(envelopes, emptied), places(envelopes, emptied, used)
+    held = envelopes.held
 
-    sources, destinations = compaction.moves(envelopes, ratio, fixed)
+    sources, destinations = compaction.moves(envelopes, ratio, units, fixed)
 
     assert set(sources.tolist()) == expected and len(sources) == len(destinations)
     assert set(destinations.tolist()) <= allowed
@@ -79,7 +103,7 @@ def test_the_sparsest_extents_are_emptied_until_the_ratio_is_met_or_the_next_doe
     assert envelopes.live == len(live) and envelopes.held == held
     assert set(envelopes.all_live().tolist()) == set(live) - expected | set(destinations.tolist())
     assert set(fixed) <= set(envelopes.all_live().tolist())
-    assert begun(envelopes) <= before - emptied
+    assert begun(envelopes) <= used - emptied
 
 
 @given(
@@ -95,11 +119,11 @@ def test_where_nothing_straddles_no_fewer_moves_would_do(bits: list[int], data: 
         set(some)
         for size in range(len(bits) + 1)
         for some in combinations(begun(envelopes), size)
-        if len(to_move(envelopes, set(some))) <= len(places(envelopes, set(some)))
+        if len(to_move(envelopes, set(some))) <= len(places(envelopes, set(some), begun(envelopes)))
     ]
-    most = min(excess(envelopes, ratio), max(map(len, feasible)))
+    most = min(excess(envelopes, ratio, begun(envelopes)), max(map(len, feasible)))
     fewest = min(len(to_move(envelopes, some)) for some in feasible if len(some) >= most)
-    sources, destinations = compaction.moves(envelopes, ratio)
+    sources, destinations = compaction.moves(envelopes, ratio, alone(envelopes))
     before = len(begun(envelopes))
     envelopes.move(sources, destinations)
     assert len(sources) == fewest and before - len(begun(envelopes)) >= most
@@ -108,20 +132,29 @@ def test_where_nothing_straddles_no_fewer_moves_would_do(bits: list[int], data: 
 def test_a_pool_in_which_every_second_envelope_died_is_packed() -> None:
     envelopes = made(4, 16, 400, range(100), range(0, 400, 2))
     assert len(begun(envelopes)) == 100
-    sources, destinations = compaction.moves(envelopes, 1.15)
+    sources, destinations = compaction.moves(envelopes, 1.15, alone(envelopes))
     envelopes.move(sources, destinations)
     assert len(begun(envelopes)) == 57 and len(sources) == 2 * 43
     envelopes.give_up(envelopes.empties())
     assert envelopes.held * 16 <= 1.15 * envelopes.live * 4
 
 
+def test_extents_that_leave_together_are_emptied_together() -> None:
+    envelopes = made(4, 16, 400, range(100), range(0, 400, 2))
+    units = alone(envelopes) // 5 * 5
+    sources, destinations = compaction.moves(envelopes, 1.15, units)
+    envelopes.move(sources, destinations)
+    assert len(begun_units(envelopes, units)) == 55 <= 1.15 * envelopes.live * 4 / 16
+
+
 def test_destinations_are_on_the_fullest_extents() -> None:
     live = [0, 4, 5, 8, 9, 10]  # One, two and three of four.
     envelopes = made(4, 16, 12, range(3), live)
-    sources, destinations = compaction.moves(envelopes, 4 / 3)
+    sources, destinations = compaction.moves(envelopes, 4 / 3, alone(envelopes))
     assert sources.tolist() == [0] and destinations.tolist() == [11]
 
 
 def test_nothing_live_needs_no_move() -> None:
-    sources, destinations = compaction.moves(made(4, 16, 12, range(3), []), 1.15)
+    envelopes = made(4, 16, 12, range(3), [])
+    sources, destinations = compaction.moves(envelopes, 1.15, alone(envelopes))
     assert len(sources) == len(destinations) == 0

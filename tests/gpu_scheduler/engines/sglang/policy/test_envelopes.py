@@ -265,22 +265,30 @@ def test_a_move_that_makes_no_sense_is_refused_and_nothing_changes(
     ),
     running=st.lists(st.integers(0, 7), max_size=4),
     wanted=st.integers(0, 8),
+    together=st.sampled_from([1, 1, 2, 3]),
 )
-def test_only_extents_of_cached_pieces_alone_are_chosen_oldest_and_deepest_first(
-    n: int, pieces: list[tuple[float, int, list[int]]], running: list[int], wanted: int
+def test_only_units_of_cached_pieces_alone_are_chosen_oldest_and_deepest_first(
+    n: int, pieces: list[tuple[float, int, list[int]]], running: list[int], wanted: int, together: int
 ) -> None:
+    """The first `together` extents leave together, the others alone."""
+    units = np.arange(n)
+    units[:together] = 0
     pieces = [(age, depth, [e for e in touched if e < n]) for age, depth, touched in pieces]
     live = np.zeros(n, dtype=np.int64)
     for extent in [e for _, _, touched in pieces for e in touched] + [e for e in running if e < n]:
         live[extent] += 1
     chosen = coldest_first(
-        [Piece(a, d, np.array(t, dtype=np.int64), np.arange(len(t))) for a, d, t in pieces], live, wanted
-    )
-    ages = {e: min((a for a, _, t in pieces if e in t), default=None) for e in range(n)}
-    depths = {e: min((d + t.index(e) for _, d, t in pieces if e in t), default=0) for e in range(n)}
-    eligible = [e for e in range(n) if ages[e] is not None and e not in running]
-    assert len(chosen) == len(set(chosen)) == min(wanted, len(eligible))
-    assert set(chosen) <= set(eligible)
-    left_out = [(ages[e], depths[e]) for e in eligible if e not in chosen]
+        [Piece(a, d, np.array(t, dtype=np.int64), np.arange(len(t))) for a, d, t in pieces], live, wanted, units
+    ).tolist()
+    on = {u: [(a, d, [int(units[e]) for e in t]) for a, d, t in pieces] for u in units.tolist()}
+    ages = {u: min((a for a, _, t in some if u in t), default=None) for u, some in on.items()}
+    depths = {u: min((d + t.index(u) for _, d, t in some if u in t), default=0) for u, some in on.items()}
+    busy = {int(units[e]) for e in running if e < n}
+    eligible = [u for u in on if ages[u] is not None and u not in busy]
+    sizes = {u: int(np.count_nonzero(units == u)) for u in eligible}
+    assert len(chosen) == len(set(chosen)) and set(chosen) <= set(eligible)
+    assert sum(sizes[u] for u in chosen) >= min(wanted, sum(sizes.values()))
+    assert sum(sizes[u] for u in chosen[:-1]) < max(wanted, 1), "no more than are needed"
+    left_out = [(ages[u], depths[u]) for u in eligible if u not in chosen]
     if chosen and left_out:
-        assert min((ages[e], depths[e]) for e in chosen) >= max(left_out)
+        assert min((ages[u], depths[u]) for u in chosen) >= max(left_out)
