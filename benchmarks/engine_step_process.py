@@ -133,11 +133,11 @@ def _profile(path: str) -> None:
 def _elastic(arguments: list[str] | None = None) -> None:
     from gpu_scheduler.engines.sglang.__main__ import main
 
-    def open_memory(load: Any, options: Any) -> Any:
+    def open_memory(load: Any, options: Any, ranks: Any) -> Any:
         from gpu_scheduler.engines.sglang import on_balloond
 
         install()
-        return on_balloond.open_memory(load, options)
+        return on_balloond.open_memory(load, options, ranks)
 
     main(arguments, open_memory)
 

@@ -6,17 +6,18 @@ from balloond.client import BalloondClient
 from gpu_scheduler import metrics
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.devices import Devices
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.local import LocalServer
-from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
-from gpu_scheduler.residents import Resident, Residents
+from gpu_scheduler.residents import Images, Resident, Residents
 from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
@@ -29,13 +30,13 @@ from services.watch import Watched
 async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, GpuSchedulerConfig)
-    device = config.devices[0]
-    log.bind(device=device)
+    log.bind(device="+".join(config.devices))
     changes: Watched[None] = Watched(None)
     balloond = BalloondClient(config.balloond) if config.balloond else None
     loader = LoaderClient(config.loader) if config.loader else None
-    memory = DeviceMemory(device)
-    images: dict[str, str] = {}
+    devices = Devices(config.devices, balloond) if balloond is not None else None
+    memory = GroupMemory(config.devices)
+    images: Images = {}
     turn_fd = turn_module.create()
     turn = Turn(turn_fd)
 
@@ -44,25 +45,25 @@ async def build(service: Service) -> None:
         changes.set(None)
 
     residents = Residents(resident_changed)
-    room = RoomMaker(device, balloond, lambda: dispatcher.changed())
+    room = RoomMaker(devices, lambda: dispatcher.changed())
     dispatcher = Dispatcher(
         config.arbitration, residents, memory, turn, room.need, lambda engine: residency.engine_died(engine)
     )
     engines = config.engines
     pools = {
         kind: WarmPool(
-            Spawn(kind, engines.log_level, start_timeout_s=engines.start_timeout_s),
+            Spawn(kind, engines.log_level, ranks=len(config.devices), start_timeout_s=engines.start_timeout_s),
             warm=engines.warm if kind == engines.kind else 0,
             limit=engines.limit,
             turn_fd=turn_fd,
             first_index=1 + 10_000 * number,
         )
-        for number, kind in enumerate(("sglang", "echo"))
+        for number, kind in enumerate(("sglang", "echo") if len(config.devices) == 1 else ("sglang",))
     }
-    activation = Activation(config, residents, pools, balloond, loader, images)
+    activation = Activation(config, residents, pools, devices, loader, images)
     residency = Residency(config, residents, dispatcher, activation, pools)
     report = Report(config, residents, dispatcher, memory, pools)
-    servicer = GpuSchedulerServicer(device, dispatcher, residents, residency, report, changes, balloond)
+    servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, report, changes)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 
     local = LocalServer(config.listen, dispatcher)
@@ -71,9 +72,9 @@ async def build(service: Service) -> None:
 
     service.spawn(dispatcher.run(), "dispatcher")
     service.spawn(metrics.keep(report), "metrics")
-    if balloond is not None:
+    if balloond is not None and devices is not None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
-        service.spawn(tell_demand(balloond, memory, dispatcher.demand), "tell demand")
+        service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images), "follow loader")
     service.on_drain(residency.close)

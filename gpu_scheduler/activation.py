@@ -17,11 +17,11 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from balloond.client import BalloondClient
 from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.devices import Devices, all_of, share
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
-from gpu_scheduler.residents import Resident, Residents
+from gpu_scheduler.residents import Images, Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
 from services import log, tasks
@@ -30,7 +30,6 @@ from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
 T = TypeVar("T")
 _log = log.get(__name__)
 _ROOM_TIMEOUT_S = 20.0
-_UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
 
@@ -43,29 +42,29 @@ class Activation:
         config: GpuSchedulerConfig,
         residents: Residents,
         pools: dict[str, WarmPool],
-        balloond: BalloondClient | None,
+        devices: Devices | None,
         loader: LoaderClient | None,
-        images: dict[str, str],
+        images: Images,
     ) -> None:
+        """Without `devices` engines hold no memory of ours."""
         self._config = config
-        self._device = config.devices[0]
         self._residents = residents
         self._pools = pools
-        self._balloond = balloond
+        self._devices = devices
         self._loader = loader
         self._images = images
 
     def has_image(self, resident: Resident) -> bool:
         """Whether the loader holds the model's weights: it said so in its catalogue, or in answer to our own saving,
         which the catalogue's stream may not have caught up with."""
-        return bool(self._image_checksum(resident))
+        return bool(self._image_checksums(resident))
 
-    def _image_checksum(self, resident: Resident) -> str:
-        return self._images.get(resident.spec.name) or resident.image_checksum
+    def _image_checksums(self, resident: Resident) -> list[str]:
+        return self._images.get(resident.spec.name) or resident.image_checksums
 
     def _image_gone(self, resident: Resident) -> None:
         self._images.pop(resident.spec.name, None)
-        resident.image_checksum = ""
+        resident.image_checksums = []
 
     async def bring_up(self, resident: Resident) -> None:
         """To ACTIVE; `release_room` follows, for which requests do not wait. Raises PrismError; the resident then is as
@@ -99,55 +98,47 @@ class Activation:
     # --- memory
 
     async def _make_room(self, resident: Resident, asleep: bool) -> None:
-        if self._balloond is None:
+        if self._devices is None:
             return
         self._step(resident, "making room")
         spec = resident.spec
-        await self._balloond.set_booking(
-            self._device,
+        needed = self.weights_room(resident) + share(spec.floor_bytes, spec)
+        await self.entitle(resident, awake=True)
+        short, where = await self._devices.make_room(
             spec.name,
-            quota_bytes=spec.quota_bytes,
-            weights_bytes=self.weights_room(resident),
-            floor_bytes=spec.floor_bytes,
-        )
-        room = await self._balloond.make_room(
-            self._device,
-            spec.name,
-            bytes=self.weights_room(resident) + spec.floor_bytes,
+            bytes=needed,
             may_retract=True,
             hold_ms=int(1e3 * _ROOM_HELD_S),
             timeout_s=_ROOM_TIMEOUT_S,
         )
-        if room.short_bytes:
+        if short:
             raise Refused(
-                f"{spec.name} needs {self.weights_room(resident) + spec.floor_bytes} bytes for weights and floor on "
-                f"{self._device}; {room.short_bytes} could not be freed"
+                f"{spec.name} needs {needed} bytes for weights and floor on {where}; {short} could not be freed"
             )
 
     async def release_room(self, resident: Resident) -> None:
         """The weights are there; from now on the floor is a claim like any other's, not memory kept empty."""
-        if self._balloond is None:
+        if self._devices is None:
             return
         try:
-            await self._balloond.make_room(
-                self._device, resident.spec.name, bytes=0, may_retract=False, hold_ms=0, timeout_s=_ROOM_TIMEOUT_S
-            )
+            await self._devices.release_room(resident.spec.name, _ROOM_TIMEOUT_S)
         except PrismError as error:
             _log.info("room is held until its time is over", model=resident.spec.name, why=str(error))
 
     async def _apply_operator_limit(self, resident: Resident) -> None:
-        limit = self._residents.operator_limits.get(resident.spec.name)
-        if self._balloond is None or limit is None:
+        spec = resident.spec
+        limit = self._residents.operator_limits.get(spec.name)
+        if self._devices is None or limit is None:
             return
         try:
-            await self._balloond.set_limit(self._device, resident.spec.name, max(limit, resident.spec.floor_bytes))
+            await self._devices.set_limit(spec.name, share(max(limit, spec.floor_bytes), spec))
         except PrismError as error:
             _log.warning("operator's limit not set", model=resident.spec.name, why=str(error))
 
     def weights_room(self, resident: Resident) -> int:
-        """Bytes of weights extents: the measured or declared size in whole extents."""
+        """Bytes of weights extents on each device: the measured or declared size in whole extents."""
         extent = self._config.weights_extent_bytes
-        weights = max(resident.spec.weights_bytes, resident.measured.weights_bytes)
+        weights = max(share(resident.spec.weights_bytes, resident.spec), resident.measured.weights_bytes)
         return -(-weights // extent) * extent
 
     async def _undo(self, resident: Resident, asleep: bool) -> None:
@@ -162,16 +153,15 @@ class Activation:
         await self.drop_booking(resident)
 
     async def entitle(self, resident: Resident, awake: bool) -> None:
-        """Books for a model that has its engine: weights and floor only while it is awake."""
-        if self._balloond is None:
+        """Books for a model that has, or gets, an engine: weights and floor only while it is awake."""
+        if self._devices is None:
             return
         spec = resident.spec
-        await self._balloond.set_booking(
-            self._device,
+        await self._devices.book(
             spec.name,
-            quota_bytes=spec.quota_bytes,
+            quota_bytes=share(spec.quota_bytes, spec),
             weights_bytes=self.weights_room(resident) if awake else 0,
-            floor_bytes=spec.floor_bytes if awake else 0,
+            floor_bytes=share(spec.floor_bytes, spec) if awake else 0,
         )
 
     def book_again(self) -> None:
@@ -188,20 +178,8 @@ class Activation:
             _log.warning("booking not renewed", model=resident.spec.name, why=str(error))
 
     async def drop_booking(self, resident: Resident) -> None:
-        """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again."""
-        if self._balloond is None:
-            return
-        for pause_s in (*_UNTIL_BURIED_S, None):
-            try:
-                await self._balloond.drop_booking(self._device, resident.spec.name)
-                return
-            except NotFound:
-                return
-            except PrismError as error:
-                if pause_s is None or not isinstance(error, Unmet):
-                    _log.warning("booking kept", model=resident.spec.name, why=str(error))
-                    return
-                await asyncio.sleep(pause_s)
+        if self._devices is not None:
+            await self._devices.drop(resident.spec.name)
 
     # --- engine and weights
 
@@ -262,17 +240,23 @@ class Activation:
 
     async def _load_into(self, resident: Resident, engine: Engine, from_image: bool) -> None:
         engines = self._config.engines
+        devices = self._config.devices
+        checksums = self._image_checksums(resident) if from_image else [""] * len(devices)
         message = engine_pb2.ToEngine(
             load=engine_pb2.Load(
                 model=resident.spec,
-                device=self._device,
+                device=devices[0],
                 balloond_socket=self._config.balloond_handoff,
                 from_image=from_image,
                 kv_extent_bytes=self._config.kv_extent_bytes,
                 weights_extent_bytes=self._config.weights_extent_bytes,
-                expected_checksum=self._image_checksum(resident) if from_image else "",
+                expected_checksum=checksums[0],
                 poison_fresh_pages=engines.poison_fresh_pages,
                 options=engines.options,
+                others=[
+                    engine_pb2.Load.Part(device=device, expected_checksum=checksum)
+                    for device, checksum in zip(devices[1:], checksums[1:], strict=True)
+                ],
             )
         )
         self._step(resident, "building the model" if from_image else "reading the checkpoint")
@@ -280,29 +264,29 @@ class Activation:
         if from_image:
             await self._fill_from_image(resident, engine, command)
         await self._finish(resident, command)
-        mapped = await command.mapped()
-        resident.manifest, resident.lease_id = mapped.manifest, mapped.lease_id
-        if not from_image:
-            resident.checksum = mapped.checksum
-            if self._loader is not None and self._balloond is not None:
-                resident.saving = tasks.spawn(self._save_image(resident), f"image of {resident.spec.name}")
+        if not from_image and self._loader is not None and self._devices is not None:
+            weights = await command.mapped()
+            resident.saving = tasks.spawn(self._save_image(resident, weights), f"image of {resident.spec.name}")
 
     def _command(self, resident: Resident, engine: Engine, message: engine_pb2.ToEngine) -> Command:
         return engine.command(message, lambda progress: self._residents.tell(resident, progress))
 
     async def _fill_from_image(self, resident: Resident, engine: Engine, command: Command) -> None:
-        mapped = await self.within(command.mapped())
+        ranks = await self.within(command.mapped())
         assert self._loader is not None
         self._step(resident, "copying weights")
-        await self.within(
+        copies = (
             self._loader.load_image(
                 resident.spec.name,
                 resident.spec.generation,
                 mapped.lease_id,
                 mapped.manifest,
+                rank=mapped.rank,
                 on_progress=lambda progress: self._residents.tell(resident, progress),
             )
+            for mapped in ranks
         )
+        await self.within(all_of(copies))
         self._step(resident, "verifying")
         engine.verify(command)
 
@@ -318,18 +302,23 @@ class Activation:
         except TimeoutError:
             raise TimedOut(f"not done within {limit_s:.0f} s") from None
 
-    async def _save_image(self, resident: Resident) -> None:
+    async def _save_image(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
         assert self._loader is not None
         try:
-            await self._loader.save_image(
-                resident.spec.name,
-                resident.spec.generation,
-                resident.lease_id,
-                resident.manifest,
-                resident.checksum,
-                on_progress=lambda progress: None,
+            copies = (
+                self._loader.save_image(
+                    resident.spec.name,
+                    resident.spec.generation,
+                    mapped.lease_id,
+                    mapped.manifest,
+                    mapped.checksum,
+                    rank=mapped.rank,
+                    on_progress=lambda progress: None,
+                )
+                for mapped in weights
             )
-            resident.image_checksum = resident.checksum
+            await all_of(copies)
+            resident.image_checksums = [mapped.checksum for mapped in weights]
             _log.info("image made", model=resident.spec.name)
         except PrismError as error:
             _log.warning("no image made", model=resident.spec.name, why=str(error))

@@ -11,6 +11,9 @@ from services.config import Config, Section
 _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 64 << 20)}
 """Of KV and of weights, by kind of device. On CUDA mapping costs by the extent, whatever its size."""
 
+GROUP_SIZES = (1, 2, 4)
+"""Devices of a group."""
+
 
 class Engines(Section):
     """The engine processes of a group."""
@@ -55,6 +58,7 @@ class GpuSchedulerConfig(Config):
 
     group: str
     devices: list[str]
+    """It serves models that are spread over exactly so many."""
     address: str = ""
     """Where gateways reach it; `listen` when empty."""
     balloond: str
@@ -79,7 +83,11 @@ class GpuSchedulerConfig(Config):
 
     @field_validator("devices")
     @classmethod
-    def _one_device(cls, devices: list[str]) -> list[str]:
-        if len(devices) != 1:
-            raise ValueError(f"a group has exactly one device in this version, not {len(devices)}")
+    def _can_share_a_model(cls, devices: list[str]) -> list[str]:
+        if len(devices) not in GROUP_SIZES:
+            raise ValueError(f"a group has 1, 2 or 4 devices, not {len(devices)}")
+        if len(set(devices)) < len(devices):
+            raise ValueError(f"{', '.join(devices)}: a device is named twice")
+        if len({device.partition(":")[0] for device in devices}) > 1:
+            raise ValueError(f"{', '.join(devices)} are not of one kind")
         return devices

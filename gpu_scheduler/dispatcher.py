@@ -16,9 +16,10 @@ from math import inf
 import prometheus_client
 
 from gpu_scheduler.config import Arbitration
+from gpu_scheduler.devices import share
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.engines.turn import ANYBODY, Turn
-from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
@@ -60,7 +61,7 @@ class Dispatcher:
         self,
         rules: Arbitration,
         residents: Residents,
-        memory: DeviceMemory,
+        memory: GroupMemory,
         turn: Turn,
         on_need_memory: Callable[[NeedMemory], None],
         on_engine_death: Callable[[Engine], None],
@@ -324,7 +325,9 @@ class Dispatcher:
 
     @staticmethod
     def _kv_bytes_per_token(resident: Resident) -> int:
-        return int(resident.measured.kv_bytes_per_token or resident.spec.kv_bytes_per_token or 1)
+        """On each device."""
+        spec = resident.spec
+        return int(resident.measured.kv_bytes_per_token or share(spec.kv_bytes_per_token, spec) or 1)
 
     def _committed(self) -> dict[str, int]:
         committed: defaultdict[str, int] = defaultdict(int)

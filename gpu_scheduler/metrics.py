@@ -46,7 +46,7 @@ async def keep(report: Report) -> None:
     seen: set[tuple[str, str]] = set()
     while True:
         state = report.build()
-        device = state.devices[0]
+        device = "+".join(state.devices)
         now = set()
         for resident in state.residents:
             now.add((resident.model, device))

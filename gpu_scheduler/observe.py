@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 
 from balloond.client import BalloondClient
+from gpu_scheduler.devices import Devices
 from gpu_scheduler.dispatcher import Dispatcher
-from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.demand import changed
+from gpu_scheduler.residents import Images
 from loader.client import LoaderClient
 from services import log
 from services.errors import PrismError
@@ -20,7 +22,7 @@ _DEMAND_EVERY_S = 1.0
 
 async def follow_balloond(
     balloond: BalloondClient,
-    memory: DeviceMemory,
+    memory: GroupMemory,
     dispatcher: Dispatcher,
     changes: Watched[None],
     on_return: Callable[[], None],
@@ -32,14 +34,12 @@ async def follow_balloond(
         else:
             if memory.known and memory.away:
                 on_return()
-            for device in state.devices:
-                if device.device == memory.device:
-                    memory.update(device, state.node)
+            memory.update(state.devices, state.node)
             dispatcher.changed()
         changes.set(None)
 
 
-async def tell_demand(balloond: BalloondClient, memory: DeviceMemory, demand: Callable[[], dict[str, float]]) -> None:
+async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[], dict[str, float]]) -> None:
     """Tells balloond how the models' shares of demand have changed, for ever. It takes decodes from those who are above
     theirs."""
     told: dict[str, float] = {}
@@ -51,16 +51,18 @@ async def tell_demand(balloond: BalloondClient, memory: DeviceMemory, demand: Ca
         now = demand()
         if changed(told, now):
             try:
-                await balloond.set_demand(memory.device, now)
+                await devices.set_demand(now)
                 told = now
             except PrismError as error:
                 _log.info("demand not told", why=str(error))
 
 
-async def follow_loader(loader: LoaderClient, images: dict[str, str]) -> None:
-    """Keeps `images` (model -> checksum of its image) fresh, for ever. While the loader is away the last is kept."""
+async def follow_loader(loader: LoaderClient, images: Images) -> None:
+    """Keeps `images` fresh, for ever. While the loader is away the last is kept."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue
         images.clear()
-        images.update({entry.model.name: entry.image_checksum for entry in catalogue.entries if entry.has_image})
+        for entry in catalogue.entries:
+            if entry.has_image:
+                images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]

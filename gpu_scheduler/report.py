@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines.warm_pool import WarmPool
-from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.residents import Resident, Residents
 from protos import gpu_scheduler_pb2
 
@@ -18,7 +19,7 @@ class Report:
         config: GpuSchedulerConfig,
         residents: Residents,
         dispatcher: Dispatcher,
-        memory: DeviceMemory,
+        memory: GroupMemory,
         pools: dict[str, WarmPool],
     ) -> None:
         self._config = config
@@ -36,9 +37,9 @@ class Report:
             revision=self._revision,
             devices=self._config.devices,
             residents=[self._resident(resident) for resident in self._residents],
-            memory=[self._memory.state] if self._memory.known else [],
+            memory=self._memory.states if self._memory.known else [],
             warm_engines=sum(pool.idle for pool in self._pools.values()),
-            free_bytes=self._memory.state.free_bytes,
+            free_bytes=self._memory.free_bytes,
             node=self._memory.node,
             weights_extent_bytes=self._config.weights_extent_bytes,
             balloond_error=self._memory.away,
@@ -48,7 +49,7 @@ class Report:
         name = resident.spec.name
         waiting, running, late = self._dispatcher.count(name)
         counters = self._dispatcher.counters[name]
-        booking = next((b for b in self._memory.state.bookings if b.model == name), None)
+        devices = count(resident.spec)  # engines count the bytes of one
         return gpu_scheduler_pb2.Resident(
             model=name,
             residency=resident.residency,
@@ -56,13 +57,13 @@ class Report:
             waiting=waiting,
             running=running,
             late=late,
-            weights_bytes=resident.measured.weights_bytes,
-            kv_bytes_per_token=resident.measured.kv_bytes_per_token,
-            private_bytes=resident.measured.private_bytes,
-            kv_held_bytes=resident.stats.kv_held_bytes,
-            kv_used_bytes=resident.stats.kv_used_bytes,
-            kv_cached_bytes=resident.stats.kv_cached_bytes,
-            kv_limit_bytes=booking.limit_bytes if booking is not None else 0,
+            weights_bytes=devices * resident.measured.weights_bytes,
+            kv_bytes_per_token=devices * resident.measured.kv_bytes_per_token,
+            private_bytes=devices * resident.measured.private_bytes,
+            kv_held_bytes=devices * resident.stats.kv_held_bytes,
+            kv_used_bytes=devices * resident.stats.kv_used_bytes,
+            kv_cached_bytes=devices * resident.stats.kv_cached_bytes,
+            kv_limit_bytes=self._memory.limit_bytes(name),
             idle_s=self._dispatcher.idle_s(name),
             prefill_tokens=resident.total("prefill_tokens"),
             decode_tokens=resident.total("decode_tokens"),

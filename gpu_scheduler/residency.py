@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from gpu_scheduler.activation import Activation, at_fault, worth_another_try
 from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.engines.warm_pool import WarmPool
@@ -67,6 +68,9 @@ class Residency:
         impossible one."""
         if target != common_pb2.ACTIVE and target not in _DOWN:
             raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to bring a model to")
+        if target == common_pb2.ACTIVE and (wanted := count(spec)) != len(self._config.devices):
+            here = len(self._config.devices)
+            raise Unmet(f"{spec.name} is for {wanted} devices, the group {self._config.group} for models on {here}")
         resident = self._residents.get(spec.name)
         if resident is not None and resident.change is not None:
             if resident.change.target == target:

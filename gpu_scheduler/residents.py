@@ -15,6 +15,9 @@ from gpu_scheduler.engines.base import Engine
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.watch import Watched
 
+Images = dict[str, list[str]]
+"""Models whose weights the loader holds: the checksums of their parts, by rank."""
+
 
 @dataclass(eq=False)
 class Change:
@@ -37,11 +40,8 @@ class Resident:
     reason: str = ""
     engine: Engine | None = None
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
-    manifest: bytes = b""
-    checksum: str = ""
-    image_checksum: str = ""
-    """Of the image that was made of this engine's weights; empty: none, or not by us."""
-    lease_id: str = ""
+    image_checksums: list[str] = field(default_factory=list)
+    """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
     change: Change | None = None
     saving: asyncio.Task[None] | None = None
     """The image being made after a first load."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
-from balloond.client import BalloondClient
+from gpu_scheduler.devices import Devices
 from gpu_scheduler.policy.decisions import NeedMemory
 from services import log, tasks
 from services.errors import PrismError
@@ -19,31 +19,29 @@ _HELD_S = 1.0
 class RoomMaker:
     """One question at a time for each model; the queue looks again when it is answered."""
 
-    def __init__(self, device: str, balloond: BalloondClient | None, on_room: Callable[[], None]) -> None:
-        self._device = device
-        self._balloond = balloond
+    def __init__(self, devices: Devices | None, on_room: Callable[[], None]) -> None:
+        self._devices = devices
         self._on_room = on_room
         self._asking: set[str] = set()
 
     def need(self, need: NeedMemory) -> None:
         """Decodes of others are stopped only for a request with a target: best effort waits for them."""
-        if self._balloond is not None and need.model not in self._asking:
+        if self._devices is not None and need.model not in self._asking:
             self._asking.add(need.model)
             tasks.spawn(self._ask(need), f"room for {need.model}")
 
     async def _ask(self, need: NeedMemory) -> None:
-        assert self._balloond is not None
+        assert self._devices is not None
         try:
-            room = await self._balloond.make_room(
-                self._device,
+            short, where = await self._devices.make_room(
                 need.model,
                 bytes=need.bytes,
                 may_retract=need.slack < inf,
                 hold_ms=int(1e3 * _HELD_S),
                 timeout_s=_TIMEOUT_S,
             )
-            _log.debug("room", request=need.for_request, model=need.model, bytes=need.bytes, short=room.short_bytes)
-            if room.short_bytes == 0:
+            _log.debug("room", request=need.for_request, model=need.model, bytes=need.bytes, short=short, on=where)
+            if short == 0:
                 self._on_room()
         except PrismError as error:
             _log.info("no room", request=need.for_request, model=need.model, why=str(error))

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
-from balloond.client import BalloondClient
+from gpu_scheduler.devices import Devices, share
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
@@ -27,21 +27,19 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     def __init__(
         self,
-        device: str,
+        devices: Devices | None,
         dispatcher: Dispatcher,
         residents: Residents,
         residency: Residency,
         report: Report,
         changes: Watched[None],
-        balloond: BalloondClient | None,
     ) -> None:
-        self._device = device
+        self._devices = devices
         self._dispatcher = dispatcher
         self._residents = residents
         self._residency = residency
         self._report = report
         self._changes = changes
-        self._balloond = balloond
         self._numbers = itertools.count(1)
 
     async def Serve(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
@@ -68,11 +66,13 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             yield message
 
     async def SetLimit(self, request: gpu_scheduler_pb2.SetLimitRequest, context: Any) -> balloond_pb2.SetLimitResponse:
-        if self._residents.get(request.model) is None:
+        resident = self._residents.get(request.model)
+        if resident is None:
             raise NotFound(f"{request.model} is not on this group")
-        if self._balloond is None:
+        if self._devices is None:
             raise Unmet("this group has no balloond")
-        answer = await self._balloond.set_limit(self._device, request.model, request.bytes)
+        on_each = request.bytes if request.bytes < 0 else share(request.bytes, resident.spec)
+        answer = await self._devices.set_limit(request.model, on_each)
         if request.bytes < 0:
             self._residents.operator_limits.pop(request.model, None)
         else:

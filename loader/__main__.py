@@ -34,7 +34,7 @@ async def build(service: Service) -> None:
     sizes = Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
 
     def changed() -> None:
-        entries = [wire.entry(model, images.get(model.listed.name)) for model in models.all()]
+        entries = [wire.entry(model, images.parts(model.listed.name)) for model in models.all()]
         catalogue.set(wire.catalogue(entries, images.capacity_bytes, images.used_bytes, catalogue.revision + 1))
         metrics.HELD.set(images.used_bytes)
         broken = sum(bool(entry.error) for entry in entries)

@@ -7,7 +7,8 @@
     tpot_ms = 100
     pinned = true                   # never evicted, its image never dropped for another's
     engine = "sglang"               # or "echo"; left out: the group's own default
-    quota_bytes = 1048576           # private memory of its engine on the device
+    devices = 2                     # of one group, that it is spread over: 1, 2 or 4
+    quota_bytes = 1048576           # private memory of its engine on each device
     context_tokens = 4096           # shorter than the checkpoint's, to need less memory
     floor_tokens = 8192             # KV that it keeps while active: the context, or more
 
@@ -28,6 +29,7 @@ from services.config import Section, parse
 
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
 Engine = Literal["", "sglang", "echo"]
+Spread = Literal[1, 2, 4]
 
 
 class Listed(Section):
@@ -39,6 +41,7 @@ class Listed(Section):
     tpot_ms: int = pydantic.Field(default=0, ge=0)
     pinned: bool = False
     engine: Engine = ""
+    devices: Spread = 1
     quota_bytes: int | None = pydantic.Field(default=None, ge=0)
     context_tokens: int = pydantic.Field(default=0, ge=0)
     floor_tokens: int = pydantic.Field(default=0, ge=0)

@@ -24,7 +24,7 @@ _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the headers say. Sizes are for a device that holds weights and KV in floats of one size."""
+    """What the headers say. Sizes are of one device's part, which holds weights and KV in floats of one size."""
 
     generation: int
     """Another number whenever a file of the folder was changed or replaced; never 0."""
@@ -39,9 +39,9 @@ class Checkpoint:
     kv_bytes_per_token: int
 
 
-def read(folder: str | os.PathLike[str], dtype_bytes: int) -> Checkpoint:
-    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device. Blocks on the file system. Raises
-    BrokenCheckpoint with one line that names what is wrong."""
+def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1) -> Checkpoint:
+    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device, of which there are so many. Blocks
+    on the file system. Raises BrokenCheckpoint with one line that names what is wrong."""
     folder = Path(folder)
     if not folder.is_dir():
         raise BrokenCheckpoint(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
@@ -50,7 +50,7 @@ def read(folder: str | os.PathLike[str], dtype_bytes: int) -> Checkpoint:
     try:
         # First of all: files that change while they are read belong to the next generation.
         generation = fingerprint(folder)
-        return _read(folder, dtype_bytes, generation)
+        return _read(folder, dtype_bytes, devices, generation)
     except OSError as error:
         raise BrokenCheckpoint(f"{error.filename or folder}: {error.strerror}") from None
 
@@ -65,7 +65,7 @@ def fingerprint(folder: Path) -> int:
     return (int.from_bytes(digest.digest(), "little") >> 1) or 1
 
 
-def _read(folder: Path, dtype_bytes: int, generation: int) -> Checkpoint:
+def _read(folder: Path, dtype_bytes: int, devices: int, generation: int) -> Checkpoint:
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
@@ -73,6 +73,10 @@ def _read(folder: Path, dtype_bytes: int, generation: int) -> Checkpoint:
     if refused is not None:
         raise BrokenCheckpoint(refused)
     shape = families.read_shape(config)
+    if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
+        raise BrokenCheckpoint(
+            f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
+        )
     expected = families.expected_tensors(shape, config)
     _check_tensors(tensors_of(folder), expected)
     _check_tokenizer(folder)
@@ -84,8 +88,11 @@ def _read(folder: Path, dtype_bytes: int, generation: int) -> Checkpoint:
         kv_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         vocabulary=shape.vocabulary,
-        weights_bytes=sum(_held_bytes(name, size, dtype_bytes) for name, size in expected.items()),
-        kv_bytes_per_token=2 * shape.layers * shape.kv_heads * shape.head_dim * dtype_bytes,
+        weights_bytes=sum(
+            _held_bytes(name, size, dtype_bytes, _parts(name, size, shape, devices)) for name, size in expected.items()
+        ),
+        # With more devices than heads, several have the same.
+        kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
     )
 
 
@@ -104,13 +111,21 @@ def _check_tensors(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ..
             raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: quantised weights are not supported")
 
 
-def _held_bytes(name: str, size: tuple[int, ...], dtype_bytes: int) -> int:
+def _parts(name: str, size: tuple[int, ...], shape: families.Shape, devices: int) -> int:
+    """Into how many parts a tensor is divided; where there are more devices, several have the same."""
+    if "k_proj" in name or "v_proj" in name:
+        return min(devices, shape.kv_heads)
+    whole = len(size) == 1 and not ("q_proj" in name or "gate_proj" in name or "up_proj" in name)
+    return 1 if whole else devices
+
+
+def _held_bytes(name: str, size: tuple[int, ...], dtype_bytes: int, parts: int) -> int:
     elements = 1
     for length in size:
         elements *= length
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         elements = -(-size[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * size[1]
-    return -(-elements * dtype_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    return -(-elements * dtype_bytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
 
 
 def _check_tokenizer(folder: Path) -> None:

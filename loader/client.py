@@ -52,12 +52,13 @@ class LoaderClient:
         manifest: bytes,
         checksum: str = "",
         *,
+        rank: int = 0,
         on_progress: Progressed | None = None,
     ) -> loader_pb2.ImageProgress:
         """Returns the last message: `checksum` and `image_bytes` of the image. Cancelling drops a partial one. Raises
         Unmet (other generation, other checksum), NotFound (model, lease), Refused (host memory)."""
         request = loader_pb2.SaveImageRequest(
-            model=model, generation=generation, lease_id=lease_id, manifest=manifest, checksum=checksum
+            model=model, generation=generation, lease_id=lease_id, manifest=manifest, checksum=checksum, rank=rank
         )
         return await _last(self._stub.SaveImage(request), on_progress)
 
@@ -68,11 +69,14 @@ class LoaderClient:
         lease_id: str,
         manifest: bytes,
         *,
+        rank: int = 0,
         on_progress: Progressed | None = None,
     ) -> loader_pb2.ImageProgress:
         """Returns the last message once the lease's weights are the image's. Raises Unmet when there is no image like
         that, NotFound when the lease is gone."""
-        request = loader_pb2.LoadImageRequest(model=model, generation=generation, lease_id=lease_id, manifest=manifest)
+        request = loader_pb2.LoadImageRequest(
+            model=model, generation=generation, lease_id=lease_id, manifest=manifest, rank=rank
+        )
         return await _last(self._stub.LoadImage(request), on_progress)
 
     async def drop_image(self, model: str) -> None:

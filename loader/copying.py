@@ -50,13 +50,20 @@ class Copying:
         self._chunk_bytes = chunk_bytes
         self._answer_timeout_s = answer_timeout_s
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="copy")
-        self._saving: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._saving: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
 
     async def save(
-        self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int, checksum: str
+        self,
+        model: str,
+        generation: int,
+        lease_id: str,
+        manifest: bytes,
+        total_bytes: int,
+        checksum: str,
+        rank: int = 0,
     ) -> AsyncGenerator[Step, None]:
-        """Makes the image of a model out of a lease's weights; one that is there already is kept. Ends with the
-        image, which the keeper holds by then.
+        """Makes the image of a model, or a rank's part of it, out of a lease's weights; one that is there already is
+        kept. Ends with the image, which the keeper holds by then.
 
         Raises NotFound (model, lease), Unmet when the checkpoint is of another generation by now, the lease does not
         hold what the manifest says or the checksum differs, Refused when host memory is short, Unavailable while
@@ -64,17 +71,17 @@ class Copying:
         present = self._models.get(model).generation
         if generation != present:
             raise Unmet(f"{model} is of generation {present} by now, the engine's weights are of {generation}")
-        # A second one for the model waits, and then finds the image.
-        lock = self._saving.setdefault(model, asyncio.Lock())
+        # A second one for the same waits, and then finds the image.
+        lock = self._saving.setdefault((model, rank), asyncio.Lock())
         async with lock:
-            image = self._images.get(model)
+            image = self._images.get(model, rank)
             if image is not None and (image.generation, image.manifest) == (generation, manifest):
                 _agree(model, checksum, image.checksum)
                 yield image
                 return
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
-                with self._images.blank(model, generation, total_bytes, manifest) as image:
+                with self._images.blank(model, generation, total_bytes, manifest, rank) as image:
                     with image.weights() as weights:
                         seen = _Seen(weights)
                         transfer = self._transfer_for(extents[0].device)
@@ -88,13 +95,13 @@ class Copying:
             yield image
 
     async def load(
-        self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int
+        self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int, rank: int = 0
     ) -> AsyncGenerator[Step, None]:
-        """Copies the image of a model into a lease's weights. Ends with the image.
+        """Copies the image of a model, or a rank's part of it, into a lease's weights. Ends with the image.
 
         Raises Unmet when there is no image of this generation and manifest, or the lease is too small for it, NotFound
         when the lease is gone, Unavailable while balloond is away."""
-        image = self._images.get(model)
+        image = self._images.get(model, rank)
         if image is None:
             raise Unmet(f"there is no image of {model}")
         if image.generation != generation:

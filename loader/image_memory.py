@@ -25,7 +25,7 @@ _FORMAT = 1
 
 @dataclass(eq=False)
 class Image:
-    """One model's weights in host memory, mapped here for as long as the object lives."""
+    """One model's weights in host memory, or one rank's part of them, mapped here for as long as the object lives."""
 
     model: str
     generation: int
@@ -36,6 +36,7 @@ class Image:
     """Empty while the image is being filled."""
     fd: int
     memory: mmap.mmap
+    rank: int = 0
     users: int = 0
     """Copies that read it now."""
     last_used: float = 0.0
@@ -66,7 +67,7 @@ def held_bytes(total_bytes: int, manifest: bytes) -> int:
     return _whole_pages(total_bytes) + _whole_pages(len(manifest))
 
 
-def create(model: str, generation: int, total_bytes: int, manifest: bytes) -> Image:
+def create(model: str, generation: int, total_bytes: int, manifest: bytes, rank: int = 0) -> Image:
     """An empty image; its pages are taken as they are filled. Raises OSError."""
     size = held_bytes(total_bytes, manifest)
     fd = os.memfd_create(f"prism-image-{model[:200]}")
@@ -78,11 +79,12 @@ def create(model: str, generation: int, total_bytes: int, manifest: bytes) -> Im
         raise
     start = _whole_pages(total_bytes)
     memory[start : start + len(manifest)] = manifest
-    return Image(model, generation, total_bytes, manifest, "", fd, memory)
+    return Image(model, generation, total_bytes, manifest, "", fd, memory, rank)
 
 
-def record_id(model: str) -> str:
-    return f"{KIND}/{model}"
+def record_id(model: str, rank: int) -> str:
+    """No name of a model has the sign that sets a rank off."""
+    return f"{KIND}/{model}#{rank}" if rank else f"{KIND}/{model}"
 
 
 def record(image: Image) -> keeper_pb2.Record:
@@ -90,13 +92,14 @@ def record(image: Image) -> keeper_pb2.Record:
     facts = {
         "format": _FORMAT,
         "model": image.model,
+        "rank": image.rank,
         "generation": image.generation,
         "total_bytes": image.total_bytes,
         "manifest_bytes": len(image.manifest),
         "checksum": image.checksum,
     }
     return keeper_pb2.Record(
-        id=record_id(image.model),
+        id=record_id(image.model, image.rank),
         owner=OWNER,
         bytes=image.held_bytes,
         kind=KIND,
@@ -119,7 +122,8 @@ def restore(kept: keeper_pb2.Record, fd: int) -> Image:
             raise ValueError(f"its memory is not the {size} bytes that it should be")
         memory = mmap.mmap(fd, size)
         manifest = memory[start : start + length]
-        return Image(facts["model"], int(facts["generation"]), total, manifest, facts["checksum"], fd, memory)
+        model, generation, rank = facts["model"], int(facts["generation"]), int(facts.get("rank", 0))
+        return Image(model, generation, total, manifest, facts["checksum"], fd, memory, rank)
     except (KeyError, TypeError, OSError) as error:
         raise ValueError(f"{kept.id}: {error!r}") from None
 

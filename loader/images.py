@@ -17,6 +17,8 @@ from services import log, tasks
 from services.errors import Refused
 
 _log = log.get(__name__)
+Key = tuple[str, int]
+"""Model and rank."""
 
 
 class Images:
@@ -39,19 +41,23 @@ class Images:
         self._describe = describe
         self._on_change = on_change
         self._before_freeing = before_freeing
-        self._images: dict[str, Image] = {}
-        self._arriving: dict[str, Image] = {}
+        self._images: dict[Key, Image] = {}
+        self._arriving: dict[Key, Image] = {}
         """Filled, and on the way to the keeper."""
         self._others: set[Image] = set()
         """Being filled, or dropped while a copy still reads them: they count, and are nobody's to find."""
 
     # --- looking
 
-    def get(self, model: str) -> Image | None:
-        return self._images.get(model)
+    def get(self, model: str, rank: int = 0) -> Image | None:
+        return self._images.get((model, rank))
 
     def all(self) -> Sequence[Image]:
         return list(self._images.values())
+
+    def parts(self, model: str) -> Sequence[Image]:
+        """Those of the model that there are, by rank."""
+        return sorted((image for image in self._images.values() if image.model == model), key=lambda image: image.rank)
 
     @property
     def used_bytes(self) -> int:
@@ -60,12 +66,12 @@ class Images:
     # --- making
 
     @contextlib.contextmanager
-    def blank(self, model: str, generation: int, total_bytes: int, manifest: bytes) -> Iterator[Image]:
+    def blank(self, model: str, generation: int, total_bytes: int, manifest: bytes, rank: int = 0) -> Iterator[Image]:
         """An image to be filled, which is gone at the end unless it was published. Others are dropped for it where the
         policy says so. Raises Refused when host memory is short, with the arithmetic."""
-        self._make_room(model, image_memory.held_bytes(total_bytes, manifest))
+        self._make_room((model, rank), image_memory.held_bytes(total_bytes, manifest))
         try:
-            image = image_memory.create(model, generation, total_bytes, manifest)
+            image = image_memory.create(model, generation, total_bytes, manifest, rank)
         except OSError as error:
             raise Refused(f"no host memory for an image of {total_bytes} bytes: {error.strerror}") from None
         self._others.add(image)
@@ -73,13 +79,21 @@ class Images:
             yield image
         finally:
             self._others.discard(image)
-            if self._images.get(model) is not image:
+            if self._images.get((model, rank)) is not image:
                 self._free(image)
             self._on_change()
 
-    def _make_room(self, model: str, need: int) -> None:
-        held = [self._as_held(image, superseded=image.model == model) for image in self._images.values()]
+    def _make_room(self, key: Key, need: int) -> None:
+        model = key[0]
+        by_model: dict[str, list[Image]] = {}
+        for image in self._images.values():
+            by_model.setdefault(image.model, []).append(image)
+        # The other ranks' parts of the same model stay.
+        own = by_model.pop(model, [])
+        held = [self._as_held(parts) for parts in by_model.values()]
+        held += [self._as_held([image], superseded=True) for image in own if _key(image) == key]
         taken = sum(image.held_bytes for image in self._others)
+        taken += sum(image.held_bytes for image in own if _key(image) != key)
         room = residency.make_room(held, taken, need, self.capacity_bytes)
         if room.short_bytes:
             raise Refused(
@@ -88,17 +102,19 @@ class Images:
             )
         for other in room.drop:
             _log.info("image dropped for another", model=other, by=model)
-            self.drop(other)
+            self._drop([key] if other == model else [_key(part) for part in self.parts(other)])
 
-    def _as_held(self, image: Image, superseded: bool) -> residency.Held:
-        pinned, generation = self._describe(image.model)
+    def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> residency.Held:
+        """An image's parts: they are of use together only."""
+        model = parts[0].model
+        pinned, generation = self._describe(model)
         return residency.Held(
-            model=image.model,
-            nbytes=image.held_bytes,
-            last_used=image.last_used,
+            model=model,
+            nbytes=sum(part.held_bytes for part in parts),
+            last_used=max(part.last_used for part in parts),
             pinned=pinned,
-            wanted=image.generation == generation and not superseded,
-            in_use=image.users > 0,
+            wanted=not superseded and all(part.generation == generation for part in parts),
+            in_use=any(part.users > 0 for part in parts),
         )
 
     async def publish(self, image: Image, checksum: str) -> None:
@@ -106,18 +122,19 @@ class Images:
         keeper that is away."""
         image.checksum = checksum
         image.last_used = self._now()
-        older = self._images.get(image.model)
-        self._arriving[image.model] = image
+        key = _key(image)
+        older = self._images.get(key)
+        self._arriving[key] = image
         try:
             await self._keeper.keep([_kept(image)])
         except BaseException:
-            del self._arriving[image.model]
-            self._keeper.forget_soon([image_memory.record_id(image.model)])
-            if (older := self._images.get(image.model)) is not None:
+            del self._arriving[key]
+            self._keeper.forget_soon([image_memory.record_id(*key)])
+            if (older := self._images.get(key)) is not None:
                 self._keeper.keep_soon([_kept(older)])
             raise
-        del self._arriving[image.model]
-        self._images[image.model] = image
+        del self._arriving[key]
+        self._images[key] = image
         self._others.discard(image)
         if older is not None:
             self._let_go(older)
@@ -145,11 +162,15 @@ class Images:
     def drop(self, model: str) -> None:
         """Frees the memory of a model's image, at once or when the copies that read it end. None there: nothing to
         do."""
-        image = self._images.pop(model, None)
-        if image is not None:
-            self._keeper.forget_soon([image_memory.record_id(model)])
-            self._let_go(image)
-            self._on_change()
+        self._drop([_key(part) for part in self.parts(model)])
+
+    def _drop(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            image = self._images.pop(key, None)
+            if image is not None:
+                self._keeper.forget_soon([image_memory.record_id(*key)])
+                self._let_go(image)
+                self._on_change()
 
     def _let_go(self, image: Image) -> None:
         if image.users:
@@ -182,12 +203,16 @@ class Images:
                     os.close(fd)
                 self._keeper.forget_soon([record.id])
                 continue
-            self._images[image.model] = image
+            self._images[_key(image)] = image
         self._on_change()
 
     def everything(self) -> Iterable[Kept]:
         """For a keeper that came back empty."""
         return [_kept(image) for image in {**self._images, **self._arriving}.values()]
+
+
+def _key(image: Image) -> Key:
+    return image.model, image.rank
 
 
 def _kept(image: Image) -> Kept:

@@ -51,7 +51,7 @@ class Model:
 
     @property
     def floor_bytes(self) -> int:
-        """KV of one longest request, or what the catalogue says, in whole extents."""
+        """KV of one longest request on each device, or what the catalogue says, in whole extents."""
         if self.checkpoint is None:
             return 0
         tokens = self.listed.floor_tokens or self.context_tokens
@@ -66,7 +66,7 @@ class Model:
 def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
     """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
     try:
-        found = checkpoint.read(listed.path, sizes.dtype_bytes)
+        found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices)
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
         return Model(listed, sizes, None, " ".join(str(error).split()), added)

@@ -49,7 +49,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         log.bind(model=request.model, lease=request.lease_id)
         total = wire.manifest_bytes(request.manifest)
         steps = self._copying.save(
-            request.model, request.generation, request.lease_id, request.manifest, total, request.checksum
+            request.model, request.generation, request.lease_id, request.manifest, total, request.checksum, request.rank
         )
         async with aclosing(_told(steps, total)) as messages:
             async for message in messages:
@@ -60,7 +60,9 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
         total = wire.manifest_bytes(request.manifest)
-        steps = self._copying.load(request.model, request.generation, request.lease_id, request.manifest, total)
+        steps = self._copying.load(
+            request.model, request.generation, request.lease_id, request.manifest, total, request.rank
+        )
         async with aclosing(_told(steps, total)) as messages:
             async for message in messages:
                 yield message

@@ -26,6 +26,7 @@ def listed(told: common_pb2.ModelListing) -> Listed:
             ttft_ms=told.default_slo.ttft_ms,
             tpot_ms=told.default_slo.tpot_ms,
             pinned=told.pinned,
+            devices=told.devices or 1,  # type: ignore[arg-type]  # likewise
             engine=told.engine,  # type: ignore[arg-type]  # one that there is not is refused
             quota_bytes=told.quota_bytes if told.HasField("quota_bytes") else None,
             context_tokens=told.context_tokens,
@@ -43,28 +44,31 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
         default_slo=common_pb2.Slo(ttft_ms=model.listed.ttft_ms, tpot_ms=model.listed.tpot_ms),
         pinned=model.listed.pinned,
         engine=model.listed.engine,
-        quota_bytes=model.quota_bytes,
-        devices=1,
+        quota_bytes=model.listed.devices * model.quota_bytes,
+        devices=model.listed.devices,
     )
     found = model.checkpoint
     if found is not None:
         spec.generation = found.generation
         spec.architecture = found.architecture
         spec.context_tokens = model.context_tokens
-        spec.weights_bytes = found.weights_bytes
-        spec.kv_bytes_per_token = found.kv_bytes_per_token
-        spec.floor_bytes = model.floor_bytes
+        spec.weights_bytes = model.listed.devices * found.weights_bytes
+        spec.kv_bytes_per_token = model.listed.devices * found.kv_bytes_per_token
+        spec.floor_bytes = model.listed.devices * model.floor_bytes
         spec.vocab_size = found.vocabulary
     return spec
 
 
-def entry(model: Model, image: Image | None) -> loader_pb2.Entry:
-    """An image of another generation than the checkpoint's is not shown: nothing that starts now can use it."""
+def entry(model: Model, parts: Sequence[Image]) -> loader_pb2.Entry:
+    """`parts` of its image that there are, by rank. An image that is not whole, or of another generation than the
+    checkpoint's, is not shown: nothing that starts now can use it."""
     shown = loader_pb2.Entry(model=model_spec(model), error=model.error)
-    if image is not None and image.generation == model.generation:
+    usable = [part for part in parts if part.generation == model.generation]
+    if [part.rank for part in usable] == list(range(model.listed.devices)):
         shown.has_image = True
-        shown.image_bytes = image.total_bytes
-        shown.image_checksum = image.checksum
+        shown.image_bytes = sum(part.total_bytes for part in usable)
+        shown.image_checksum = usable[0].checksum
+        shown.other_checksums.extend(part.checksum for part in usable[1:])
     return shown
 
 

@@ -239,7 +239,7 @@ async def elastic(
     begun = time.monotonic()
     command = client.engine.command(engine_pb2.ToEngine(load=load))
     async with asyncio.timeout(START_S):
-        client.lease_id = (await command.mapped()).lease_id
+        client.lease_id = (await command.mapped())[0].lease_id
         client.measured = await command.done()
     say(f"{name} is ready after {time.monotonic() - begun:.1f} s")
     return client

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 import socket
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_scheduler.engines import processes
 from protos import common_pb2, engine_pb2
 from services import log, tasks
 from services.errors import PrismError, TimedOut
@@ -58,6 +57,8 @@ class Spawn:
     kind: str
     log_level: str = "warning"
     environment: Mapping[str, str] | None = None
+    ranks: int = 1
+    """Processes of one engine: as many as its group has devices."""
     start_timeout_s: float = 180.0
     """Imports of SGLang take seconds on a fast disk, a minute on a cold and busy one."""
 
@@ -65,17 +66,20 @@ class Spawn:
 class Command:
     """A residency command under way. Await `mapped()` where the command maps weights, then `done()`."""
 
-    def __init__(self, number: int, on_progress: Callable[[common_pb2.Progress], None] | None) -> None:
+    def __init__(self, number: int, ranks: int, on_progress: Callable[[common_pb2.Progress], None] | None) -> None:
         loop = asyncio.get_running_loop()
         self.number = number
+        self._ranks = ranks
         self._on_progress = on_progress
-        self._mapped: asyncio.Future[engine_pb2.WeightsMapped] = loop.create_future()
+        self._parts: list[engine_pb2.WeightsMapped] = []
+        self._mapped: asyncio.Future[list[engine_pb2.WeightsMapped]] = loop.create_future()
         self._done: asyncio.Future[engine_pb2.Measured] = loop.create_future()
         # Either may fail while nobody waits for it yet; whoever waits later still gets the error.
         for future in (self._mapped, self._done):
             future.add_done_callback(lambda f: f.cancelled() or f.exception())
 
-    async def mapped(self) -> engine_pb2.WeightsMapped:
+    async def mapped(self) -> list[engine_pb2.WeightsMapped]:
+        """Of all ranks, in their order."""
         return await asyncio.shield(self._mapped)
 
     async def done(self) -> engine_pb2.Measured:
@@ -86,8 +90,9 @@ class Command:
             self._on_progress(progress)
 
     def weights_mapped(self, message: engine_pb2.WeightsMapped) -> None:
-        if not self._mapped.done():
-            self._mapped.set_result(message)
+        self._parts.append(message)
+        if len(self._parts) == self._ranks and not self._mapped.done():
+            self._mapped.set_result(self._parts)
 
     def succeed(self, measured: engine_pb2.Measured) -> None:
         if not self._done.done():
@@ -104,15 +109,17 @@ class Command:
 
 
 class Engine:
-    """One engine process. Made by `Engine.start`; used from one event loop."""
+    """One engine: a process, or several of which the first speaks for all. Made by `Engine.start`; used from one event
+    loop."""
 
     _numbers = itertools.count(1)
 
-    def __init__(self, process: asyncio.subprocess.Process, index: int) -> None:
-        self.process = process
+    def __init__(self, ranks: Sequence[processes.Process], index: int) -> None:
+        self.ranks = ranks
+        """Its processes, in their order."""
         self.index = index
         """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
-        self.pid = process.pid
+        self.pid = ranks[0].pid
         self.stats = engine_pb2.EngineStats()
         self.listener: Listener | None = None
         self.dead = asyncio.Event()
@@ -129,26 +136,25 @@ class Engine:
     async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> Engine:
         """Starts the process; `hello()` tells when it is warm."""
         ours, theirs = socket.socketpair()
-        arguments = ["-m", MODULES[spawn.kind], "--channel-fd", str(theirs.fileno()), "--log-level", spawn.log_level]
-        passed = [theirs.fileno()]
+        arguments = ["--log-level", spawn.log_level]
         if turn_fd is not None:
             arguments += ["--turn-fd", str(turn_fd), "--turn-index", str(index)]
-            passed.append(turn_fd)
         try:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *arguments,
-                pass_fds=passed,
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, **(spawn.environment or {})},
-                # Ctrl-C at a terminal goes to the gpu_scheduler, which ends its engines in order
-                start_new_session=True,
+            ranks = await processes.start(
+                MODULES[spawn.kind],
+                arguments,
+                theirs,
+                ranks=spawn.ranks,
+                shared_fds=[] if turn_fd is None else [turn_fd],
+                environment=spawn.environment,
             )
         finally:
             theirs.close()
-        engine = cls(process, index)
+        engine = cls(ranks, index)
         await engine._channel.open(ours)
         tasks.spawn(engine._reap(), f"engine {engine.pid}")
+        for number, rank in enumerate(ranks[1:], start=1):
+            tasks.spawn(engine._watch(rank, number), f"rank {number} of engine {engine.pid}")
         return engine
 
     async def hello(self, timeout_s: float) -> engine_pb2.Hello:
@@ -167,7 +173,7 @@ class Engine:
         self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
     ) -> Command:
         """Gives a command that is answered by Done or Failed; its command_id is filled in."""
-        command = Command(next(self._numbers), on_progress)
+        command = Command(next(self._numbers), len(self.ranks), on_progress)
         getattr(message, str(message.WhichOneof("message"))).command_id = command.number
         if not self.alive:
             command.fail(EngineDied(f"engine {self.pid} is gone"))
@@ -192,22 +198,29 @@ class Engine:
         self._channel.send(engine_pb2.ToEngine(shutdown=engine_pb2.Shutdown()))
         try:
             async with asyncio.timeout(grace_s):
-                await self.process.wait()
+                await self._all_ended()
         except TimeoutError:
             self.kill()
-            await self.process.wait()
+            await self._all_ended()
         await self.dead.wait()
 
     def kill(self) -> None:
-        try:
-            self.process.kill()
-        except ProcessLookupError:
-            pass
+        processes.kill(self.ranks)
+
+    async def _all_ended(self) -> None:
+        await asyncio.gather(*(rank.wait() for rank in self.ranks))
 
     async def _reap(self) -> None:
-        status = await self.process.wait()
+        status = await self.ranks[0].wait()
         await self.dead.wait()
         _log.info("engine ended", engine=self.pid, status=status)
+
+    async def _watch(self, rank: processes.Process, number: int) -> None:
+        """One that dies takes the others with it: they would wait for it for ever."""
+        status = await rank.wait()
+        if not self._stopping and self.alive:
+            _log.warning("a rank died, its engine ends", engine=self.pid, rank=number, process=rank.pid, status=status)
+            self.kill()
 
     def _take(self, message: engine_pb2.FromEngine) -> None:
         kind = message.WhichOneof("message")

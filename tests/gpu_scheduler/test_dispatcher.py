@@ -8,7 +8,7 @@ from gpu_scheduler.config import Arbitration
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
-from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -38,7 +38,7 @@ class Desk:
     def __init__(self, **rules):
         self.time = 100.0
         self.needs, self.deaths = [], []
-        self.memory = DeviceMemory("cpu:0")
+        self.memory = GroupMemory(["cpu:0"])
         self.turn = Turn(turn_module.create())
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         self.dispatcher = Dispatcher(
@@ -260,13 +260,13 @@ async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_i
     engine = desk.model("a")
     state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
     state.bookings.add(model="a", limit_bytes=1000)
-    desk.memory.update(state)
+    desk.memory.update([state])
     desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
     await desk.settle()
     assert engine.started == []
     assert [(need.model, need.bytes) for need in desk.needs] == [("a", 25 * 10 - 20)]
     state.free_bytes = 500
-    desk.memory.update(state)
+    desk.memory.update([state])
     desk.dispatcher.changed()
     await desk.settle()
     assert len(engine.started) == 1
@@ -278,7 +278,7 @@ async def test_what_neighbours_hold_idle_counts_as_room(desk):
     state.bookings.add(model="a", limit_bytes=1000)
     state.bookings.add(model="b", limit_bytes=1000, floor_bytes=100)
     state.leases.add(model="b", kv_bytes=900, kv_used_bytes=100, kv_cached_bytes=700, kv_reserve_bytes=100)
-    desk.memory.update(state)
+    desk.memory.update([state])
     desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
     await desk.settle()
     assert len(engine.started) == 1

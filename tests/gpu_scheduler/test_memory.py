@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_scheduler.memory import UNBOUNDED, DeviceMemory
+from gpu_scheduler.memory import UNBOUNDED, GroupMemory
 from gpu_scheduler.policy.admission import ModelMemory
 from protos import balloond_pb2
 
@@ -15,13 +15,13 @@ def state(free=0):
 
 
 def known(state):
-    memory = DeviceMemory("d")
-    memory.update(state)
+    memory = GroupMemory(["d"])
+    memory.update([state])
     return memory.for_admission(TOKEN_BYTES, {"a": 150})
 
 
 def test_until_balloond_was_heard_memory_binds_nobody():
-    memory = DeviceMemory("d").for_admission(TOKEN_BYTES, {})
+    memory = GroupMemory(["d"]).for_admission(TOKEN_BYTES, {})
     assert memory.free == {} and memory.models["a"].limit == UNBOUNDED
 
 

@@ -11,7 +11,7 @@ from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
-from gpu_scheduler.memory import DeviceMemory
+from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
@@ -33,7 +33,7 @@ class Group:
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         turn = Turn(turn_module.create())
         self.dispatcher = Dispatcher(
-            Arbitration(), self.residents, DeviceMemory("cpu:0"), turn, lambda need: None,
+            Arbitration(), self.residents, GroupMemory(["cpu:0"]), turn, lambda need: None,
             lambda engine: self.residency.engine_died(engine),
         )  # fmt: skip
         self.pools = {"echo": WarmPool(Spawn("echo"), warm=1, limit=3)}

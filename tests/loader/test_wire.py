@@ -69,16 +69,16 @@ def test_a_model_is_told_with_its_sizes_and_settings():
 
 
 def test_a_broken_model_is_told_with_its_reason_and_without_sizes():
-    entry = wire.entry(Model(LISTED, SIZES, None, "no tokenizer"), None)
+    entry = wire.entry(Model(LISTED, SIZES, None, "no tokenizer"), [])
     assert entry.error == "no tokenizer" and entry.model.name == "m"
     assert (entry.model.generation, entry.model.weights_bytes, entry.model.floor_bytes) == (0, 0, 0)
 
 
 def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(image):
-    entry = wire.entry(Model(LISTED, SIZES, FOUND), image)
+    entry = wire.entry(Model(LISTED, SIZES, FOUND), [image])
     assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 100, "rows:5")
     image.generation = 8
-    assert not wire.entry(Model(LISTED, SIZES, FOUND), image).has_image
+    assert not wire.entry(Model(LISTED, SIZES, FOUND), [image]).has_image
 
 
 def test_a_manifest_gives_the_size_of_its_range():

@@ -16,17 +16,22 @@ if TYPE_CHECKING:
 def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = None) -> None:
     """`open_memory`: another source of memory than balloond, for tests."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--channel-fd", type=int, required=True, help="our end of the socket to the gpu_scheduler")
+    parser.add_argument("--channel-fd", type=int, help="our end of the socket to the gpu_scheduler")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of this engine, one for each of its devices")
+    parser.add_argument("--rank", type=int, default=0, help="which of them this is; the first has the channel")
+    parser.add_argument("--rank-fds", default="", help="sockets: of the first to the others, of these to the first")
+    parser.add_argument("--rendezvous-fd", type=int, help="shared memory where process groups find each other")
     parser.add_argument("--turn-fd", type=int, help="shared memory of the prefill turn")
     parser.add_argument("--turn-index", type=int, default=0, help="this engine's number on the turn word")
     parser.add_argument("--log-level", default="warning")
     given = parser.parse_args(arguments)
     environment.die_with_parent()
-    environment.prepare()
+    environment.prepare(given.ranks, given.rendezvous_fd)
     faulthandler.enable()
 
     from gpu_scheduler.engines.sglang import plugin
-    from gpu_scheduler.engines.sglang.channel import Channel
+    from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel, LeaderChannel
+    from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader, Ranks
     from gpu_scheduler.engines.turn import Turn
     from services import log
 
@@ -39,7 +44,19 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.engine import Engine
 
     turn = None if given.turn_fd is None else Turn(given.turn_fd)
-    Engine(Channel(given.channel_fd), turn, given.turn_index, open_memory or on_balloond.open_memory).run()
+    fds = [int(fd) for fd in given.rank_fds.split(",") if fd]
+    channel: Channel | FollowerChannel
+    ranks: Ranks
+    if given.ranks == 1:
+        ranks = Alone(turn, given.turn_index)
+        channel = Channel(given.channel_fd)
+    elif given.rank == 0:
+        ranks = leader = Leader(fds, turn, given.turn_index)
+        channel = LeaderChannel(given.channel_fd, leader)
+    else:
+        ranks = follower = Follower(fds[0], given.rank, given.ranks)
+        channel = FollowerChannel(follower)
+    Engine(channel, ranks, open_memory or on_balloond.open_memory).run()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ from sglang.srt.managers.io_struct import AbortReq
 from gpu_scheduler.engines.sglang import residency
 from gpu_scheduler.engines.sglang.book import Open
 from gpu_scheduler.engines.sglang.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
-from gpu_scheduler.engines.sglang.requests import to_sglang
 from gpu_scheduler.engines.sglang.residency import State
 from protos import common_pb2, engine_pb2
 
@@ -113,7 +111,7 @@ class Commands:
             self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
             return []
         try:
-            return [to_sglang(generate, entry.rid, instance.context_tokens, instance.vocab_size)]
+            return [instance.to_sglang(generate, entry.rid)]
         except RejectedRequest as error:
             self._end(entry, common_pb2.REJECTED, str(error))
             return []
@@ -161,7 +159,7 @@ class Commands:
         if self._drain_until is not None:
             raise NotNow("a drain is under way")
         self._draining = True
-        self._drain_until = (command.command_id, time.monotonic() + command.finish_ms / 1e3)
+        self._drain_until = (command.command_id, self._instance.ranks.now() + command.finish_ms / 1e3)
         return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
 
     def tick(self, now: float) -> list[Any]:
@@ -215,7 +213,7 @@ class Commands:
                 self._instance.channel.send(failed=failed)
         raise Unload(command.command_id)
 
-    def when_idle(self, now: float) -> bool:
+    def when_idle(self) -> bool:
         """SGLang is idle: does what waited for that. True if something was done."""
         instance = self._instance
         if self._hibernate_id is not None:
@@ -235,7 +233,8 @@ class Commands:
 
     def _attempt(self, command_id: int, work: Callable[[], None]) -> None:
         try:
-            work()
+            with self._instance.together():
+                work()
         except CommandError as error:
             self.fail(command_id, error)
         else:

@@ -15,7 +15,7 @@ from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop
 from gpu_scheduler.engines.sglang.instance import Instance
 from gpu_scheduler.engines.sglang.loop import Loop
-from gpu_scheduler.engines.sglang.memory import OpenMemory
+from gpu_scheduler.engines.sglang.memory import Memory, OpenMemory
 from gpu_scheduler.engines.sglang.options import Options, one_line
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.stats import Counters
@@ -23,19 +23,20 @@ from protos import common_pb2, engine_pb2
 from services import log
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.channel import Channel
-    from gpu_scheduler.engines.turn import Turn
+    from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel
+    from gpu_scheduler.engines.sglang.ranks import Ranks
 
 _log = log.get(__name__)
+_FAILURE_S = 30.0
+"""How long a rank that failed waits for the others."""
 
 
 class Engine:
     """The warm loop. While a model is held, SGLang's own loop runs inside `_load`."""
 
-    def __init__(self, channel: Channel, turn: Turn | None, turn_index: int, open_memory: OpenMemory) -> None:
+    def __init__(self, channel: Channel | FollowerChannel, ranks: Ranks, open_memory: OpenMemory) -> None:
         self._channel = channel
-        self._turn = turn
-        self._turn_index = turn_index
+        self._ranks = ranks
         self._open_memory = open_memory
         self._counters = Counters()
         self._ended = False
@@ -45,6 +46,7 @@ class Engine:
         # The collector need not look at what the imports made: a full collection would take longer than a step.
         gc.collect()
         gc.freeze()
+        self._ranks.begin()
         hello = engine_pb2.Hello(pid=os.getpid(), engine="sglang", version=sglang.__version__)
         self._channel.send(hello=hello)
         while not self._ended and not self._channel.closed:
@@ -85,9 +87,8 @@ class Engine:
     def _load(self, load: engine_pb2.Load) -> None:
         """Builds the model and serves it until it leaves. Returns warm."""
         try:
-            instance = Instance(
-                load, self._open_memory(load, Options.parse(load.options, load.device)), self._channel, self._counters
-            )
+            self._own(load)
+            instance = self._open(load)
         except CommandError as error:
             self._fail(load.command_id, error)
             return
@@ -101,12 +102,48 @@ class Engine:
             # Without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
         instance.close()
+        self._ranks.gather(None)  # what they held is back on every device
         if failure is not None:
             self._fail(load.command_id, failure)
         elif done is not None:
             self._channel.send(done=engine_pb2.Done(command_id=done))
 
+    def _own(self, load: engine_pb2.Load) -> None:
+        """Makes the load this rank's. Raises CommandError."""
+        if len(load.others) != self._ranks.size - 1:
+            raise CommandError(f"this engine has {self._ranks.size} ranks, the model wants {1 + len(load.others)}")
+        if self._ranks.rank > 0:
+            part = load.others[self._ranks.rank - 1]
+            load.device, load.expected_checksum = part.device, part.expected_checksum
+
+    def _open(self, load: engine_pb2.Load) -> Instance:
+        """Raises CommandError, on all ranks or none."""
+        memory: Memory | None = None
+        failure: CommandError | None = None
+        try:
+            memory = self._open_memory(load, Options.parse(load.options, load.device), self._ranks)
+        except CommandError as error:
+            failure = error
+        try:
+            self._ranks.settle(failure)
+        except CommandError:
+            if memory is not None:
+                memory.close()
+            raise
+        assert memory is not None
+        return Instance(load, memory, self._channel, self._counters, self._ranks)
+
     def _build(self, instance: Instance) -> None:
+        """Raises CommandError on all ranks. Where one fails between two places at which they agree, the others may wait
+        for it in SGLang's collectives: then this process ends, and the gpu_scheduler ends the rest."""
+        failure: CommandError | None = None
+        try:
+            self._build_own(instance)
+        except CommandError as error:
+            failure = type(error)(str(error))
+        self._ranks.settle(failure, _FAILURE_S if failure is not None else None)
+
+    def _build_own(self, instance: Instance) -> None:
         path = instance.load.model.path
         try:
             instance.build()
@@ -120,7 +157,7 @@ class Engine:
 
     def _serve(self, instance: Instance) -> int | None:
         """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""
-        instance.loop = Loop(instance, self._turn, self._turn_index)
+        instance.loop = Loop(instance)
         try:
             instance.scheduler.run_event_loop()
         except Unload as left:

@@ -45,9 +45,10 @@ def has_gpu() -> bool:
     return os.path.exists("/dev/nvidiactl")
 
 
-def prepare() -> None:
-    """Sets the environment of this process and, without a GPU, lets the stand-ins be found after any real package.
-    Raises SystemExit with one line where torch was told to manage device memory in a way that does not go with ours."""
+def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
+    """Sets the environment of this process, which is one of so many `ranks`, and, without a GPU, lets the stand-ins be
+    found after any real package. Raises SystemExit with one line where torch was told to manage device memory in a way
+    that does not go with ours."""
     if "torch" in sys.modules:
         raise RuntimeError("torch was imported before the engine's environment was prepared")
     if why := allocator.conflict(os.environ):
@@ -57,8 +58,28 @@ def prepare() -> None:
     warnings.filterwarnings("ignore", module=r"sglang\.")
     for name, value in (_WITH_GPU if has_gpu() else _WITHOUT_GPU).items():
         os.environ.setdefault(name, value)
+    if ranks > 1:
+        assert rendezvous_fd is not None
+        _prepare_ranks(ranks, rendezvous_fd)
     if not has_gpu():
         sys.path.append(str(_STAND_INS))
+
+
+def _prepare_ranks(ranks: int, rendezvous_fd: int) -> None:
+    # Memory that all ranks inherit, in place of a port that somebody else may take.
+    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file:///proc/self/fd/{rendezvous_fd}"
+    # Objects in shared memory, for what the ranks tell each other in another way.
+    os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0")
+    # All ranks are on one host.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if has_gpu():
+        # Multicast objects of NVLink outlive what ends without a goodbye, and engines do.
+        os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+    else:
+        # Without it SGLang wants a NUMA node for each rank.
+        cores = sorted(os.sched_getaffinity(0))
+        bound = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", bound)
 
 
 def die_with_parent() -> None:

@@ -29,6 +29,11 @@ def pull_requests(_receiver: Any) -> list[Any]:
     return current.instance().loop.pull()
 
 
+def heard_by_all(_receiver: Any, requests: Any) -> Any:
+    """Ranks have agreed on what came already."""
+    return requests
+
+
 def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     """No prefill out of turn, over the limit, or without memory; decoding goes on."""
     if (scheduler.waiting_queue or scheduler.chunked_req is not None) and not current.instance().loop.may_prefill():
@@ -94,6 +99,7 @@ _PARTS = "sglang.srt.managers.scheduler_components"
 HOOKS = [
     Hook(f"{_SCHEDULER}.init_idle_sleeper", idle_sleeper, "REPLACE"),
     Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._pull_raw_reqs", pull_requests, "REPLACE"),
+    Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._broadcast_reqs_across_ranks", heard_by_all, "REPLACE"),
     Hook(f"{_SCHEDULER}.get_new_batch_prefill", new_prefill, "AROUND"),
     Hook("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", add_request, "AROUND"),
     Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),

@@ -16,7 +16,7 @@ from gpu_scheduler.engines.sglang.plugin import Hook
 def profiled_bytes(_configurator: Any, _pre_model_load_memory: Any) -> int:
     """The pool is as large as its addresses, not as what is free now."""
     instance = current.instance()
-    return max(instance.options.kv_span_bytes, instance.memory.limit_bytes)
+    return max(instance.options.kv_span_bytes, min(instance.ranks.gather(instance.memory.limit_bytes)))
 
 
 def kv_pool(original: Callable[..., Any], configurator: Any, **arguments: Any) -> Any:

@@ -21,7 +21,7 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
     """torch.distributed is initialised once in a process; later models of the same layout use the same groups."""
     layout = (arguments["tp_size"], arguments["pp_size"])
     if not _made:
-        with _one_group_for_one_process(arguments["tp_size"] * arguments["pp_size"]):
+        with _one_group_for_the_same_ranks():
             original(**arguments)
         _made.append(layout)
         return
@@ -33,23 +33,24 @@ def parallel_groups(original: Callable[..., None], **arguments: Any) -> None:
 
 
 @contextmanager
-def _one_group_for_one_process(processes: int) -> Iterator[None]:
-    """SGLang makes a dozen groups, and each of gloo's has a thread that wakes up a hundred times a second. A world of
-    one process needs only the group of everybody, and on a GPU one of gloo's beside it."""
+def _one_group_for_the_same_ranks() -> Iterator[None]:
+    """SGLang makes a dozen groups, and each of gloo's has a thread that wakes up a hundred times a second. Most are of
+    the same ranks: of all of them, and of each alone. One of gloo's for each of these, and on GPUs one of NCCL's,
+    suffice: an engine's ranks use them one after the other, in the same order."""
     import torch.distributed as distributed
 
-    if processes > 1:
-        yield
-        return
     new_group = distributed.new_group
-    on_host: list[Any] = []
+    made: dict[tuple[tuple[int, ...], bool], Any] = {}
 
     def one_of_each(ranks: Any = None, timeout: Any = None, backend: str | None = None, **more: Any) -> Any:
-        if backend != "gloo" or distributed.get_backend() == "gloo":
+        world = range(distributed.get_world_size())
+        members = tuple(world if ranks is None else ranks)
+        on_host = backend == "gloo" or distributed.get_backend() == "gloo"
+        if members == tuple(world) and (not on_host or distributed.get_backend() == "gloo"):
             return distributed.group.WORLD
-        if not on_host:
-            on_host.append(new_group(ranks, timeout, backend, **more))
-        return on_host[0]
+        if (members, on_host) not in made:
+            made[members, on_host] = new_group(ranks, timeout, backend, **more)
+        return made[members, on_host]
 
     distributed.new_group = one_of_each  # type: ignore[assignment]
     try:

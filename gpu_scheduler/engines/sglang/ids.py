@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -34,8 +35,12 @@ class Ids(Protocol):
         """Calls `arrived` with the same on the host, each once, from `poll` or `settle`."""
         ...
 
-    def poll(self) -> None:
-        """What has come by now; never waits."""
+    def arrived(self) -> int:
+        """How many copies have come since the start; never waits."""
+        ...
+
+    def poll(self, most: int | None = None) -> None:
+        """What has come by now, at most the first `most` since the start; never waits."""
         ...
 
     def settle(self) -> None:
@@ -54,7 +59,10 @@ class HostIds:
     def fetch(self, numbers: torch.Tensor, arrived: Callable[[Indices], None]) -> None:
         arrived(np.unique(numbers.numpy()))
 
-    def poll(self) -> None:
+    def arrived(self) -> int:
+        return 0
+
+    def poll(self, most: int | None = None) -> None:
         pass
 
     def settle(self) -> None:
@@ -73,6 +81,8 @@ class CudaIds:
         self._events: list[torch.cuda.Event] = []
         self._leaving: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
         """Behind copies out of a buffer."""
+        self._booked = 0
+        """Copies to the host that were taken in."""
         self._coming: deque[tuple[torch.cuda.Event, torch.Tensor, int, Callable[[Indices], None]]] = deque()
 
     def _buffer(self) -> torch.Tensor:
@@ -114,8 +124,11 @@ class CudaIds:
             buffer[: len(part)].copy_(part, non_blocking=True)
             self._coming.append((self._mark(), buffer, len(part), last if index == len(parts) else got.append))
 
-    def poll(self) -> None:
-        while self._coming and self._coming[0][0].query():
+    def arrived(self) -> int:
+        return self._booked + sum(1 for _ in takewhile(lambda coming: coming[0].query(), self._coming))
+
+    def poll(self, most: int | None = None) -> None:
+        while self._coming and (most is None or self._booked < most) and self._coming[0][0].query():
             self._book()
 
     def settle(self) -> None:
@@ -125,6 +138,7 @@ class CudaIds:
 
     def _book(self) -> None:
         event, buffer, count, arrived = self._coming.popleft()
+        self._booked += 1
         numbers = buffer.numpy()[:count].copy()
         self._events.append(event)
         self._idle.append(buffer)

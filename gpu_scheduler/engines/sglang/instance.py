@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
@@ -25,18 +28,22 @@ from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sglang.memory import Memory
 from gpu_scheduler.engines.sglang.outputs import Outputs
+from gpu_scheduler.engines.sglang.policy.agreement import Facts
 from gpu_scheduler.engines.sglang.probe import PROMPT_TOKENS, Probe
-from gpu_scheduler.engines.sglang.requests import EosIds
+from gpu_scheduler.engines.sglang.requests import EosIds, to_sglang
 from gpu_scheduler.engines.sglang.residency import State
+from gpu_scheduler.engines.sglang.shared_range import SharedRange
 from gpu_scheduler.engines.sglang.stats import Counters
 from protos import common_pb2, engine_pb2
 from services import log
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.channel import Channel
+    from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel
     from gpu_scheduler.engines.sglang.loop import Loop
+    from gpu_scheduler.engines.sglang.ranks import Ranks
 
 _log = log.get(__name__)
+_STRICT = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
 _PROGRESS_EVERY_S = 0.1
 _MAP_DUMMY_WAIT_S = 5.0
 _WEIGHTS_SPAN_BYTES = 256 << 30
@@ -52,9 +59,17 @@ class Instance:
     admission: Admission
     loop: Loop
 
-    def __init__(self, load: engine_pb2.Load, memory: Memory, channel: Channel, counters: Counters) -> None:
+    def __init__(
+        self,
+        load: engine_pb2.Load,
+        memory: Memory,
+        channel: Channel | FollowerChannel,
+        counters: Counters,
+        ranks: Ranks,
+    ) -> None:
         self.load = load
         self.memory = memory
+        self.ranks = ranks
         self.channel = channel
         self.counters = counters
         self.options = options.Options.parse(load.options, load.device)
@@ -73,6 +88,34 @@ class Instance:
         self._progress_at = 0.0
         self.command_id = load.command_id
         """The residency command under way."""
+
+    # --- several ranks
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What may fail on one rank: inside, each does its own part; then all go on, or all raise CommandError."""
+        failure: CommandError | None = None
+        try:
+            yield
+        except CommandError as error:
+            failure = error
+        self.ranks.settle(failure)
+
+    def _facts(self) -> Facts:
+        shared = self.memory.kv
+        assert isinstance(shared, SharedRange)
+        return replace(shared.facts(), arrived=self.kv.ids.arrived(), mark=self._mark() if _STRICT else None)
+
+    def _mark(self) -> Hashable:
+        """By what SGLang's scheduler decides; for tests, that no rank decides differently."""
+        scheduler, envelopes = self.scheduler, self.kv.envelopes
+        running = scheduler.running_batch.reqs
+        return (
+            self.state.value,
+            (envelopes.available, envelopes.live, envelopes.held, scheduler.tree_cache.evictable_size()),
+            tuple(request.rid for request in scheduler.waiting_queue),
+            tuple((request.rid, len(request.output_ids)) for request in running),
+        )
 
     # --- telling
 
@@ -94,8 +137,10 @@ class Instance:
             manifest=self._manifest,
             checksum=checksum,
             weights_bytes=self.memory.weights_bytes,
+            rank=self.ranks.rank,
         )
-        self.channel.send(weights_mapped=mapped)
+        for each in self.ranks.gather(mapped):
+            self.channel.send(weights_mapped=each)
 
     # --- building
 
@@ -104,11 +149,13 @@ class Instance:
         loader: type = RandomLoader if self.options.random_weights else CheckpointLoader
         if self.load.from_image:
             loader = ImageLoader
-        arguments = options.server_args(self.load.model, self.load.device, self.options, loader)
+        arguments = options.server_args(self.load.model, self.load.device, self.options, loader, self.ranks.size)
         index = int(self.load.device.partition(":")[2] or 0)
-        scheduler = Scheduler(arguments, options.port_args(), index, 0, 0, 0, 0, 0, None)
+        scheduler = Scheduler(arguments, options.port_args(), index, self.ranks.rank, 0, 0, 0, 0, None)
         self.scheduler = scheduler
         self.kv = scheduler.token_to_kv_pool_allocator.kv
+        assert self.memory.kv is not None
+        self.ranks.listen(self._facts, self.memory.kv.wake_fd)
         # Enough for min_new_tokens; stop strings are the gateway's.
         scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or set())
         self.admission = Admission(
@@ -131,7 +178,8 @@ class Instance:
         """Called by the loaders, once: what is elsewhere moves into the weights range as well, and the gpu_scheduler
         hears what lies where."""
         assert self._weights is not None
-        weights.bind(model, self._weights, copy=copy)
+        with self.together():
+            weights.bind(model, self._weights, copy=copy)
         device.finish(self.device)  # where they were before goes back to the device
         layout = weights.lay_out(model, self._weights)
         manifest = weights.manifest(layout, self.memory.weights_bytes, weights.python_scalars(model))
@@ -153,6 +201,10 @@ class Instance:
     def vocab_size(self) -> int:
         return int(self.scheduler.model_config.vocab_size)
 
+    def to_sglang(self, generate: engine_pb2.Generate, rid: str) -> TokenizedGenerateReqInput:
+        """Raises RejectedRequest."""
+        return to_sglang(generate, rid, self.context_tokens, self.vocab_size, self.ranks.seed)
+
     def _evict_tokens(self, tree: Any, tokens: int) -> None:
         tree.evict(EvictParams(num_tokens=tokens))
 
@@ -163,9 +215,10 @@ class Instance:
         as it was measured: its weights are those that said what they should, bit for bit. Else the probe runs, and
         None is returned. Raises CommandError with everything unmapped again."""
         try:
-            found = self._sum_weights()
-            if self.checksum and found != self.checksum:
-                raise CommandError(f"the weights do not verify: {found} instead of {self.checksum}")
+            with self.together():
+                found = self._sum_weights()
+                if self.checksum and found != self.checksum:
+                    raise CommandError(f"the weights do not verify: {found} instead of {self.checksum}")
             self.checksum = found
             self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
         except CommandError:
@@ -199,10 +252,17 @@ class Instance:
             self.roll_back()
             raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
         self.state = State.ACTIVE
-        self._measured = engine_pb2.Measured(
+        own = engine_pb2.Measured.Rank(
+            lease_id=self.memory.lease_id,
             weights_bytes=self.memory.weights_bytes,
-            kv_bytes_per_token=self.kv.bytes_of(1),
             private_bytes=device.private_bytes(self.device, self.memory.weights_bytes + self.kv.memory.mapped_bytes),
+        )
+        ranks = self.ranks.gather(own)
+        self._measured = engine_pb2.Measured(
+            weights_bytes=max(rank.weights_bytes for rank in ranks),
+            kv_bytes_per_token=self.kv.bytes_of(1),
+            private_bytes=max(rank.private_bytes for rank in ranks),
+            ranks=ranks,
             prefill_tokens_per_s=trace.prefill_tokens_per_s,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=self.context_tokens,
@@ -225,7 +285,12 @@ class Instance:
 
     def wake(self) -> None:
         """Maps the weights range again, zero. Raises CommandError, still hibernating."""
-        self.memory.map_weights()
+        try:
+            with self.together():
+                self.memory.map_weights()
+        except CommandError:
+            self.memory.unmap_weights()
+            raise
         self.state = State.FILLING
         self._tell_weights_mapped("")
 
@@ -244,6 +309,7 @@ class Instance:
     def close(self) -> None:
         """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group."""
         current.set_instance(None)
+        self.ranks.listen(Facts)
         self.__dict__.pop("scheduler", None)
         self.__dict__.pop("kv", None)
         self.__dict__.pop("admission", None)

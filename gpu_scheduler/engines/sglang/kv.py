@@ -102,9 +102,9 @@ class ElasticKv:
 
         self.ids.fetch(envelopes, arrived)
 
-    def poll(self) -> None:
-        """Books what has arrived; never waits."""
-        self.ids.poll()
+    def poll(self, most: int | None = None) -> None:
+        """Books what has arrived, at most the first `most` copies since the start; never waits."""
+        self.ids.poll(most)
 
     def settle(self) -> None:
         """Waits until everything that was freed has arrived. The device's queue may be a forward pass long."""

@@ -65,7 +65,8 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         current.instance().paddings = _paddings(model_config.hf_config)
         # SGLang draws a progress bar; ours is a message.
         born_here = current.instance().weights_born_here(copy=True)
-        with blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here:
+        together = current.instance().together()
+        with together, blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here:
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=True)
         return model
@@ -96,7 +97,8 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        with blame(model_config.model_path), current.instance().weights_born_here(copy=False):
+        instance = current.instance()
+        with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=False):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         current.instance().bind_weights(model, copy=False)
         return model
@@ -117,7 +119,8 @@ class RandomLoader(ImageLoader):
     """Builds the model and draws its weights."""
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        with blame(model_config.model_path), current.instance().weights_born_here(copy=True):
+        instance = current.instance()
+        with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
             model: torch.nn.Module = DefaultModelLoader.load_model(
                 self, model_config=model_config, device_config=device_config
             )

@@ -10,7 +10,6 @@ from gpu_scheduler.engines.sglang import eviction
 from gpu_scheduler.engines.sglang.commands import Commands
 from gpu_scheduler.engines.sglang.compaction import compact, is_scattered
 from gpu_scheduler.engines.sglang.errors import LeaveLoop
-from gpu_scheduler.engines.sglang.requests import to_sglang
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.retraction import retract_chunked, retract_one
 from gpu_scheduler.engines.sglang.stats import EVERY_S, engine_stats
@@ -19,7 +18,6 @@ from services import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.instance import Instance
-    from gpu_scheduler.engines.turn import Turn
 
 _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
@@ -38,10 +36,9 @@ _REPORT_SHARE = 0.01
 class Loop:
     """The instance's side of SGLang's loop. Single-threaded."""
 
-    def __init__(self, instance: Instance, turn: Turn | None, turn_index: int) -> None:
+    def __init__(self, instance: Instance) -> None:
         self._instance = instance
-        self._turn = turn
-        self._turn_index = turn_index
+        self._ranks = instance.ranks
         self._commands = Commands(instance, self)
         self._stalled_since: float | None = None
         self._stats_at = 0.0
@@ -71,7 +68,7 @@ class Loop:
             except LeaveLoop:
                 channel.unread(messages[number:])
                 raise
-        now = time.monotonic()
+        now = self._ranks.now()
         inputs += self._commands.tick(now)
         self._probe(inputs)
         self._attend(now)
@@ -84,7 +81,7 @@ class Loop:
     def _probe(self, inputs: list[Any]) -> None:
         instance = self._instance
         if instance.probe is not None and (generate := instance.probe.next_request()) is not None:
-            inputs.append(to_sglang(generate, generate.request_id, instance.context_tokens, instance.vocab_size))
+            inputs.append(instance.to_sglang(generate, generate.request_id))
 
     def _wake_fds(self) -> list[int]:
         kv = self._instance.memory.kv
@@ -92,7 +89,7 @@ class Loop:
 
     def _my_turn(self) -> bool:
         """The probe takes no turns: it is short, and nobody gives turns to an engine that is not active."""
-        return self._turn is None or self._instance.state is State.PROVING or self._turn.mine(self._turn_index)
+        return self._instance.state is State.PROVING or self._ranks.may_prefill()
 
     # --- requests that cannot start
 
@@ -103,7 +100,7 @@ class Loop:
         if scheduler.last_batch is not None or not waits or not scheduler.running_batch.is_empty():
             self._stalled_since = None
             return False
-        now = time.monotonic()
+        now = self._ranks.now()
         if self._stalled_since is None or not self._my_turn():
             self._stalled_since = now
         elif now - self._stalled_since > self._instance.options.park_after_ms / 1e3:
@@ -117,7 +114,7 @@ class Loop:
         if self._my_turn():
             channel.wait(_MEMORY_LOOK_S, fds)
             return
-        while not self._my_turn() and not channel.wait(_TURN_LOOK_S, fds):
+        while not self._ranks.may_prefill_now() and not channel.wait(_TURN_LOOK_S, fds):
             if self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
@@ -147,7 +144,7 @@ class Loop:
         memory, kv = instance.memory.kv, instance.kv
         if memory is None:
             return
-        kv.poll()
+        kv.poll(self._ranks.agreed.arrived if self._ranks.size > 1 else None)
         if memory.woken:
             kv.may_wait_again()
             instance.scheduler.running_batch.batch_is_full = False
@@ -234,7 +231,7 @@ class Loop:
     def sleep(self) -> None:
         """SGLang is idle: does what had to wait for that, gives back what nobody uses, then waits for an event."""
         instance = self._instance
-        if self._commands.when_idle(time.monotonic()):
+        if self._commands.when_idle():
             return
         kv = instance.kv
         if instance.state is State.ACTIVE:

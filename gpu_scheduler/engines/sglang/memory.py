@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from gpu_scheduler.engines.sglang.shared_range import SharedRange
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from gpu_scheduler.engines.sglang.options import Options
+    from gpu_scheduler.engines.sglang.ranks import Ranks
     from protos import engine_pb2
 
 
@@ -24,8 +27,11 @@ class KvRange(Protocol):
     extents: NDArray[np.int64]
     """Of each index, the first of those that are mapped as one extent and leave only together."""
     wake_fd: int
-    woken: bool
-    """Whether `wake_fd` is readable."""
+
+    @property
+    def woken(self) -> bool:
+        """Whether `wake_fd` is readable."""
+        ...
 
     @property
     def mapped_bytes(self) -> int:
@@ -49,6 +55,14 @@ class KvRange(Protocol):
     def empty(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class OfferingRange(KvRange, Protocol):
+    """The same for an engine of several ranks."""
+
+    def offer(self, count: int, *, timeout_s: float = 0.0) -> list[int]: ...
+
+    def take(self, indices: Sequence[int]) -> None: ...
 
 
 class WeightsRange(Protocol):
@@ -77,7 +91,7 @@ class Driver(Protocol):
         """The most KV that the lease may hold now."""
         ...
 
-    def kv_range(self, span_bytes: int) -> KvRange: ...
+    def kv_range(self, span_bytes: int) -> OfferingRange: ...
 
     def weights_range(self, span_bytes: int) -> WeightsRange: ...
 
@@ -91,8 +105,9 @@ class Driver(Protocol):
 class Memory:
     """Opened by a Load, closed when the model leaves. Addresses stay in between."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, ranks: Ranks) -> None:
         self._driver = driver
+        self._ranks = ranks
         self.kv: KvRange | None = None
         self._kv_span = 0
         self._weights: WeightsRange | None = None
@@ -105,14 +120,19 @@ class Memory:
 
     @property
     def limit_bytes(self) -> int:
-        return self._driver.limit_bytes
+        """The most KV that every rank may hold."""
+        return self.kv.limit_bytes if isinstance(self.kv, SharedRange) else self._driver.limit_bytes
 
     def open_kv(self, span_bytes: int) -> KvRange:
         """Reserves addresses for KV; nothing is mapped."""
         assert self.kv is None
-        self.kv = self._driver.kv_range(span_bytes)
-        self._kv_span = -(-span_bytes // self.kv.extent_bytes) * self.kv.extent_bytes
-        return self.kv
+        own = self._driver.kv_range(span_bytes)
+        kv: KvRange = own
+        if self._ranks.size > 1:
+            kv = SharedRange(own, self._ranks, lambda: self._driver.limit_bytes)
+        self.kv = kv
+        self._kv_span = -(-span_bytes // kv.extent_bytes) * kv.extent_bytes
+        return kv
 
     def kv_tensor(self) -> torch.Tensor:
         assert self.kv is not None
@@ -154,4 +174,4 @@ class Memory:
         self._driver.close()
 
 
-OpenMemory = Callable[["engine_pb2.Load", "Options"], Memory]
+OpenMemory = Callable[["engine_pb2.Load", "Options", "Ranks"], Memory]

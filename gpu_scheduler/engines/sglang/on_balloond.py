@@ -18,6 +18,7 @@ from gpu_scheduler.engines.sglang.memory import Memory
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.options import Options
+    from gpu_scheduler.engines.sglang.ranks import Ranks
     from protos import engine_pb2
 
 _ATTACH_S = 10.0
@@ -99,6 +100,6 @@ class LeaseDriver:
         self._lease.detach()
 
 
-def open_memory(load: engine_pb2.Load, options: Options) -> Memory:
+def open_memory(load: engine_pb2.Load, options: Options, ranks: Ranks) -> Memory:
     """Raises NoMemory."""
-    return Memory(LeaseDriver(load, options))
+    return Memory(LeaseDriver(load, options), ranks)

@@ -90,12 +90,15 @@ def kind_of(device: str) -> str:
     return kind
 
 
-def arguments(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> dict[str, Any]:
-    """What SGLang is given for a model on a device, by name."""
+def arguments(
+    model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1
+) -> dict[str, Any]:
+    """What SGLang is given for a model on a device, by name; with several ranks on as many devices."""
     if not 1 <= options.page_size <= MAX_PAGE_SIZE:
         raise CommandError(f"page_size is from 1 to {MAX_PAGE_SIZE}, not {options.page_size}")
     return {
         "model_path": model.path,
+        "tp_size": ranks,
         "served_model_name": model.name,
         "grammar_backend": "none",
         "sampling_backend": "pytorch",
@@ -121,12 +124,12 @@ def arguments(model: common_pb2.ModelSpec, device: str, options: Options, loader
     }
 
 
-def server_args(model: common_pb2.ModelSpec, device: str, options: Options, loader: type) -> ServerArgs:
+def server_args(model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1) -> ServerArgs:
     """The same as SGLang's object. Raises BrokenModel when SGLang cannot read the model's configuration."""
     from sglang.srt.server_args import ServerArgs
 
     try:
-        return ServerArgs(**arguments(model, device, options, loader))
+        return ServerArgs(**arguments(model, device, options, loader, ranks))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenModel(f"{model.path}: {one_line(error)}") from error
 

@@ -26,7 +26,8 @@ _MAP_DUMMY_WAIT_S = 5.0
 
 def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
     """The range of a pool and its bytes, of which only the dummy page is mapped: that one before anything can run."""
-    memory: Memory = current.instance().memory
+    instance = current.instance()
+    memory: Memory = instance.memory
     slot = pool.layer_num * pool.head_num * (pool.head_dim + pool.v_head_dim) * pool.store_dtype.itemsize
     envelope_bytes, count = slot * pool.page_size, pool.size // pool.page_size + 1
     on_host = torch.device(pool.device).type == "cpu"
@@ -34,6 +35,7 @@ def _open(pool: Any) -> tuple[ElasticKv, torch.Tensor]:
         memory.open_kv(count * envelope_bytes),
         envelope_bytes,
         count,
+        instance.ranks.now,
         page_size=pool.page_size,
         ids=HostIds() if on_host else CudaIds(torch.device(pool.device)),
     )

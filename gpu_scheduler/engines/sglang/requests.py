@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
+from collections.abc import Callable
 
 import numpy as np
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
@@ -14,8 +15,17 @@ from gpu_scheduler.engines.sglang.errors import RejectedRequest
 from protos import common_pb2, engine_pb2
 
 
+def _any_seed() -> int:
+    return secrets.randbits(63)
+
+
 def sampling_params(
-    sampling: common_pb2.Sampling, prompt_tokens: int, resumed_tokens: int, context_tokens: int, vocab_size: int
+    sampling: common_pb2.Sampling,
+    prompt_tokens: int,
+    resumed_tokens: int,
+    context_tokens: int,
+    vocab_size: int,
+    fresh_seed: Callable[[], int] = _any_seed,
 ) -> SamplingParams:
     """Raises RejectedRequest. `resumed_tokens` of the prompt were said before. A request that names no seed gets one,
     so that what it draws does not depend on being retracted and computed again."""
@@ -34,7 +44,7 @@ def sampling_params(
         repetition_penalty=sampling.repetition_penalty or 1.0,
         stop_token_ids=set(sampling.stop_token_ids) or None,
         ignore_eos=sampling.ignore_eos,
-        sampling_seed=sampling.seed & (2**63 - 1) if sampling.HasField("seed") else secrets.randbits(63),
+        sampling_seed=sampling.seed & (2**63 - 1) if sampling.HasField("seed") else fresh_seed(),
     )
     try:
         params.verify(vocab_size)
@@ -58,7 +68,11 @@ class EosIds:
 
 
 def to_sglang(
-    generate: engine_pb2.Generate, rid: str, context_tokens: int, vocab_size: int
+    generate: engine_pb2.Generate,
+    rid: str,
+    context_tokens: int,
+    vocab_size: int,
+    fresh_seed: Callable[[], int] = _any_seed,
 ) -> TokenizedGenerateReqInput:
     """Raises RejectedRequest for what this model can never run."""
     if not generate.token_ids:
@@ -74,7 +88,9 @@ def to_sglang(
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,
-        sampling_params=sampling_params(sampling, prompt_tokens, generate.resumed_tokens, context_tokens, vocab_size),
+        sampling_params=sampling_params(
+            sampling, prompt_tokens, generate.resumed_tokens, context_tokens, vocab_size, fresh_seed
+        ),
         return_logprob=sampling.logprobs,
         logprob_start_len=-1,
         top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,

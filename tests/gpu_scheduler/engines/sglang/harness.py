@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from balloond.client import BalloondClient
+from gpu_scheduler.engines import processes
 from loader.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services.errors import PrismError
@@ -30,13 +31,15 @@ STEP_S = 60.0
 
 
 @contextlib.asynccontextmanager
-async def node(folder: Path, capacity_bytes: int = 512 << 20, device: str = DEVICE) -> AsyncIterator[Node]:
-    """A keeper and a balloond with one device."""
+async def node(
+    folder: Path, capacity_bytes: int = 512 << 20, device: str = DEVICE, others: Sequence[str] = ()
+) -> AsyncIterator[Node]:
+    """A keeper and a balloond with one device, or with several of the same size."""
     config = folder / "balloond.toml"
     config.write_text(
         f'name = "balloond"\nlisten = "unix:{folder}/b.sock"\nnode = "test"\nhandoff = "{folder}/h.sock"\n'
         f'keeper = "{folder}/k.sock"\nlog_level = "warning"\n'
-        f'[[devices]]\nname = "{device}"\ncapacity_bytes = {capacity_bytes}\n'
+        + "".join(f'[[devices]]\nname = "{name}"\ncapacity_bytes = {capacity_bytes}\n' for name in (device, *others))
     )
     with contextlib.ExitStack() as stack:
         for arguments in (["balloond.keeper", "--socket", f"{folder}/k.sock"], ["balloond", "--config", str(config)]):
@@ -47,7 +50,7 @@ async def node(folder: Path, capacity_bytes: int = 512 << 20, device: str = DEVI
             async with asyncio.timeout(START_S):
                 while not await _answers(client):
                     await asyncio.sleep(0.05)
-            yield Node(client, f"{folder}/h.sock", device)
+            yield Node(client, f"{folder}/h.sock", device, others)
         finally:
             await client.close()
 
@@ -70,21 +73,29 @@ class Node:
     client: BalloondClient
     handoff: str
     device: str
+    others: Sequence[str] = ()
+
+    @property
+    def devices(self) -> list[str]:
+        return [self.device, *self.others]
 
     async def book(self, model: str, *, floor_bytes: int = 4 << 20, weights_bytes: int = MODEL_BYTES) -> None:
-        await self.client.set_booking(
-            self.device, model, quota_bytes=0, weights_bytes=weights_bytes, floor_bytes=floor_bytes
-        )
+        """On every device."""
+        for device in self.devices:
+            await self.client.set_booking(
+                device, model, quota_bytes=0, weights_bytes=weights_bytes, floor_bytes=floor_bytes
+            )
 
-    async def limit(self, model: str, nbytes: int) -> None:
-        await self.client.set_limit(self.device, model, nbytes)
+    async def limit(self, model: str, nbytes: int, device: str = "") -> None:
+        await self.client.set_limit(device or self.device, model, nbytes)
 
     @property
     def kv_extent_bytes(self) -> int:
         return KV_EXTENT if self.device.startswith("cpu") else 8 << 20
 
     async def leased_bytes(self) -> int:
-        return (await self.client.inspect()).devices[0].leased_bytes
+        """Of all devices."""
+        return sum(device.leased_bytes for device in (await self.client.inspect()).devices)
 
     async def until(self, what: Callable[[], Awaitable[bool]]) -> None:
         async with asyncio.timeout(STEP_S):
@@ -109,10 +120,11 @@ class Answer:
 
 
 class EngineEnd:
-    """The parent of one engine process."""
+    """The parent of one engine."""
 
-    def __init__(self, process: asyncio.subprocess.Process, channel: FramedChannel[engine_pb2.FromEngine]) -> None:
-        self.process = process
+    def __init__(self, ranks: Sequence[processes.Process], channel: FramedChannel[engine_pb2.FromEngine]) -> None:
+        self.ranks = ranks
+        self.process = ranks[0]
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.stats = engine_pb2.EngineStats()
         self.order: list[str] = []
@@ -187,10 +199,14 @@ class EngineEnd:
         return (await self.hear("done")).done
 
     async def hold(self, load: engine_pb2.Load) -> tuple[engine_pb2.WeightsMapped, engine_pb2.Measured]:
-        """Loads a model from disk."""
+        """Loads a model from disk; answers for the first rank."""
         self.send(load=load)
-        mapped = (await self.hear("weights_mapped")).weights_mapped
-        return mapped, (await self.hear("done")).done.measured
+        mapped = await self.mapped()
+        return mapped[0], (await self.hear("done")).done.measured
+
+    async def mapped(self) -> list[engine_pb2.WeightsMapped]:
+        """What every rank mapped, in their order."""
+        return [(await self.hear("weights_mapped")).weights_mapped for _ in self.ranks]
 
     async def fail(self, **message: object) -> engine_pb2.Failed:
         """Gives a command that has to fail."""
@@ -228,32 +244,32 @@ class EngineEnd:
         self._channel.close()
         self._reader.cancel()
         async with asyncio.timeout(STEP_S):
-            return await self.process.wait()
+            return max([await rank.wait() for rank in self.ranks], key=abs)
 
 
 @contextlib.asynccontextmanager
 async def engine(
-    *arguments: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None
+    *arguments: str, pass_fds: Sequence[int] = (), environment: Mapping[str, str] | None = None, ranks: int = 1
 ) -> AsyncIterator[EngineEnd]:
-    """A warm engine process."""
+    """A warm engine, of so many processes."""
     ours, theirs = socket.socketpair()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "gpu_scheduler.engines.sglang", "--channel-fd", str(theirs.fileno()), "--log-level", "error"),
-        *arguments,
-        pass_fds=[theirs.fileno(), *pass_fds],
-        # SGLang adds up its pool after every step, and ends the process when a token is missing.
-        env={**os.environ, "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", **(environment or {})},
+    started = await processes.start(
+        "gpu_scheduler.engines.sglang",
+        ["--log-level", "error", *arguments],
+        theirs,
+        ranks=ranks,
+        shared_fds=pass_fds,
+        # SGLang adds up its pool after every step, and ends the process when a token is missing; ranks compare theirs.
+        environment={"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", **(environment or {})},
     )
     theirs.close()
-    end = EngineEnd(process, await FramedChannel(engine_pb2.FromEngine).open(ours))
+    end = EngineEnd(started, await FramedChannel(engine_pb2.FromEngine).open(ours))
     try:
         hello = (await end.hear("hello")).hello
-        assert hello.pid == process.pid and hello.engine == "sglang"
+        assert hello.pid == end.process.pid and hello.engine == "sglang"
         yield end
     finally:
-        if process.returncode is None:
-            process.kill()
+        processes.kill(started)
         await end.close()
 
 
@@ -273,6 +289,7 @@ def load(
     return engine_pb2.Load(
         model=spec,
         device=at.device,
+        others=[engine_pb2.Load.Part(device=device) for device in at.others],
         balloond_socket=at.handoff,
         from_image=from_image,
         expected_checksum=expected_checksum,

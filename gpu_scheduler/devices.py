@@ -1,0 +1,101 @@
+"""balloond's calls for all devices of a group at once. Bytes are of one device, each of which holds an equal part of a
+model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from balloond.client import BalloondClient
+from protos import balloond_pb2, common_pb2
+from services import log
+from services.errors import NotFound, PrismError, Unmet
+
+T = TypeVar("T")
+_log = log.get(__name__)
+_UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+
+
+def count(spec: common_pb2.ModelSpec) -> int:
+    """Devices that the model is spread over."""
+    return max(1, spec.devices)
+
+
+def share(total_bytes: int, spec: common_pb2.ModelSpec) -> int:
+    """One device's part of what the whole model has."""
+    return -(-total_bytes // count(spec))
+
+
+async def all_of(parts: Iterable[Awaitable[T]]) -> list[T]:
+    """Their results. When one's error is raised, all have ended."""
+    results = await asyncio.gather(*parts, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]
+
+
+class Devices:
+    """Those of one group, with the balloond of their node."""
+
+    def __init__(self, names: Sequence[str], balloond: BalloondClient) -> None:
+        self.names = names
+        self._balloond = balloond
+
+    async def book(self, model: str, *, quota_bytes: int, weights_bytes: int, floor_bytes: int) -> None:
+        """On every device. Raises Refused with the arithmetic; then some may be booked: `drop`, or book what was."""
+        await self._on_each(
+            lambda device: self._balloond.set_booking(
+                device, model, quota_bytes=quota_bytes, weights_bytes=weights_bytes, floor_bytes=floor_bytes
+            )
+        )
+
+    async def drop(self, model: str) -> None:
+        """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again."""
+        await self._on_each(lambda device: self._drop(device, model))
+
+    async def _drop(self, device: str, model: str) -> None:
+        for pause_s in (*_UNTIL_BURIED_S, None):
+            try:
+                await self._balloond.drop_booking(device, model)
+                return
+            except NotFound:
+                return
+            except PrismError as error:
+                if pause_s is None or not isinstance(error, Unmet):
+                    _log.warning("booking kept", model=model, on=device, why=str(error))
+                    return
+                await asyncio.sleep(pause_s)
+
+    async def make_room(
+        self, model: str, *, bytes: int, may_retract: bool, hold_ms: int, timeout_s: float
+    ) -> tuple[int, str]:
+        """On all devices or none: how much lacks on the device that lacks most, and which one that is. What was made
+        on others is given up then."""
+        rooms = await self._on_each(
+            lambda device: self._balloond.make_room(
+                device, model, bytes=bytes, may_retract=may_retract, hold_ms=hold_ms, timeout_s=timeout_s
+            )
+        )
+        short, where = max(zip((room.short_bytes for room in rooms), self.names, strict=True), key=lambda pair: pair[0])
+        if short and len(self.names) > 1:
+            await self.release_room(model, timeout_s)
+        return short, where
+
+    async def release_room(self, model: str, timeout_s: float) -> None:
+        await self._on_each(
+            lambda device: self._balloond.make_room(
+                device, model, bytes=0, may_retract=False, hold_ms=0, timeout_s=timeout_s
+            )
+        )
+
+    async def set_limit(self, model: str, bytes: int) -> balloond_pb2.SetLimitResponse:
+        """-1: the whole devices. The first device's answer."""
+        return (await self._on_each(lambda device: self._balloond.set_limit(device, model, bytes)))[0]
+
+    async def set_demand(self, weights: Mapping[str, float]) -> None:
+        await self._on_each(lambda device: self._balloond.set_demand(device, weights))
+
+    async def _on_each(self, call: Callable[[str], Awaitable[T]]) -> list[T]:
+        return await all_of(call(device) for device in self.names)

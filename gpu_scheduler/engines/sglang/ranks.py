@@ -1,0 +1,281 @@
+"""The ranks of one engine: processes that compute one model together, one on each of its devices.
+
+SGLang's scheduler runs in each of them and decides for itself. So before every step all tell rank 0 what is new with
+them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is, and of
+memory what every one of them has. In between, what may fail on one of them (mapping, checksums) is done by all and then
+agreed on.
+
+They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
+together with other things, for ever, without a timeout and without a thread that wakes up.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import secrets
+import select
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeVar
+
+from gpu_scheduler.engines.sglang.errors import CommandError
+from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
+from gpu_scheduler.engines.turn import Turn
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """One rank's view of all."""
+
+    rank: int
+    size: int
+
+    @property
+    def agreed(self) -> Agreed:
+        """What holds in this step."""
+        ...
+
+    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+        """From now on `facts` says, once before every step, what this rank has to tell; `wake_fd` is readable when that
+        is new."""
+        ...
+
+    def now(self) -> float:
+        """Monotonic seconds; of several ranks the same in all of them."""
+        ...
+
+    def may_prefill(self) -> bool:
+        """Whether it is this engine's turn."""
+        ...
+
+    def may_prefill_now(self) -> bool:
+        """The same, for the rank that waits for it."""
+        ...
+
+    def seed(self) -> int:
+        """63 random bits, the same in all ranks."""
+        ...
+
+    def begin(self) -> None:
+        """Waits until all ranks are there."""
+        ...
+
+    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+        """Every rank's, in their order. All must call it."""
+        ...
+
+    def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
+        """Returns when all ranks have come here without a failure. Where one failed all raise: it its own, the others
+        that one's."""
+        ...
+
+
+class _Turn:
+    def __init__(self, turn: Turn | None, index: int) -> None:
+        self._turn = turn
+        self._index = index
+
+    def may_prefill_now(self) -> bool:
+        return self._turn is None or self._turn.mine(self._index)
+
+
+class Alone(_Turn):
+    """An engine of one process: nothing to agree on, nothing to pay."""
+
+    rank, size = 0, 1
+    agreed = Agreed()
+    now = staticmethod(time.monotonic)
+    may_prefill = _Turn.may_prefill_now
+
+    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+        pass
+
+    def seed(self) -> int:
+        return secrets.randbits(63)
+
+    def begin(self) -> None:
+        pass
+
+    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+        return [own]
+
+    def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
+        if failure is not None:
+            raise failure
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What rank 0 tells before a step."""
+
+    number: int
+    now: float
+    turn: bool
+    messages: tuple[bytes, ...]
+    closed: bool
+    agreed: Agreed
+
+
+class _Several:
+    """What the first and the other ranks have in common."""
+
+    rank: int
+    size: int
+
+    def __init__(self) -> None:
+        self._facts: Callable[[], Facts] = Facts
+        self._wake_fd = -1
+        self._step = _Step(0, time.monotonic(), False, (), False, Agreed())
+        self._random = random.Random()
+
+    @property
+    def agreed(self) -> Agreed:
+        return self._step.agreed
+
+    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+        self._facts, self._wake_fd = facts, wake_fd
+
+    def now(self) -> float:
+        return self._step.now
+
+    def may_prefill(self) -> bool:
+        return self._step.turn
+
+    def seed(self) -> int:
+        return self._random.getrandbits(63)
+
+    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+        raise NotImplementedError
+
+    def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
+        failures = self.gather(failure if failure is None else type(failure)(str(failure)), timeout_s)
+        first = next((one for one in failures if one is not None), None)
+        if first is not None:
+            raise failure or first
+
+    def begin(self) -> None:
+        self._random.seed(self.gather(secrets.randbits(64))[0])
+
+
+class Leader(_Several):
+    """Rank 0."""
+
+    rank = 0
+
+    def __init__(self, others: Sequence[int], turn: Turn | None, index: int) -> None:
+        """`others`: descriptors of the sockets to ranks 1, 2, ..."""
+        super().__init__()
+        self.size = 1 + len(others)
+        self._turn = _Turn(turn, index)
+        self._others = [Connection(fd) for fd in others]
+        self._told: list[Facts | None] = [None] * len(others)
+        """Of the step to come, as far as they have told."""
+
+    def may_prefill_now(self) -> bool:
+        return self._turn.may_prefill_now()
+
+    def step(self, messages: Sequence[bytes], closed: bool) -> None:
+        """Agrees on a step in which these messages are acted on."""
+        number = self._step.number + 1
+        for index, facts in enumerate(self._told):
+            while facts is None:
+                facts = self._hear(index)
+        try:
+            agreed = agree([self._facts(), *(facts for facts in self._told if facts is not None)])
+        except Parted as error:
+            raise SystemExit(str(error)) from None
+        now = time.monotonic()
+        self._step = _Step(number, now, self.may_prefill_now(), tuple(messages), closed, agreed)
+        self._told = [None] * len(self._others)
+        self._tell(self._step)
+
+    def _hear(self, index: int) -> Facts | None:
+        """What one rank says next, if it is of the step to come. Waits for it."""
+        number, facts = _receive(self._others[index])
+        if number == self._step.number + 1:
+            self._told[index] = facts
+        return self._told[index]
+
+    def _tell(self, what: object) -> None:
+        data = pickle.dumps(what)
+        for other in self._others:
+            other.send_bytes(data)
+
+    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+        told = [own]
+        for other in self._others:
+            while True:
+                number, value = _receive(other, timeout_s)
+                if number == _GATHER:
+                    break
+            told.append(value)
+        self._tell(told)
+        return told
+
+    # --- while idle
+
+    @property
+    def fds(self) -> list[int]:
+        return [other.fileno() for other in self._others]
+
+    def news(self) -> bool:
+        """Whether a rank has something to do that waits for the next step. Never waits."""
+        for index, other in enumerate(self._others):
+            while other.poll(0):
+                self._hear(index)
+        return any(facts is not None and (facts.news or facts.wanted > 0) for facts in self._told)
+
+
+class Follower(_Several):
+    """Any other rank."""
+
+    def __init__(self, leader: int, rank: int, size: int) -> None:
+        """`leader`: descriptor of the socket to rank 0."""
+        super().__init__()
+        self.rank = rank
+        self.size = size
+        self._leader = Connection(leader)
+
+    def may_prefill_now(self) -> bool:
+        return self.may_prefill()
+
+    def step(self) -> _Step:
+        """Waits for the next step, and tells rank 0 meanwhile when there is something new."""
+        number = self._step.number + 1
+        facts = self._facts()
+        self._tell(number, facts)
+        if self._wake_fd >= 0 and not facts.news:
+            poll = select.poll()
+            poll.register(self._leader.fileno(), select.POLLIN)
+            poll.register(self._wake_fd, select.POLLIN)
+            if self._leader.fileno() not in dict(poll.poll()):
+                self._tell(number, replace(facts, news=True))
+        self._step = _receive(self._leader)
+        return self._step
+
+    def _tell(self, number: int, what: object) -> None:
+        try:
+            self._leader.send_bytes(pickle.dumps((number, what)))
+        except OSError:
+            raise SystemExit("the first rank of this engine is gone") from None
+
+    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+        self._tell(_GATHER, own)
+        told: list[T] = _receive(self._leader, timeout_s)
+        return told
+
+
+_GATHER = 0
+
+
+def _receive(other: Connection, timeout_s: float | None = None) -> Any:
+    try:
+        if timeout_s is not None and not other.poll(timeout_s):
+            raise SystemExit(f"another rank of this engine said nothing for {timeout_s:.0f} s")
+        return pickle.loads(other.recv_bytes())
+    except (EOFError, OSError):
+        raise SystemExit("another rank of this engine is gone") from None

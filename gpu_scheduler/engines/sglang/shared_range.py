@@ -1,0 +1,86 @@
+"""The KV range of one rank of several. The same extents are in use on all of them, so that each scheduler, for itself,
+finds room for the same requests: growth is prepared by every rank on its device and happens where all have it, and
+limits and reclaims are those of the rank that is worst off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.engines.sglang.policy.agreement import Facts, common
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.memory import OfferingRange
+    from gpu_scheduler.engines.sglang.ranks import Ranks
+
+
+class SharedRange:
+    """A KvRange (gpu_scheduler.engines.sglang.memory) over this rank's own. What it answers is the same on all ranks,
+    but for `mapped_bytes` and `headroom`, by which nothing is decided but how long to wait."""
+
+    def __init__(self, own: OfferingRange, ranks: Ranks, limit: Callable[[], int]) -> None:
+        self._own = own
+        self._ranks = ranks
+        self._limit = limit
+        """Bytes, of this rank alone."""
+        self.address = own.address
+        self.extent_bytes = own.extent_bytes
+        self.wake_fd = own.wake_fd
+        self.extents = own.extents
+        self._first_limit = min(ranks.gather(limit()))
+        """Until the first step."""
+        self._in_use = 0
+
+    def facts(self) -> Facts:
+        """What is new with this rank; what balloond wants back counts as taken."""
+        news = self._own.woken
+        return Facts(news, self._own.take_reclaims() if news else 0, self._limit())
+
+    @property
+    def limit_bytes(self) -> int:
+        agreed = self._ranks.agreed.limit
+        return self._first_limit if agreed is None else agreed
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self._own.mapped_bytes
+
+    @property
+    def woken(self) -> bool:
+        return self._ranks.agreed.news
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+        """What all ranks have. What one has more stays in its reserve."""
+        count = min(count, self.limit_bytes // self.extent_bytes - self._in_use)
+        if count <= 0:
+            return []
+        taken = common(self._ranks.gather(self._own.offer(count, timeout_s=timeout_s)), count)
+        self._own.take(taken)
+        self._in_use += len(taken)
+        return taken
+
+    def release(self, indices: Sequence[int]) -> None:
+        self._own.release(indices)
+        self._in_use -= len(indices)
+
+    def headroom(self) -> int:
+        return self._own.headroom()
+
+    def overage_bytes(self) -> int:
+        return max(0, self._in_use * self.extent_bytes - self.limit_bytes)
+
+    def take_reclaims(self) -> int:
+        return self._ranks.agreed.wanted
+
+    def reclaimed(self) -> None:
+        self._own.reclaimed()
+
+    def usage(self, used_bytes: int, cached: Sequence[tuple[float, int]]) -> None:
+        self._own.usage(used_bytes, cached)
+
+    def empty(self) -> None:
+        self._own.empty()
+        self._in_use = 0
+
+    def close(self) -> None:
+        self._own.close()
