@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from gpu_scheduler.engines.sglang.shared_range import SharedRange
-
 import numpy as np
 from numpy.typing import NDArray
+
+from gpu_scheduler.engines.sglang.shared_range import SharedRange
 
 if TYPE_CHECKING:
     import torch
