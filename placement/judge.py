@@ -112,14 +112,15 @@ class Judge:
         weights = max(spec.weights_bytes, resident.weights_bytes if resident is not None else 0)
         # As gpu_schedulers book them: whole extents.
         extent = max((group.state.weights_extent_bytes for group in self._cluster.groups.values()), default=0) or 1
-        weights = -(-weights // extent) * extent
+        parts = max(1, spec.devices)
+        weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
         return kvpr.Model(
             name=spec.name,
             demand=self._demand(spec),
             weights=weights,
             floor=spec.floor_bytes,
             quota=spec.quota_bytes,
-            parts=max(1, spec.devices),
+            parts=parts,
             pinned=spec.pinned,
         )
 
@@ -127,9 +128,21 @@ class Judge:
 
     def refused(self, spec: common_pb2.ModelSpec) -> str:
         """Why no group could hold the model even alone; empty if one could."""
-        groups = self._cluster.reachable()
-        answer = refusal(self._model(spec), [self._group(group) for group in groups]) if groups else None
+        if not self._cluster.reachable():
+            return ""
+        groups = self._suitable(spec)
+        if not groups:
+            return self._unsuitable(spec)
+        answer = refusal(self._model(spec), [self._group(group) for group in groups])
         return answer.reason if answer is not None else ""
+
+    def _suitable(self, spec: common_pb2.ModelSpec) -> list[Group]:
+        """A group's engines have a process on each of its devices: it serves models on exactly so many."""
+        return [group for group in self._cluster.reachable() if len(group.memory) == max(1, spec.devices)]
+
+    def _unsuitable(self, spec: common_pb2.ModelSpec) -> str:
+        have = ", ".join(f"{group.name} has {len(group.memory)}" for group in self._cluster.reachable())
+        return f"{spec.name} is for a group of {max(1, spec.devices)} devices: {have}"
 
     def _residents(self, groups: list[Group]) -> list[Resident]:
         """What holds memory on the groups, in the policy's terms: their residents, and what balloond's ledger has
@@ -175,12 +188,14 @@ class Judge:
 
     @staticmethod
     def _place(group: Group) -> kvpr.Place:
-        # One device a group, as gpu_schedulers insist; a place has as many devices as the model has parts.
-        return kvpr.Place(group.name, tuple(device.device for device in group.memory)[:1])
+        """What a model has there: a part on each device."""
+        return kvpr.Place(group.name, tuple(device.device for device in group.memory))
 
     def activation(self, spec: common_pb2.ModelSpec) -> Verdict:
         """Where a model that is nowhere comes up, and who makes way."""
-        groups = self._cluster.reachable()
+        groups = self._suitable(spec)
+        if not groups:
+            return Verdict(spec.name, None, self._unsuitable(spec))
         answer = lifecycle.activate(
             self._model(spec), [self._group(group) for group in groups], self._residents(groups), self._lifecycle
         )
@@ -201,8 +216,13 @@ class Judge:
         return Verdict(spec.name, group, answer.outcome.reason, candidates, yields)
 
     def moves(self) -> list[Verdict]:
-        """Migrations that Algorithm 1 wants and that can begin now."""
+        """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
+        moves to one of another."""
         groups = self._cluster.reachable()
+        sizes = {len(group.memory) for group in groups}
+        return [move for size in sorted(sizes) for move in self._moves([g for g in groups if len(g.memory) == size])]
+
+    def _moves(self, groups: list[Group]) -> list[Verdict]:
         active: dict[str, Resident] = {}
         for resident in self._residents(groups):
             if not resident.hibernating:

@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from deploy.local.devices import devices, host_bytes_for_images
+from deploy.local.devices import groups, host_bytes_for_images
 from deploy.local.models import write_catalogue
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
@@ -35,10 +35,10 @@ def say(text: str) -> None:
     print(f"prism: {text}", flush=True)
 
 
-def sizes(text: str) -> tuple[int, ...]:
-    """ "27,13" -> (27, 13): one device each."""
-    values = tuple(int(part) for part in text.split(","))
-    if min(values) < 1:
+def sizes(text: str) -> list[list[int]]:
+    """ "27,13+13" -> [[27], [13, 13]]: groups of devices."""
+    values = [[int(part) for part in group.split("+")] for group in text.split(",")]
+    if min(map(min, values)) < 1:
         raise ValueError(text)
     return values
 
@@ -46,7 +46,11 @@ def sizes(text: str) -> tuple[int, ...]:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
     parser.add_argument(
-        "--device", default="cpu", metavar="D", help='"cpu" (the default), "cuda" for all GPUs, or "cuda:0,cuda:1"'
+        "--device",
+        default="cpu",
+        metavar="D",
+        help='"cpu" (the default), "cuda" for all GPUs, or '
+        '"cuda:0,cuda:1+cuda:2": the last two together serve models with devices = 2',
     )
     models = parser.add_mutually_exclusive_group()
     models.add_argument(
@@ -60,7 +64,11 @@ def arguments() -> argparse.Namespace:
         "--state", type=Path, default=ROOT / ".run", help="sockets, logs and configuration files go here"
     )
     parser.add_argument(
-        "--device-mib", type=sizes, default=(27, 13), metavar="A,B", help="memory of the CPU devices (default 27,13)"
+        "--device-mib",
+        type=sizes,
+        default=sizes("27,13"),
+        metavar="A,B",
+        help="memory of the CPU devices (default 27,13; 13+13: two that serve models together)",
     )
     parser.add_argument(
         "--idle-s",
@@ -82,7 +90,7 @@ async def main() -> int:
     if not options.catalogue.is_file():
         say(f"no catalogue at {options.catalogue}")
         return 1
-    there = devices(options.device, options.device_mib)
+    there = groups(options.device, options.device_mib)
     state.mkdir(parents=True, exist_ok=True)
     lock = open(state / "lock", "w")
     try:
@@ -95,7 +103,8 @@ async def main() -> int:
         state=state,
         catalogue=options.catalogue.resolve(),
         http=options.http,
-        devices=there,
+        devices={device: size for group in there for device, size in group.items()},
+        groups=tuple(tuple(group) for group in there),
         idle_s=options.idle_s,
         log_level=options.log_level,
     )
@@ -137,18 +146,18 @@ async def main() -> int:
 async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
     """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever."""
 
-    async def one(device: str) -> None:
-        client = GpuSchedulerClient(local.unix(local.scheduler(device)))
+    async def one(group: str) -> None:
+        client = GpuSchedulerClient(local.unix(local.scheduler(group)))
         try:
             async for state in client.watch():
                 if state is not None and state.warm_engines:
-                    say(f"{device} has a warm engine")
+                    say(f"{group} has a warm engine")
                     return
         finally:
             await client.close()
 
     say("engines are importing SGLang")
-    warming: asyncio.Future[list[None]] = asyncio.gather(*(one(device) for device in local.devices))
+    warming: asyncio.Future[list[None]] = asyncio.gather(*(one(group) for group in local.group_names))
     either: list[asyncio.Future[Any]] = [warming, stopping]
     await asyncio.wait(either, timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
     if not warming.done():
@@ -171,7 +180,7 @@ async def _introduce(local: Local, system: System, seconds: float) -> None:
     print("  process                  pid")
     for name, running in system.running.items():
         print(f"  {name:<22} {running.pid:>6}")
-    print("\n  device                  memory")
+    print("\n  devices                 memory")
     for group in cluster.groups:
         print(f"  {group.group:<22} {_size(group.capacity_bytes):>9}")
     print("\n  model                      weights   state")

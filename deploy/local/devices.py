@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,17 +11,23 @@ from services.errors import Invalid, Unavailable
 MIB = 1 << 20
 
 
-def devices(wanted: str, cpu_mib: Sequence[int]) -> dict[str, int | None]:
-    """Device -> capacity in bytes, None: what balloond finds free. `wanted` is "cpu", "cuda" for all GPUs, or GPUs by
-    name, "cuda:0,cuda:1". Raises Invalid for something else, Unavailable where there are no GPUs."""
+Group = dict[str, int | None]
+"""Device -> capacity in bytes, None: what balloond finds free."""
+
+
+def groups(wanted: str, cpu_mib: Sequence[Sequence[int]]) -> list[Group]:
+    """Devices that serve models together. `wanted` is "cpu", "cuda" for all GPUs one by one, or GPUs by name,
+    "cuda:0,cuda:1+cuda:2": the last two together. Raises Invalid for something else, Unavailable where there are no
+    GPUs."""
     if wanted == "cpu":
-        return {f"cpu:{number}": mib * MIB for number, mib in enumerate(cpu_mib)}
+        numbers = itertools.count()
+        return [{f"cpu:{next(numbers)}": mib * MIB for mib in group} for group in cpu_mib]
     there = [f"cuda:{number}" for number in range(_gpus())]
-    named = there if wanted == "cuda" else wanted.split(",")
-    for name in named:
+    named = [[name] for name in there] if wanted == "cuda" else [group.split("+") for group in wanted.split(",")]
+    for name in itertools.chain(*named):
         if name not in there:
             raise Invalid(f"there is no device {name!r}; this machine has {', '.join(there)}")
-    return dict.fromkeys(named)
+    return [dict.fromkeys(group) for group in named]
 
 
 def _gpus() -> int:

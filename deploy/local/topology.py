@@ -38,6 +38,8 @@ class Local:
     """Device name -> capacity in bytes; None, on a GPU: what is free. The example models need 14.5, 11 and 14 MiB
     (weights, floor, quota): together about as much as there is, and the two large ones never fit at once, so that
     models balloon, leave and return in front of the user."""
+    groups: tuple[tuple[str, ...], ...] = ()
+    """Devices that serve models together, which are then spread over all of a group's; left out, each by itself."""
     engine: str = "sglang"
     engine_options: dict[str, str] = field(default_factory=dict)
     engines: int = 4
@@ -62,8 +64,13 @@ class Local:
     def on_gpus(self) -> bool:
         return any(device.startswith("cuda:") for device in self.devices)
 
+    @property
+    def group_names(self) -> dict[str, tuple[str, ...]]:
+        """The devices of each group, which is named after them."""
+        return {"+".join(group): group for group in self.groups or [(device,) for device in self.devices]}
+
     def scheduler(self, group: str) -> str:
-        """The process that owns a group; groups are named as their device."""
+        """The process that owns a group."""
         return "gpu_scheduler-" + group.replace(":", "-")
 
     def processes(self) -> list[Process]:
@@ -108,14 +115,14 @@ class Local:
                 **(_GPU_LOADER if self.on_gpus else {}),
             },
         )
-        for device in self.devices:
+        for group, devices in self.group_names.items():
             add(
-                self.scheduler(device),
+                self.scheduler(group),
                 "gpu_scheduler",
                 ("balloond", "loader"),
                 {
-                    "group": device,
-                    "devices": [device],
+                    "group": group,
+                    "devices": list(devices),
                     "balloond": self.unix("balloond"),
                     "balloond_handoff": handoff,
                     "loader": self.unix("loader"),
@@ -130,7 +137,7 @@ class Local:
                     "arbitration": self.arbitration,
                 },
             )
-        groups = [self.scheduler(device) for device in self.devices]
+        groups = [self.scheduler(group) for group in self.group_names]
         add(
             "placement",
             "placement",

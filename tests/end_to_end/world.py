@@ -112,8 +112,8 @@ class World:
 
     async def measured(self, model: str) -> gpu_scheduler_pb2.Resident:
         """What the group that has the model tells of it."""
-        for device in self.local.devices:
-            client = GpuSchedulerClient(self.local.unix(self.local.scheduler(device)))
+        for group in self.local.group_names:
+            client = GpuSchedulerClient(self.local.unix(self.local.scheduler(group)))
             try:
                 async with contextlib.aclosing(client.watch()) as states:
                     async for state in states:

@@ -5,20 +5,22 @@ from services.errors import Invalid, PrismError
 
 
 def test_without_a_gpu_host_memory_is_cut_into_devices():
-    assert devices.devices("cpu", (27, 13)) == {"cpu:0": 27 << 20, "cpu:1": 13 << 20}
+    one, two = {"cpu:0": 27 << 20}, {"cpu:1": 13 << 20, "cpu:2": 13 << 20}
+    assert devices.groups("cpu", [[27], [13, 13]]) == [one, two]
 
 
 def test_gpus_are_all_or_those_named_with_what_is_free_of_them(monkeypatch):
-    monkeypatch.setattr(devices, "_gpus", lambda: 2)
-    assert devices.devices("cuda", ()) == {"cuda:0": None, "cuda:1": None}
-    assert devices.devices("cuda:1", ()) == {"cuda:1": None}
-    with pytest.raises(Invalid, match="there is no device 'cuda:2'; this machine has cuda:0, cuda:1"):
-        devices.devices("cuda:0,cuda:2", ())
+    monkeypatch.setattr(devices, "_gpus", lambda: 3)
+    assert devices.groups("cuda", ()) == [{"cuda:0": None}, {"cuda:1": None}, {"cuda:2": None}]
+    assert devices.groups("cuda:1", ()) == [{"cuda:1": None}]
+    assert devices.groups("cuda:2,cuda:0+cuda:1", ()) == [{"cuda:2": None}, {"cuda:0": None, "cuda:1": None}]
+    with pytest.raises(Invalid, match="there is no device 'cuda:3'; this machine has cuda:0, cuda:1, cuda:2"):
+        devices.groups("cuda:0+cuda:3", ())
 
 
 def test_a_machine_without_a_gpu_says_so_in_one_line():
     try:
-        assert devices.devices("cuda", ())
+        assert devices.groups("cuda", ())
     except PrismError as error:
         assert "CUDA" in str(error) and "\n" not in str(error)
 
