@@ -143,6 +143,35 @@ async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a
         images.close()
 
 
+async def test_tokens_equal_transformers_on_extents_of_two_sizes_while_limits_move(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    """Long prompts grow the pool by much at once, so that what follows lies on large extents, and beside them."""
+    async with node(tmp_path) as at, engine() as end:
+        await at.book("qwen", floor_bytes=FLOOR)
+        options = {"page_size": 16, "chunked_prefill_size": 128, "large_extent": 2}
+        await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
+        for turn in range(4):
+            await at.limit("qwen", 200 * KV_EXTENT)
+            for number in range(3):
+                long = [2 + (7 * turn + 3 * number + i) % 1000 for i in range(450)]
+                end.ask(f"long-{turn}-{number}", long, 1, ignore_eos=True)
+                assert (await end.answer(f"long-{turn}-{number}")).finish == common_pb2.LENGTH
+            await burst(end, f"still-{turn}", prompts, said["qwen"], 1)
+            mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+            await burst(end, f"moving-{turn}", prompts, said["qwen"], 2)
+            mover.cancel()
+            await end.until(lambda: not end.stats.running)
+        granted = [event.detail for event in await at.client.events() if event.what == "granted"]
+        sizes = {detail.split(" x ")[1] for detail in granted if detail.endswith("of kv")}
+        assert sizes == {f"{KV_EXTENT} bytes of kv", f"{2 * KV_EXTENT} bytes of kv"}
+        assert end.stats.evicted_tokens > 0 and end.stats.retractions > 0
+        await at.limit("qwen", FLOOR)
+        await end.until(lambda: 0 < end.stats.kv_held_bytes <= FLOOR)
+        await end.do(hibernate=engine_pb2.Hibernate())
+        await at.until(lambda: _is(at.leased_bytes(), 0))
+
+
 async def _is(value: object, expected: int) -> bool:
     return await value == expected  # type: ignore[misc]
 
