@@ -62,7 +62,8 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        current.instance().paddings = _paddings(model_config.hf_config)
+        ranks = current.instance().ranks
+        current.instance().paddings = _paddings(model_config.hf_config, ranks.rank, ranks.size)
         # SGLang draws a progress bar; ours is a message.
         born_here = current.instance().weights_born_here(copy=True)
         together = current.instance().together()
@@ -142,11 +143,22 @@ def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Param
             yield name, parameter
 
 
-def _paddings(config: Any) -> set[int]:
-    """By how many places SGLang widened layers of this model, so that they suit its kernels."""
+def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
+    """How many places of this rank's part of a layer nothing in the checkpoint is for: SGLang widened layers of this
+    model, so that they suit its kernels and divide among the ranks."""
     original = "original_"
-    widened = {name for name in vars(config) if name.startswith(original) and hasattr(config, name[len(original) :])}
-    return {getattr(config, name[len(original) :]) - getattr(config, name) for name in widened} - {0}
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // getattr(
+        config, "original_num_attention_heads", config.num_attention_heads
+    )
+    widened = [
+        (getattr(config, name), getattr(config, name[len(original) :]), head_dim if name.endswith("heads") else 1)
+        for name in vars(config)
+        if name.startswith(original) and hasattr(config, name[len(original) :])
+    ]
+    if hasattr(config, "original_total_num_kv_heads"):
+        widened.append((config.original_total_num_kv_heads, config.num_key_value_heads, head_dim))
+    parts = ((before, after // ranks, unit) for before, after, unit in widened)
+    return {unit * min(part, max(0, (rank + 1) * part - before)) for before, part, unit in parts} - {0}
 
 
 def _file_bytes(folder: str) -> int:
