@@ -224,7 +224,7 @@ def begin() -> None:
 
 
 async def _warm(kind: str, environment: Mapping[str, str]) -> Engine:
-    engine = await Engine.start(Spawn(kind, "error", environment, START_S), 1, None)
+    engine = await Engine.start(Spawn(kind, "error", environment, start_timeout_s=START_S), 1, None)
     await engine.hello(START_S)
     return engine
 
