@@ -32,14 +32,15 @@ STEP_S = 60.0
 
 @contextlib.asynccontextmanager
 async def node(
-    folder: Path, capacity_bytes: int = 512 << 20, device: str = DEVICE, others: Sequence[str] = ()
+    folder: Path, capacity_bytes: int = 512 << 20, device: str = DEVICE, others: Mapping[str, int] | None = None
 ) -> AsyncIterator[Node]:
-    """A keeper and a balloond with one device, or with several of the same size."""
+    """A keeper and a balloond with one device, and `others` with their bytes."""
+    devices = {device: capacity_bytes, **(others or {})}
     config = folder / "balloond.toml"
     config.write_text(
         f'name = "balloond"\nlisten = "unix:{folder}/b.sock"\nnode = "test"\nhandoff = "{folder}/h.sock"\n'
         f'keeper = "{folder}/k.sock"\nlog_level = "warning"\n'
-        + "".join(f'[[devices]]\nname = "{name}"\ncapacity_bytes = {capacity_bytes}\n' for name in (device, *others))
+        + "".join(f'[[devices]]\nname = "{name}"\ncapacity_bytes = {nbytes}\n' for name, nbytes in devices.items())
     )
     with contextlib.ExitStack() as stack:
         for arguments in (["balloond.keeper", "--socket", f"{folder}/k.sock"], ["balloond", "--config", str(config)]):
@@ -50,7 +51,7 @@ async def node(
             async with asyncio.timeout(START_S):
                 while not await _answers(client):
                     await asyncio.sleep(0.05)
-            yield Node(client, f"{folder}/h.sock", device, others)
+            yield Node(client, f"{folder}/h.sock", device, list(devices)[1:])
         finally:
             await client.close()
 

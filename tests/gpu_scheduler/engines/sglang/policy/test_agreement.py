@@ -1,0 +1,65 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree, common
+
+facts = st.builds(
+    Facts,
+    news=st.booleans(),
+    wanted=st.integers(0, 1 << 40),
+    limit=st.one_of(st.none(), st.integers(0, 1 << 40)),
+    arrived=st.integers(0, 1 << 20),
+)
+ranks = st.lists(facts, min_size=1, max_size=4)
+offers = st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=4)
+
+
+@given(ranks)
+def test_what_holds_is_what_every_rank_can_keep_to(told):
+    agreed = agree(told)
+    for one in told:
+        assert one.limit is None or (agreed.limit is not None and agreed.limit <= one.limit)
+        assert agreed.arrived <= one.arrived
+        assert agreed.wanted >= one.wanted
+        assert agreed.news or not one.news
+
+
+@given(ranks)
+def test_nothing_is_agreed_that_no_rank_told(told):
+    agreed = agree(told)
+    assert agreed.limit in {one.limit for one in told}
+    assert agreed.arrived in {one.arrived for one in told}
+    assert agreed.wanted in {one.wanted for one in told}
+
+
+@given(ranks, st.randoms(use_true_random=False))
+def test_no_rank_counts_more_than_another(told, random):
+    shuffled = list(told)
+    random.shuffle(shuffled)
+    assert agree(shuffled) == agree(told)
+
+
+def test_one_rank_agrees_with_itself():
+    assert agree([Facts(True, 5, 100, 3)]) == Agreed(True, 5, 100, 3)
+
+
+def test_ranks_that_decided_differently_are_found_out():
+    agree([Facts(mark=("a", 1)), Facts(mark=("a", 1))])
+    with pytest.raises(Parted, match="parted"):
+        agree([Facts(mark=("a", 1)), Facts(mark=("a", 2))])
+
+
+@given(offers, st.integers(0, 70))
+def test_growth_takes_only_what_every_rank_offers_and_no_more_than_is_wanted(offered, count):
+    taken = common([sorted(offer) for offer in offered], count)
+    assert all(set(taken) <= offer for offer in offered)
+    assert len(taken) == min(count, len(set.intersection(*offered)))
+    assert taken == sorted(taken)
+
+
+@given(offers, st.integers(0, 70))
+def test_the_lowest_addresses_are_taken(offered, count):
+    taken = common([sorted(offer) for offer in offered], count)
+    left = set.intersection(*offered) - set(taken)
+    assert not left or not taken or max(taken) < min(left)

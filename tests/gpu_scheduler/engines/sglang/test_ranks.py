@@ -1,0 +1,139 @@
+"""Ranks of one engine, as threads with nothing to compute."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.engines.sglang.channel import FollowerChannel, LeaderChannel
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
+from gpu_scheduler.engines.sglang.policy.agreement import Facts
+from gpu_scheduler.engines.sglang.ranks import Follower, Leader
+from protos import engine_pb2
+from services.framing import frame
+
+WAIT_S = 20.0
+
+
+class Three:
+    """A leader, its two followers, and the gpu_scheduler's end of the socket."""
+
+    def __init__(self) -> None:
+        pairs = [socket.socketpair() for _ in range(2)]
+        self.parent, channel = socket.socketpair()
+        self.leader = Leader([first.detach() for first, _ in pairs], None, 1)
+        self.followers = [Follower(pair[1].detach(), rank, 3) for rank, pair in enumerate(pairs, start=1)]
+        self.channels: list[Any] = [LeaderChannel(channel.detach(), self.leader)]
+        self.channels += [FollowerChannel(follower) for follower in self.followers]
+        self._threads = ThreadPoolExecutor(3)
+
+    @property
+    def ranks(self) -> list[Any]:
+        return [self.leader, *self.followers]
+
+    def start(self, work: Callable[[int], Any]) -> list[Future[Any]]:
+        return [self._threads.submit(work, rank) for rank in range(3)]
+
+    def all(self, work: Callable[[int], Any]) -> list[Any]:
+        return [future.result(WAIT_S) for future in self.start(work)]
+
+    def say(self, text: str) -> None:
+        self.parent.send(frame(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=text))))
+
+
+def heard(messages: list[engine_pb2.ToEngine]) -> list[str]:
+    return [message.abort.request_id for message in messages]
+
+
+def test_what_the_first_receives_all_act_on_at_the_same_step_and_time() -> None:
+    three = Three()
+    three.say("a")
+    three.say("b")
+
+    def step(rank: int) -> tuple[list[str], float]:
+        return heard(three.channels[rank].receive()), three.ranks[rank].now()
+
+    first = three.all(step)
+    assert first[0][0] == ["a", "b"] and first.count(first[0]) == 3
+    second = three.all(step)
+    assert second[0][0] == [] and second.count(second[0]) == 3 and second[0][1] > first[0][1]
+
+
+def test_the_worst_off_decides_for_all() -> None:
+    three = Three()
+    for rank, (limit, wanted) in zip(three.ranks, [(300, 0), (100, 7), (200, 5)], strict=True):
+        rank.listen(lambda limit=limit, wanted=wanted: Facts(wanted=wanted, limit=limit))
+    three.all(lambda rank: three.channels[rank].receive())
+    assert {(rank.agreed.limit, rank.agreed.wanted) for rank in three.ranks} == {(100, 7)}
+
+
+def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
+    three = Three()
+    doorbell = os.eventfd(0)
+    three.followers[1].listen(Facts, doorbell)
+    steps = three.start(lambda rank: three.channels[rank].wait(None) and three.channels[rank].receive())
+    assert not any(step.done() for step in steps)
+    os.eventfd_write(doorbell, 1)
+    assert [step.result(WAIT_S) for step in steps] == [[], [], []]
+
+
+def test_messages_that_one_kept_for_later_all_kept() -> None:
+    three = Three()
+    three.say("a")
+
+    def keep(rank: int) -> list[str]:
+        channel = three.channels[rank]
+        channel.unread(channel.receive())
+        channel.wait(None)
+        return heard(channel.receive())
+
+    assert three.all(keep) == [["a"]] * 3
+
+
+def test_what_fails_on_one_rank_fails_on_all_and_the_first_says_why() -> None:
+    three = Three()
+    failures = [None, None, BrokenModel("a tensor is missing")]
+
+    def settle(rank: int) -> CommandError | None:
+        try:
+            three.ranks[rank].settle(failures[rank])
+        except CommandError as error:
+            return error
+        return None
+
+    assert [(type(e), str(e)) for e in three.all(settle)] == [(BrokenModel, "a tensor is missing")] * 3
+    failures[:] = [None, NoMemory("here too"), NoMemory("here")]
+    assert [str(error) for error in three.all(settle)] == ["here too", "here too", "here"]
+    failures[:] = [None, None, None]
+    assert three.all(settle) == [None, None, None]
+
+
+def test_seeds_that_nobody_named_are_the_same_everywhere() -> None:
+    three = Three()
+    three.all(lambda rank: three.ranks[rank].begin())
+    seeds = three.all(lambda rank: [three.ranks[rank].seed() for _ in range(3)])
+    assert seeds.count(seeds[0]) == 3 and len(set(seeds[0])) == 3
+
+
+def test_a_rank_that_is_gone_ends_those_who_wait_for_it() -> None:
+    three = Three()
+    three.followers[0]._leader.close()
+    with pytest.raises(SystemExit, match="another rank of this engine is gone"):
+        three.leader.step([], False)
+
+
+def test_ranks_that_parted_end() -> None:
+    three = Three()
+    for number, rank in enumerate(three.ranks):
+        rank.listen(lambda number=number: Facts(mark=number))
+    steps = three.start(lambda rank: three.channels[rank].receive() if rank else three.leader.step([], False))
+    with pytest.raises(SystemExit, match="parted"):
+        steps[0].result(WAIT_S)
+    for other in three.leader._others:
+        other.close()
+    assert all(isinstance(step.exception(WAIT_S), SystemExit) for step in steps[1:])
