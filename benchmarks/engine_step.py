@@ -120,7 +120,7 @@ async def _start(at: harness.Node, folder: Path, side: str, model: fleet.Model, 
     }
     if profile is not None:
         environment[engine_step_process.PROFILE_VARIABLE] = str(profile / f"{side}.prof")
-    engine = await Engine.start(Spawn("step", "error", environment, fleet.START_S), 1, None)
+    engine = await Engine.start(Spawn("step", "error", environment, start_timeout_s=fleet.START_S), 1, None)
     await engine.hello(fleet.START_S)
     client = Client(NAME if side == "elastic" else side, engine)
     if side == "elastic":
