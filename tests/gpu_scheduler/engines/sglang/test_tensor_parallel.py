@@ -1,0 +1,141 @@
+"""A real engine of two ranks on two devices: its tokens are Transformers' own, whatever happens to the memory of either
+device meanwhile. Ranks compare what they decide by before every step here, and end where it differs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from protos import common_pb2, engine_pb2
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, engine, load, node
+from tests.gpu_scheduler.engines.sglang.test_engine import burst
+
+pytestmark = pytest.mark.sglang
+FLOOR = 16 * KV_EXTENT
+OTHER = "cpu:1"
+CAPACITY = 512 << 20
+
+
+async def move_limits(at: Node, model: str, extents: list[int]) -> None:
+    """For ever, another limit every few steps, on either device."""
+    chance = random.Random(3)
+    while True:
+        await at.limit(model, chance.choice(extents) * KV_EXTENT, chance.choice(at.devices))
+        await asyncio.sleep(0.08)
+
+
+async def held(at: Node, device: str) -> int:
+    return next(d.leased_bytes for d in (await at.client.inspect()).devices if d.device == device)
+
+
+async def limit_all(at: Node, model: str, nbytes: int) -> None:
+    for device in at.devices:
+        await at.limit(model, nbytes, device)
+
+
+async def wake(end: EngineEnd, images: Images, parts: list[bytes]) -> list[engine_pb2.WeightsMapped]:
+    end.send(wake=engine_pb2.Wake())
+    mapped = await end.mapped()
+    for part, rank in zip(parts, mapped, strict=True):
+        await images.put(rank.lease_id, part)
+    return mapped
+
+
+async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_and_after_hibernation(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with node(tmp_path, others={OTHER: CAPACITY}) as at, engine(ranks=2) as end:
+        await at.book("qwen", floor_bytes=FLOOR)
+        images = Images(at)
+        end.send(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48))
+        mapped = await end.mapped()
+        measured = (await end.hear("done")).done.measured
+        assert [rank.rank for rank in mapped] == [0, 1] and mapped[0].lease_id != mapped[1].lease_id
+        assert mapped[0].checksum != mapped[1].checksum, "each rank has its part of the weights"
+        assert [rank.lease_id for rank in measured.ranks] == [rank.lease_id for rank in mapped]
+        assert measured.kv_bytes_per_token == 5 * 2 * 1 * 24 * 4, "one of two key-value heads"
+
+        await burst(end, "alone", prompts, said["qwen"], 1)
+        drawn = {}
+        for name in ("once", "again"):
+            end.ask(name, prompts[0], 20, temperature=1.0, seed=7)
+            drawn[name] = (await end.answer(name)).tokens
+        assert drawn["once"] == drawn["again"]
+        end.ask("unseeded", prompts[0], 20, temperature=1.0)
+        assert (await end.answer("unseeded")).finish == common_pb2.LENGTH
+
+        mover = asyncio.get_running_loop().create_task(move_limits(at, "qwen", [16, 20, 24, 40, 200]))
+        await burst(end, "moving", prompts, said["qwen"], 6)
+        mover.cancel()
+        await end.until(lambda: not end.stats.running)
+        assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
+
+        # An idle engine shrinks on both devices when the limit of the one falls that does not speak.
+        await limit_all(at, "qwen", 200 * KV_EXTENT)
+        await burst(end, "wide", prompts, said["qwen"], 1)
+        await at.limit("qwen", FLOOR, OTHER)
+        await end.until(lambda: 0 < end.stats.kv_held_bytes <= FLOOR)
+
+        parts = [await images.take(rank.lease_id) for rank in mapped]
+        await end.do(hibernate=engine_pb2.Hibernate())
+        assert await at.leased_bytes() == 0
+        broken = bytearray(parts[1])
+        broken[1000] ^= 0x40
+        again = await wake(end, images, [parts[0], bytes(broken)])
+        failed = await end.fail(verify=engine_pb2.Verify(command_id=again[0].command_id))
+        assert "the weights do not verify" in failed.reason and await at.leased_bytes() == 0
+        again = await wake(end, images, parts)
+        assert [rank.manifest for rank in again] == [rank.manifest for rank in mapped]
+        await end.do(verify=engine_pb2.Verify(command_id=again[0].command_id))
+        await limit_all(at, "qwen", 200 * KV_EXTENT)
+        await burst(end, "awake", prompts, said["qwen"], 1)
+        await end.do(unload=engine_pb2.Unload())
+        assert await at.leased_bytes() == 0
+
+        # Pages and overlapped steps, as on a GPU, in the same processes.
+        await at.book("llama", floor_bytes=FLOOR)
+        paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48}
+        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, **paged))
+        await end.mapped()
+        await end.hear("done")
+        mover = asyncio.get_running_loop().create_task(move_limits(at, "llama", [16, 20, 24, 40, 200]))
+        await burst(end, "paged", prompts, said["llama"], 6)
+        mover.cancel()
+        await end.do(unload=engine_pb2.Unload())
+        assert await at.leased_bytes() == 0
+        images.close()
+        assert await end.close() == 0
+
+
+async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    weights = 2 << 20
+    small = weights + FLOOR + 4 * KV_EXTENT
+    async with node(tmp_path, others={OTHER: small}) as at, engine(ranks=2) as end:
+        await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
+        await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
+        await burst(end, "many", prompts, said["qwen"], 6)
+        await end.until(lambda: not end.stats.running)
+        assert end.stats.retractions + end.stats.evicted_tokens > 0, "the small device was never full"
+        await end.until(lambda: end.stats.kv_held_bytes <= small - weights + 4 * KV_EXTENT)
+        await at.until(lambda: _at_most(held(at, at.device), small + 4 * KV_EXTENT))
+
+        # Weights that find no room on one device are taken from neither.
+        await end.do(unload=engine_pb2.Unload())
+        assert await at.leased_bytes() == 0
+        await at.client.set_booking(OTHER, "other", quota_bytes=0, weights_bytes=0, floor_bytes=0)
+        await at.client.drop_booking(OTHER, "qwen")
+        failed = await end.fail(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
+        assert "no lease for qwen on cpu:1" in failed.reason and await at.leased_bytes() == 0
+        await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
+        await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
+        await burst(end, "after", prompts, said["qwen"], 1)
+
+
+async def _at_most(value: object, most: int) -> bool:
+    return await value <= most  # type: ignore[misc]
