@@ -170,12 +170,13 @@ class Loop:
         memory, kv = instance.memory.kv, instance.kv
         if memory is None or nbytes <= 0:
             return
-        tree = instance.scheduler.tree_cache
+        begun, tree = time.monotonic(), instance.scheduler.tree_cache
         evicted = eviction.empty_extents(tree, kv, -(-nbytes // memory.extent_bytes))
         if evicted:
             instance.counters.evicted_tokens += evicted
             kv.settle()
             kv.give_up_empties()
+        instance.counters.evicting_s += time.monotonic() - begun
 
     def _report(self) -> None:
         instance = self._instance

@@ -21,6 +21,7 @@ class Counters:
     retractions: int = 0
     evicted_tokens: int = 0
     moved_tokens: int = 0
+    evicting_s: float = 0.0
     hibernations: int = 0
     forward_steps: int = 0
     prefill_tokens: int = 0
@@ -66,6 +67,7 @@ def engine_stats(scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Coun
         retractions=counters.retractions,
         evicted_tokens=counters.evicted_tokens,
         moved_tokens=counters.moved_tokens,
+        evicting_s=counters.evicting_s,
         hibernations=counters.hibernations,
         forward_steps=counters.forward_steps,
         prefill_tokens=counters.prefill_tokens,
