@@ -6,7 +6,8 @@ Three on one device: a neighbour whose prefix cache is filled with long prompts 
 driver alone, in a process of its own), and an engine that decodes all the while.
 
     a  `--gib` of the idle neighbour's prefixes, from the taker's request until mapped at the taker: by its driver alone
-       (`growth`), and as gpu_schedulers ask, room first (`room`). The aim is 150 ms for 20 GiB
+       (`growth`), and as gpu_schedulers ask, room first (`room`). The aim is 150 ms for 20 GiB. Where the time goes is
+       told by balloond's history and the neighbour's statistics, after the fact
     b  memory that is free, once the taker's limit is raised: one extent, and `--grant-gib`, from the raise and from the
        driver's question until mapped
     c  growth of a real engine under load: what the neighbour holds while it is filled, GB/s, and its prompts' tokens/s
@@ -31,7 +32,7 @@ from benchmarks.gpu import fleet, neighbours, report
 from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import fastest, gaps_of
-from benchmarks.gpu.taker import Taker, taker
+from benchmarks.gpu.taker import Taken, Taker, taker
 from protos import balloond_pb2
 from tests.gpu_scheduler.engines.sglang import harness
 
@@ -168,7 +169,7 @@ class Reclaim:
     # --- a
 
     async def _take(self, way: str) -> None:
-        had = self._neighbour.stats.kv_held_bytes
+        had, evicting_s = self._neighbour.stats.kv_held_bytes, self._neighbour.stats.evicting_s
         await self._shut_away()
         wanted = self._bytes
         begun = time.monotonic()
@@ -179,6 +180,7 @@ class Reclaim:
         taken = await self._taker.take(wanted // self._extent)
         self._window("reclaim", begun)
         seconds = taken.mapped_s - begun
+        path = await self._path(begun, taken)
         gave = had - await self._kv_of("neighbour")
         begun = time.monotonic()
         given_back_s = await self._taker.give_back()
@@ -186,6 +188,7 @@ class Reclaim:
         await self._room("taker", 0)
         await self._room("steady", 0)
         await self._book("shut away", 0)
+        path["neighbour_evicting"] = self._neighbour.stats.evicting_s - evicting_s
         self._takes.append(
             {
                 "way": way,
@@ -197,6 +200,7 @@ class Reclaim:
                 "neighbour_gave_bytes": gave,
                 "short_bytes": room.short_bytes if room is not None else 0,
                 "give_back_s": given_back_s,
+                "path_s": path,
             }
         )
         say(
@@ -204,8 +208,25 @@ class Reclaim:
             f"{1e3 * taken.seconds:.1f} ms, asked {taken.attempts} times); the neighbour gave {gave / 2**20:.0f} MiB; "
             f"given back in {1e3 * given_back_s:.1f} ms"
         )
+        say(f"  ms after it began: {json.dumps({name: round(1e3 * value, 1) for name, value in path.items()})}")
         if gave < 0.8 * self._bytes:
             self._problems.append(f"{way}: the neighbour gave {gave} bytes up, not {self._bytes}")
+
+    async def _path(self, begun: float, taken: Taken) -> dict[str, float]:
+        """When it happened, in seconds after `begun`, to about a millisecond: an event says only how old it is."""
+        asked = time.monotonic()
+        events = await self._at.client.events()
+        now = (asked + time.monotonic()) / 2
+        path = {"asked": taken.asked_s - begun, "mapped": taken.mapped_s - begun}
+        for name, what, model in (
+            ("reclaim", "reclaim", "neighbour"),
+            ("returned", "freed", "neighbour"),
+            ("granted", "granted", "taker"),
+        ):
+            at = [now - event.age_s for event in events if (event.what, event.model) == (what, model)]
+            if at := [moment - begun for moment in at if begun - 0.002 <= moment <= taken.mapped_s]:
+                path |= {f"first_{name}": at[0], f"last_{name}": at[-1]}
+        return path
 
     async def _shut_away(self) -> None:
         """What is free is kept for the decoding streams, and the rest of it booked for nobody: what is taken is the
