@@ -104,7 +104,7 @@ class Daemon:
         device = self.device(device_name)
         facts = LeaseFacts(token[:8], device_name, model, token, process)
         if model not in device.ledger.bookings:
-            weights = sum(nbytes for _, nbytes, kind in held if kind == "weights")
+            weights = sum(nbytes for _, nbytes, kind in held if kind != "kv")
             try:
                 decisions = device.book(self.now(), model, Booking(weights=weights))
             except Refused:

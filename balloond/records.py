@@ -109,7 +109,7 @@ def encode(facts: Facts) -> keeper_pb2.Record:
 def decode(record: keeper_pb2.Record) -> Facts:
     """Raises ValueError for a record that is not one of ours."""
     kind = record.kind
-    if kind == "kv" or kind == "weights":
+    if kind in ("kv", "weights", "graphs"):
         number = int(record.id.removeprefix("extent/"))
         return ExtentFacts(number, record.device, record.bytes, kind, record.lease_token)  # type: ignore[arg-type]
     try:

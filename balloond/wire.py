@@ -12,7 +12,11 @@ from balloond.policy.limits import Limit, Outcome
 from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid
 
-KINDS: dict[Kind, handoff_pb2.Kind] = {"weights": handoff_pb2.WEIGHTS, "kv": handoff_pb2.KV}
+KINDS: dict[Kind, handoff_pb2.Kind] = {
+    "weights": handoff_pb2.WEIGHTS,
+    "kv": handoff_pb2.KV,
+    "graphs": handoff_pb2.GRAPHS,
+}
 _KINDS: dict[int, Kind] = {number: kind for kind, number in KINDS.items()}
 WHYS: dict[Why, handoff_pb2.Refused.Why] = {
     "over_limit": handoff_pb2.Refused.OVER_LIMIT,

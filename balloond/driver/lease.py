@@ -26,6 +26,7 @@ _HELD_PER_MESSAGE = 4000
 Kind = int
 WEIGHTS: Kind = handoff_pb2.WEIGHTS
 KV: Kind = handoff_pb2.KV
+GRAPHS: Kind = handoff_pb2.GRAPHS
 
 _WHY = {number: name.lower() for name, number in handoff_pb2.Refused.Why.items()}
 

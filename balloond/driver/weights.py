@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from balloond.backends.base import Mapper
-from balloond.driver.lease import WEIGHTS, Granted, Lease
+from balloond.driver.lease import WEIGHTS, Granted, Kind, Lease
 from balloond.policy.extents import cut
 
 _TOGETHER = 64
@@ -26,8 +26,11 @@ def _parts(sizes: list[int]) -> Iterator[tuple[int, int]]:
 class WeightsRange:
     """Addresses for at most `span_bytes` of weights. Methods are the engine's, from one thread."""
 
-    def __init__(self, lease: Lease, mapper: Mapper, *, span_bytes: int, extent_bytes: int) -> None:
+    def __init__(
+        self, lease: Lease, mapper: Mapper, *, span_bytes: int, extent_bytes: int, kind: Kind = WEIGHTS
+    ) -> None:
         self._lease = lease
+        self._kind = kind
         self._mapper = mapper
         self._extent_bytes = extent_bytes
         self._span = -(-max(span_bytes, 1) // mapper.page_bytes) * mapper.page_bytes
@@ -52,7 +55,7 @@ class WeightsRange:
         before = len(self._extents)
         try:
             for size, count in _parts(sizes):
-                self._map(self._lease.grow(WEIGHTS, size, count, timeout_s=timeout_s))
+                self._map(self._lease.grow(self._kind, size, count, timeout_s=timeout_s))
         except BaseException:
             self._leave_from(before)
             raise
@@ -72,6 +75,14 @@ class WeightsRange:
                 os.close(extent.fd)
             if unmapped:
                 self._lease.give_back([extent.id for extent in unmapped])
+
+    def shrink(self, total_bytes: int) -> None:
+        """Unmaps and returns the extents that begin behind `total_bytes`. Waits for nothing, as `leave`."""
+        kept, end = 0, 0
+        while kept < len(self._extents) and end < total_bytes:
+            end += self._extents[kept][1]
+            kept += 1
+        self._leave_from(kept)
 
     def leave(self) -> None:
         """Unmaps and returns everything; the addresses stay. Waits for nothing, so the device must be done with it: on

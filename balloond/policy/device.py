@@ -162,7 +162,7 @@ class Device:
     def _entitled(self, model: str, kind: Kind) -> int:
         """Bytes for which running decodes of others may be stopped: a model's weights and floor."""
         booking = self.ledger.bookings.get(model, Booking())
-        if kind == "weights":
+        if kind != "kv":
             return booking.weights - self.ledger.weights_of(model)
         return booking.floor - self.ledger.kv_of(model)
 
@@ -297,7 +297,7 @@ class Device:
 
     def _within_limit(self, claim: Growth) -> tuple[int, int]:
         """How many of the extents the limit allows, and the bytes by which the fewest that will do are over it."""
-        if claim.kind == "weights":
+        if claim.kind != "kv":
             return claim.count, 0
         left = self.limits.get(claim.model).bytes - self.ledger.kv_of(claim.model)
         return min(claim.count, max(0, left // claim.bytes)), max(0, claim.need - left)
@@ -407,7 +407,7 @@ class Device:
             if isinstance(claim, Growth):
                 who = (claim.kind, claim.lease_id)
                 left = self.limits.get(claim.model).bytes - self.ledger.kv_of(claim.model) - asked[who] - claim.want
-                behind = claim.behind if claim.kind == "weights" else max(0, min(claim.behind, left))
+                behind = claim.behind if claim.kind != "kv" else max(0, min(claim.behind, left))
             asked[who] += claim.want
             _, before = totals.get(who, (claim, 0))
             totals[who] = claim, max(before, asked[who] + behind)

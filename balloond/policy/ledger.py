@@ -16,7 +16,8 @@ from typing import Literal
 
 from services.errors import Exists, Invalid, NotFound, Refused, Unmet
 
-Kind = Literal["weights", "kv"]
+Kind = Literal["weights", "kv", "graphs"]
+"""What CUDA graphs take is a model's own like its weights, and counted with them; but it is no part of an image."""
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Booking:
     quota: int = 0
     """Private to the engine, never mapped by balloond."""
     weights: int = 0
-    """Entitled, not taken."""
+    """And graphs; entitled, not taken."""
     floor: int = 0
     """The least KV that the model keeps: nobody is given any of it."""
 
@@ -61,7 +62,7 @@ class Lease:
     ended: bool = False
     """The process is gone; stays here only while a loader has extents of it."""
     weights_bytes: int = 0
-    """Stranded ones included, like `kv_bytes`."""
+    """And of graphs. Stranded ones included, like `kv_bytes`."""
     kv_bytes: int = 0
     extents: dict[int, Extent] = field(default_factory=dict)
     kv_extent_bytes: int = 0
@@ -287,7 +288,7 @@ class Ledger:
                 assert not (lease.ended and extent.held), f"extent {id} is held by lease {lease.id}, which has ended"
                 seen.add(id)
                 kv += extent.bytes if extent.kind == "kv" else 0
-                weights += extent.bytes if extent.kind == "weights" else 0
+                weights += extent.bytes if extent.kind != "kv" else 0
                 leased += 0 if extent.stranded else extent.bytes
                 stranded += extent.bytes if extent.stranded else 0
             assert (kv, weights) == (lease.kv_bytes, lease.weights_bytes), (

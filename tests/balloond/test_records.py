@@ -10,6 +10,7 @@ FACTS = [
     LeaseFacts("ab", "cpu:0", "some/model", "token", Process(7, 99)),
     ExtentFacts(12, "cpu:0", 4096, "kv", "token"),
     ExtentFacts(13, "cpu:1", 8192, "weights", "token"),
+    ExtentFacts(14, "cpu:1", 8192, "graphs", "token"),
     BookingFacts("cpu:0", "some/model", Booking(1, 2, 3), 4, -1),
     BorrowFacts(Process(7, 99), "ab", (12, 13)),
 ]
@@ -25,7 +26,7 @@ def test_facts_survive_the_keeper(facts):
 
 def test_every_record_has_an_id_of_its_own():
     ids = [records.encode(facts).id for facts in FACTS]
-    assert ids == ["lease/ab", "extent/12", "extent/13", "booking/cpu:0/some/model", "borrow/7-99/ab"]
+    assert ids == ["lease/ab", "extent/12", "extent/13", "extent/14", "booking/cpu:0/some/model", "borrow/7-99/ab"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from services.errors import Invalid
 
 
 def test_kinds_go_both_ways_and_others_are_refused():
-    assert {wire.kind(number) for number in wire.KINDS.values()} == {"weights", "kv"}
+    assert {wire.kind(number) for number in wire.KINDS.values()} == {"weights", "kv", "graphs"}
     with pytest.raises(Invalid, match="no kind 0"):
         wire.kind(0)
 

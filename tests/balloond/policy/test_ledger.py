@@ -106,6 +106,16 @@ def test_a_borrowed_extent_is_free_only_when_both_gave_it_back(ledger):
     assert [extent.id for extent in ledger.give_back("a", [2])] == [2]
 
 
+def test_memory_of_graphs_counts_with_the_weights_and_is_lent_to_nobody(ledger):
+    ledger.grant("a", "graphs", 10, [1, 2])
+    ledger.grant("a", "weights", 10, [3])
+    assert ledger.weights_of("m") == 30
+    assert [extent.id for extent in ledger.borrow("a", "loader")] == [3]
+    assert [extent.id for extent in ledger.give_back("a", [1, 2])] == [1, 2]
+    assert ledger.weights_of("m") == 10
+    ledger.check()
+
+
 def test_a_dead_lease_stays_in_the_ledger_while_a_loader_has_extents_of_it(ledger):
     ledger.grant("a", "weights", 10, [1])
     ledger.borrow("a", "loader")
