@@ -187,7 +187,10 @@ class Client:
 
 
 def as_dict(message: Any) -> dict[str, Any]:
-    return {field.name: value for field, value in message.ListFields()}
+    return {
+        field.name: [as_dict(each) for each in value] if field.is_repeated else value
+        for field, value in message.ListFields()
+    }
 
 
 def say(text: str) -> None:
