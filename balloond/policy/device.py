@@ -1,13 +1,13 @@
 """The state of one device and everything that is decided about it.
 
 Every method takes `now`, changes the state at once and returns what has to be done. Claims (growths and rooms) are
-served first come, first served: memory that an earlier one waits for is not given to a later one. What is free may be
-held for a model (`make_room`).
+served first come, first served: memory that an earlier one waits for is not given to a later one. Of a lease that waits
+for several growths only the first is before the first of another. What is free may be held for a model (`make_room`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 
 from balloond.policy.claims import (
@@ -149,15 +149,28 @@ class Device:
             count=count,
             min_count=least,
         )
-        self.claims.append(claim)
         if not for_reserve:
+            self.claims.insert(self._place_of(claim), claim)
             return self._settle(now, [])
+        self.claims.append(claim)
         out: list[Decision] = []
         self._serve(now, out)
         if claim in self.claims:
             spoken_for = sum(self._beyond_hold(other, other.need) for other in self.claims if other is not claim)
             self._refuse(claim, claim.need - max(0, self._available(claim.model) - spoken_for), out)
         return out
+
+    def _place_of(self, claim: Growth) -> int:
+        """Behind claims that have as many of their own lease before them: who wants little does not wait for all parts
+        of a bulk."""
+        before = Counter(other.lease_id for other in self.claims if isinstance(other, Growth))[claim.lease_id]
+        seen: Counter[str] = Counter()
+        for place, other in enumerate(self.claims):
+            if isinstance(other, Growth):
+                if seen[other.lease_id] > before:
+                    return place
+                seen[other.lease_id] += 1
+        return len(self.claims)
 
     def _entitled(self, model: str, kind: Kind) -> int:
         """Bytes for which running decodes of others may be stopped: a model's weights and floor."""

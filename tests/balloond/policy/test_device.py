@@ -175,9 +175,13 @@ def test_a_single_extent_of_a_third_is_granted_between_the_parts_of_a_bulk(devic
     device.open("C", "c", "c")
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=20, cached=((-5.0, 80),))
-    grow(device, 1, "B", 8, least=1, behind=42)
+    for behind in (42, 34, 26):
+        grow(device, 1, "B", 8, least=1, behind=behind)
     assert grow(device, 1, "C", 1) == ["A asked for 1 deep"]
-    assert back(device, 1, "A", 10) == ["freed 10", "B gets 8", "C gets 1"]
+    assert grow(device, 1, "C", 1) == ["A asked for 1 deep"]
+    assert back(device, 1, "A", 4) == ["freed 4", "B gets 4"]
+    assert grow(device, 1, "B", 8, least=1, behind=22) == []
+    assert back(device, 1, "A", 12) == ["freed 12", "C gets 1", "B gets 8", "C gets 1", "B gets 2"]
 
 
 def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
