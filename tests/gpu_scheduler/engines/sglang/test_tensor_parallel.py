@@ -69,7 +69,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         assert (await end.answer("unseeded")).finish == common_pb2.LENGTH
 
         mover = asyncio.get_running_loop().create_task(move_limits(at, "qwen", [16, 20, 24, 40, 200]))
-        await burst(end, "moving", prompts, said["qwen"], 6)
+        await burst(end, "moving", prompts, said["qwen"], 4)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions > 0 and end.stats.evicted_tokens > 0
@@ -103,7 +103,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         await end.mapped()
         await end.hear("done")
         mover = asyncio.get_running_loop().create_task(move_limits(at, "llama", [16, 20, 24, 40, 200]))
-        await burst(end, "paged", prompts, said["llama"], 6)
+        await burst(end, "paged", prompts, said["llama"], 4)
         mover.cancel()
         await end.do(unload=engine_pb2.Unload())
         assert await at.leased_bytes() == 0
@@ -119,7 +119,7 @@ async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
     async with node(tmp_path, others={OTHER: small}) as at, engine(ranks=2) as end:
         await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
-        await burst(end, "many", prompts, said["qwen"], 6)
+        await burst(end, "many", prompts, said["qwen"], 3)
         await end.until(lambda: not end.stats.running)
         assert end.stats.retractions + end.stats.evicted_tokens > 0, "the small device was never full"
         await end.until(lambda: end.stats.kv_held_bytes <= small - weights + 4 * KV_EXTENT)
