@@ -24,6 +24,8 @@ from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
+from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.policy.protection import Protection
 from gpu_scheduler.policy.slack import PrefillSpeed
 from gpu_scheduler.requests import RESUME_S, Request
 from gpu_scheduler.residents import Resident, Residents
@@ -75,6 +77,9 @@ class Dispatcher:
         self._on_engine_death = on_engine_death
         self._now = now
         self._backlog = Backlog()
+        self._protection = Protection()
+        self._paces: dict[int, Pace] = {}
+        """By index of the engine, as written."""
         self._agenda = self._backlog.plan(now())
         self._speeds: dict[str, PrefillSpeed] = {}
         self._requests: dict[str, Request] = {}
@@ -143,6 +148,7 @@ class Dispatcher:
             self._speeds[model] = PrefillSpeed(self._rules.default_prefill_tokens_per_s)
             self._backlog.add_model(model, self._speeds[model])
             self._backlog.model_waking(model, self._now() + self._rules.wake_estimate_s)
+            self._protection.measured(model, self._rules.default_prefill_tokens_per_s, 0.0)
 
     def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
@@ -153,6 +159,7 @@ class Dispatcher:
             return
         del self._by_gateway_id[request.stream, request.gateway_id]
         self._backlog.finish(request.id, self._now())
+        self._protection.ended(request.model, request.id)
         counters = self.counters[request.model]
         counters.last_event = self._now()
         if request.emitted:
@@ -166,9 +173,11 @@ class Dispatcher:
         model = resident.spec.name
         self._know(model)
         if resident.residency == common_pb2.ACTIVE:
-            if resident.measured.prefill_tokens_per_s > 0 and self._backlog.is_active(model) is False:
+            measured = resident.measured
+            if measured.prefill_tokens_per_s > 0 and self._backlog.is_active(model) is False:
                 chunk = self._rules.chunk_tokens
-                self._speeds[model].observe(chunk, chunk / resident.measured.prefill_tokens_per_s)
+                self._speeds[model].observe(chunk, chunk / measured.prefill_tokens_per_s)
+                self._protection.measured(model, measured.prefill_tokens_per_s, measured.decode_step_ms / 1e3)
             self._backlog.model_active(model)
         else:
             estimate = resident.up_s or self._rules.wake_estimate_s
@@ -180,6 +189,8 @@ class Dispatcher:
 
     def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None:
         now = self._now()
+        if (resident := self._residents.of_engine(engine)) is not None:
+            self._protection.step(resident.spec.name, now)
         for chunk in chunks:
             request = self._requests.get(chunk.request_id)
             if request is None or request.engine is not engine:
@@ -196,8 +207,11 @@ class Dispatcher:
     def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
         self._backlog.prefill_finished(request.id, now)
         self.counters[request.model].rate.observe(request.prompt_tokens, now)
-        self._speeds[request.model].observe(
-            max(1, request.prompt_tokens - chunk.cached_tokens), max(1e-6, now - request.dispatched_at)
+        self._protection.decodes(request.model, request.id, (request.tpot_ms or self._rules.default_tpot_ms) / 1e3)
+        self._backlog.observe(
+            request.model,
+            max(1, request.prompt_tokens - chunk.cached_tokens),
+            max(1e-6, now - request.dispatched_at),
         )
         if request.first_token_at == 0.0:
             request.first_token_at = now
@@ -228,6 +242,7 @@ class Dispatcher:
         request.engine = None
         now = self._now()
         deadline = now + RESUME_S if request.deadline < inf else inf
+        self._protection.ended(request.model, request.id)
         self._backlog.requeue(request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline)
         self.changed()
 
@@ -286,20 +301,24 @@ class Dispatcher:
             self._end(request, common_pb2.LATE if dropped else common_pb2.FAILED, decision.reason)
         active = {r.spec.name: r for r in self._residents if r.residency == common_pb2.ACTIVE}
         if not (agenda.on_time or agenda.second) or not active:
-            self._give_turn()
+            self._tell_engines()
             return
         memory = self._memory.for_admission(
             {name: self._kv_bytes_per_token(r) for name, r in active.items()}, self._committed()
         )
         turn = admission.Turn(chunk_tokens=self._rules.chunk_tokens, one_at_a_time=self._rules.prefill_turn)
+        started = []
         for step in admission.admit(agenda, self._backlog, memory, turn):
             if isinstance(step, Start):
-                self._start(step, active, now)
+                started.append(self._start(step, active, now))
             else:
                 self._on_need_memory(step)
-        self._give_turn()
+        # Before the requests: else their first steps would not know whose turn it is, and at what pace.
+        self._tell_engines()
+        for engine, message in started:
+            engine.generate(message)
 
-    def _start(self, start: Start, active: dict[str, Resident], now: float) -> None:
+    def _start(self, start: Start, active: dict[str, Resident], now: float) -> tuple[Engine, engine_pb2.Generate]:
         request = self._requests[start.request_id]
         resident = active[request.model]
         assert resident.engine is not None
@@ -310,18 +329,26 @@ class Dispatcher:
         forecast = request.prompt_tokens + min(request.most_new_tokens, round(self.counters[request.model].forecast))
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
         _STARTED.labels(request.model, start.why.value).inc()
-        resident.engine.generate(request.generate(self._order))
+        return resident.engine, request.generate(self._order)
 
-    def _give_turn(self) -> None:
-        """The engine whose prefill is under way has the turn; nobody's: anybody."""
-        if not self._rules.prefill_turn:
-            return
-        for waiting in self._backlog.in_flight():
-            engine = self._requests[waiting.request_id].engine
-            if engine is not None:
-                self._turn.give(engine.index)
-                return
-        self._turn.give(ANYBODY)
+    def _tell_engines(self) -> None:
+        """The engine whose prefill is under way has the turn; nobody's: anybody. Each has its pace."""
+        in_flight = self._backlog.in_flight()
+        if self._rules.protect_decodes:
+            self._protection.prefills({waiting.model for waiting in in_flight})
+            for model, (pace, stretch) in self._protection.paces().items():
+                self._backlog.model_paced(model, stretch, pace.chunk_tokens)
+                resident = self._residents.get(model)
+                if resident is not None and resident.engine is not None:
+                    self._set_pace(resident.engine.index, pace)
+        if self._rules.prefill_turn:
+            engines = (self._requests[waiting.request_id].engine for waiting in in_flight)
+            self._turn.give(next((engine.index for engine in engines if engine is not None), ANYBODY))
+
+    def _set_pace(self, index: int, pace: Pace) -> None:
+        if self._paces.get(index, FREE) != pace:
+            self._paces[index] = pace
+            self._turn.set_pace(index, pace)
 
     @staticmethod
     def _kv_bytes_per_token(resident: Resident) -> int:

@@ -1,7 +1,8 @@
-"""The prefill turn: one word of shared memory between a gpu_scheduler and its engines (design, section 6).
+"""The prefill turn and the pace: words of shared memory between a gpu_scheduler and its engines (design, section 6).
 
-0 means that anybody may prefill; otherwise only the engine with that index may start a prefill chunk. Engines read the
-word between two steps, which costs nothing; a message would wait for the step.
+The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
+start a prefill step. Then comes a word for each engine: the most prompt tokens of its next prefill steps, and the pause
+after each. Engines read them between two steps, which costs nothing; a message would wait for the step.
 """
 
 from __future__ import annotations
@@ -10,31 +11,49 @@ import mmap
 import os
 import struct
 
+from gpu_scheduler.policy.pace import Pace
+
 ANYBODY = 0
-_WORD = struct.Struct("<I")
+MOST_INDEX = 20_000
+"""Of an engine."""
+_TURN = struct.Struct("<I")
+_PACE = struct.Struct("<Q")
+"""Tokens, 0 for no bound, in the lower half; microseconds in the upper one."""
+_HALF = (1 << 32) - 1
+_BYTES = _PACE.size * (1 + MOST_INDEX)
 
 
 def create() -> int:
-    """A descriptor of a fresh word that says ANYBODY; engines inherit it."""
+    """A descriptor of fresh words that let anybody prefill as it likes; engines inherit it."""
     fd = os.memfd_create("prism-turn")
-    os.ftruncate(fd, mmap.PAGESIZE)
+    os.ftruncate(fd, _BYTES)
     return fd
 
 
 class Turn:
-    """The word, mapped. A 4-byte aligned store is seen whole."""
+    """The words, mapped. An aligned store of one is seen whole."""
 
     def __init__(self, fd: int) -> None:
-        self._word = mmap.mmap(fd, mmap.PAGESIZE)
+        self._words = mmap.mmap(fd, _BYTES)
 
     def give(self, index: int) -> None:
         """Lets only the engine with `index` prefill (ANYBODY: everyone)."""
-        _WORD.pack_into(self._word, 0, index)
+        _TURN.pack_into(self._words, 0, index)
 
     @property
     def holder(self) -> int:
-        return int(_WORD.unpack_from(self._word, 0)[0])
+        return int(_TURN.unpack_from(self._words, 0)[0])
 
     def mine(self, index: int) -> bool:
-        """Whether the engine with `index` may start a prefill chunk now."""
+        """Whether the engine with `index` may start a prefill step now."""
         return self.holder in (ANYBODY, index)
+
+    def set_pace(self, index: int, pace: Pace) -> None:
+        """For the engine with `index`, until the next one."""
+        pause_us = min(_HALF, round(1e6 * pace.pause_s))
+        _PACE.pack_into(self._words, _PACE.size * index, pause_us << 32 | min(_HALF, pace.chunk_tokens))
+
+    def pace(self, index: int) -> Pace:
+        """What holds for the engine with `index` now."""
+        (word,) = _PACE.unpack_from(self._words, _PACE.size * index)
+        return Pace(word & _HALF, (word >> 32) / 1e6)

@@ -134,6 +134,17 @@ class Backlog:
         known = self._models[model]
         known.active, known.ready_at = False, ready_at
 
+    def model_paced(self, model: str, stretch: float, step_tokens: int) -> None:
+        """From now on its prefills of more than `step_tokens` take `stretch` times as long as its speed says
+        (`pace.py`)."""
+        known = self._models[model]
+        known.stretch, known.step_tokens = stretch, step_tokens
+
+    def observe(self, model: str, tokens: int, seconds: float) -> None:
+        """A prompt of `tokens` uncached tokens took `seconds`. What its pace added is no property of the model."""
+        known = self._models[model]
+        known.speed.observe(tokens, seconds / known.stretched(tokens))
+
     def is_active(self, model: str) -> bool:
         """Whether requests of the model may start."""
         return self._models[model].active
@@ -250,7 +261,8 @@ class Backlog:
         """Seconds until its latest start: deadline - e - now, with the rest of the wake-up in e."""
         request = self._entries[request_id].request
         model = self._models[request.model]
-        return slack.slack(request, slack.cost(request, model.speed, model.wake_rest(now)), now)
+        e = slack.cost(request, model.speed, model.wake_rest(now), model.stretched(request.uncached_tokens))
+        return slack.slack(request, e, now)
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.slack import BUCKETS, PrefillSpeed, Waiting
 
 _NO_RATES = (0.0,) * BUCKETS
@@ -25,6 +26,10 @@ class Model:
     """When it is expected to be active; -inf when it is."""
     requests: int = 0
     """Requests in the backlog, in any state."""
+    stretch: float = 1.0
+    """How many times as long its prefills take now (`pace.py`), those that a single step is too small for."""
+    step_tokens: int = 0
+    """Prompt tokens of a step, where `stretch` is not 1."""
 
     def wake_rest(self, now: float) -> float:
         """Seconds of its wake-up that are left."""
@@ -32,7 +37,18 @@ class Model:
 
     def prefill_cost(self, request: Waiting) -> float:
         """Seconds of the prefill turn, without any wake-up."""
-        return self.speed.cost(request.uncached_tokens)
+        return slack.cost(request, self.speed, stretch=self.stretched(request.uncached_tokens))
+
+    def stretched(self, tokens: int) -> float:
+        """How many times as long a prefill of so many tokens takes now. One number for each bucket."""
+        return self.stretch if 1 << self.speed.bucket(tokens) > self.step_tokens else 1.0
+
+    def rates(self) -> list[float]:
+        """Seconds per token by bucket."""
+        return [
+            rate * (self.stretch if 1 << bucket > self.step_tokens else 1.0)
+            for bucket, rate in enumerate(self.speed.seconds_per_token)
+        ]
 
     def class_of(self, request: Waiting) -> int:
         """Index and bucket in one number."""
@@ -70,7 +86,7 @@ class Models:
         """Seconds per token by class."""
         rates: list[float] = []
         for model in self._by_index:
-            rates += model.speed.seconds_per_token if model else _NO_RATES
+            rates += model.rates() if model else _NO_RATES
         return rates
 
     def ready(self, now: float) -> list[float] | None:

@@ -1,6 +1,6 @@
 """What a request costs, and how much time it has left.
 
-    e     = uncached prompt tokens / prefill speed + the rest of the model's wake-up      (seconds)
+    e     = uncached prompt tokens / prefill speed * stretch + the rest of the model's wake-up      (seconds)
     slack = deadline - e - now                                                            (seconds)
 
 The *latest start* of a request is `deadline - e`: slack reaches zero there. A request without a target is best effort
@@ -98,9 +98,10 @@ def _distance(a: int, b: int) -> int:
     return abs(a - b)
 
 
-def cost(request: Waiting, speed: PrefillSpeed, wake_rest: float = 0.0) -> float:
-    """e in seconds. `wake_rest` is what is left of the model's wake-up (0 for an active model)."""
-    return speed.cost(request.uncached_tokens) + wake_rest
+def cost(request: Waiting, speed: PrefillSpeed, wake_rest: float = 0.0, stretch: float = 1.0) -> float:
+    """e in seconds. `wake_rest` is what is left of the model's wake-up (0 for an active model); its prefill takes
+    `stretch` times as long as `speed` says."""
+    return speed.cost(request.uncached_tokens) * stretch + wake_rest
 
 
 def latest_start(request: Waiting, e: float) -> float:

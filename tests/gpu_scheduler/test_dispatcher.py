@@ -9,6 +9,8 @@ from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.memory import GroupMemory
+from gpu_scheduler.policy.beat import WINDOW
+from gpu_scheduler.policy.pace import FREE
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -161,6 +163,124 @@ async def test_where_the_turn_is_off_two_models_prefill_at_once():
     assert (len(a.started), len(b.started)) == (1, 1)
     assert desk.turn.holder == turn_module.ANYBODY
     await tasks.cancel(running)
+
+
+async def _decoding(desk, model="a", tpot_ms=16, step_ms=8.0, prefill_tokens_per_s=35_000.0):
+    """A model that has a request past its first token."""
+    engine = desk.model(model, common_pb2.WAKING)
+    resident = desk.residents.get(model)
+    resident.measured.prefill_tokens_per_s, resident.measured.decode_step_ms = prefill_tokens_per_s, step_ms
+    desk.residents.set(resident, common_pb2.ACTIVE)
+    desk.submit(f"{model} decodes", model, new=500, slo=common_pb2.Slo(tpot_ms=tpot_ms))
+    await desk.settle()
+    desk.answer(engine)
+    await desk.settle()
+    return engine
+
+
+async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_soon_as_it_ends(desk):
+    b = desk.model("b")
+    a = await _decoding(desk)
+    desk.submit("long", "b", tokens=900)
+    await desk.settle()
+    pace = desk.turn.pace(b.index)
+    assert pace.pause_s == pytest.approx(0.008) and pace.chunk_tokens >= 128
+    assert desk.turn.pace(a.index) == FREE, "nobody beside it decodes"
+    desk.answer(a, finish=common_pb2.STOP)
+    await desk.settle()
+    assert desk.turn.pace(b.index) == FREE
+
+
+@pytest.mark.parametrize("end", ["cancelled", "parked", "dead"])
+async def test_a_request_that_ends_in_any_way_holds_no_neighbour(desk, end):
+    b = desk.model("b")
+    a = await _decoding(desk)
+    assert desk.turn.pace(b.index) != FREE
+    if end == "cancelled":
+        desk.dispatcher.cancel(desk.stream, "a decodes")
+    elif end == "parked":
+        desk.dispatcher.on_parked(a, a.started[0].request_id)
+    else:
+        desk.dispatcher.on_death(a)
+    await desk.settle()
+    assert desk.turn.pace(b.index) == FREE
+
+
+async def test_the_pace_is_there_before_the_request_is(desk):
+    await _decoding(desk)
+    b = desk.model("b")
+    seen = []
+    b.generate = lambda message: seen.append((desk.turn.holder, desk.turn.pace(b.index)))
+    desk.submit("long", "b", tokens=900)
+    await desk.settle()
+    assert seen == [(b.index, desk.turn.pace(b.index))] and seen[0][1] != FREE
+
+
+async def test_a_target_that_is_kept_anyway_and_the_default_one_bind_nobody(desk):
+    b = desk.model("b")
+    a = await _decoding(desk, tpot_ms=0)
+    assert desk.turn.pace(b.index) == FREE
+    desk.submit("second", "a", slo=common_pb2.Slo(tpot_ms=12))
+    await desk.settle()
+    desk.answer(a)
+    await desk.settle()
+    assert desk.turn.pace(b.index) != FREE, "the tightest target of a model's requests counts"
+
+
+async def test_where_decodes_are_not_protected_no_pace_is_set():
+    desk = Desk(protect_decodes=False)
+    running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
+    b = desk.model("b")
+    await _decoding(desk)
+    assert desk.turn.pace(b.index) == FREE
+    await tasks.cancel(running)
+
+
+async def test_a_paced_prefill_is_counted_as_long_as_it_takes_and_teaches_no_slower_speed(desk):
+    b = _fast(desk)
+    cost_s = await _cost_of_a_long_prompt(desk, b, "alone")
+    a = await _decoding(desk)
+    paced_s = await _cost_of_a_long_prompt(desk, b, "beside")
+    assert paced_s > 1.5 * cost_s
+    desk.answer(a, finish=common_pb2.STOP)
+    await desk.settle()
+    assert await _cost_of_a_long_prompt(desk, b, "alone again") == pytest.approx(cost_s)
+
+
+def _fast(desk):
+    """A model whose steps are larger than the least, also beside one that decodes."""
+    engine = desk.model("b", common_pb2.WAKING)
+    resident = desk.residents.get("b")
+    resident.measured.prefill_tokens_per_s = 100_000.0
+    desk.residents.set(resident, common_pb2.ACTIVE)
+    return engine
+
+
+async def _cost_of_a_long_prompt(desk, engine, request_id):
+    """Seconds that the plan counts for it; it then takes exactly as long."""
+    desk.submit(request_id, "b", tokens=900)
+    await desk.settle()
+    desk.dispatcher.changed()
+    await desk.settle()
+    seconds = desk.dispatcher.queue_state().busy_s
+    desk.time += seconds
+    desk.answer(engine, finish=common_pb2.STOP)
+    await desk.settle()
+    return seconds
+
+
+async def test_steps_that_miss_their_target_beside_a_prefill_make_its_steps_smaller(desk):
+    b = _fast(desk)
+    a = await _decoding(desk)
+    desk.submit("long", "b", tokens=900)
+    await desk.settle()
+    before = desk.turn.pace(b.index)
+    for _ in range(WINDOW + 1):
+        desk.time += 0.020
+        desk.answer(a)
+    desk.dispatcher.changed()
+    await desk.settle()
+    assert desk.turn.pace(b.index).chunk_tokens == before.chunk_tokens // 2
 
 
 async def test_what_is_left_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):

@@ -35,12 +35,21 @@ def heard_by_all(_receiver: Any, requests: Any) -> Any:
 
 
 def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-    """No prefill out of turn, over the limit, or without memory; decoding goes on."""
-    if (scheduler.waiting_queue or scheduler.chunked_req is not None) and not current.instance().loop.may_prefill():
+    """No prefill out of turn, over the limit, or without memory, and none of more tokens than the pace allows; decoding
+    goes on."""
+    if not scheduler.waiting_queue and scheduler.chunked_req is None:
+        return original(scheduler, running_batch)
+    loop = current.instance().loop
+    if not loop.may_prefill():
         from sglang.srt.managers.scheduler import NextBatchPlan
 
         return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-    return original(scheduler, running_batch)
+    whole = scheduler.chunked_prefill_size
+    scheduler.chunked_prefill_size = loop.chunk_tokens()
+    try:
+        return original(scheduler, running_batch)
+    finally:
+        scheduler.chunked_prefill_size = whole
 
 
 def add_request(
@@ -84,9 +93,16 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
     if batch.forward_mode.is_decode():
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
+        instance.loop.pacer.began()
         counters.prefill_tokens += batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, instance.book):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
+
+
+def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
+    if batch.forward_mode.is_extend():
+        current.instance().loop.pacer.ended()
+    return result
 
 
 def stream_output(_streamer: Any, reqs: list[Any], _return_logprob: bool, skip_req: Any = None, **_: Any) -> None:
@@ -105,5 +121,6 @@ HOOKS = [
     Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),
     Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", after_retraction, "AFTER"),
     Hook(f"{_SCHEDULER}.run_batch", before_step, "BEFORE"),
+    Hook(f"{_SCHEDULER}.process_batch_result", after_results, "AFTER"),
     Hook(f"{_PARTS}.output_streamer.SchedulerOutputStreamer._stream_output_generation", stream_output, "REPLACE"),
 ]

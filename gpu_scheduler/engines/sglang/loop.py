@@ -4,15 +4,18 @@ reads its sockets, where it sleeps when idle, before it forms a prefill batch an
 from __future__ import annotations
 
 import time
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang import eviction
 from gpu_scheduler.engines.sglang.commands import Commands
 from gpu_scheduler.engines.sglang.compaction import compact, is_scattered
 from gpu_scheduler.engines.sglang.errors import LeaveLoop
+from gpu_scheduler.engines.sglang.pacer import Pacer
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.retraction import retract_chunked, retract_one
 from gpu_scheduler.engines.sglang.stats import EVERY_S, engine_stats
+from gpu_scheduler.policy.pace import FREE, Pace
 from protos import engine_pb2
 from services import log
 
@@ -39,6 +42,7 @@ class Loop:
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
         self._ranks = instance.ranks
+        self.pacer = Pacer()
         self._commands = Commands(instance, self)
         self._stalled_since: float | None = None
         self._stats_at = 0.0
@@ -56,6 +60,7 @@ class Loop:
         """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits."""
         instance, channel = self._instance, self._instance.channel
         messages = channel.receive()
+        self.pacer.look(self._ranks.now())
         if not messages and self._stalls():
             self._wait_stalled()
             messages = channel.receive()
@@ -88,13 +93,21 @@ class Loop:
         return [] if kv is None else [kv.wake_fd]
 
     def _my_turn(self) -> bool:
+        """Whether a prefill step may begin."""
+        return self._rest(self._pace(), self._ranks.now()) == 0
+
+    def _pace(self) -> Pace | None:
         """The probe takes no turns: it is short, and nobody gives turns to an engine that is not active."""
-        return self._instance.state is State.PROVING or self._ranks.may_prefill()
+        return FREE if self._instance.state is State.PROVING else self._ranks.pace()
+
+    def _rest(self, pace: Pace | None, now: float) -> float:
+        """Seconds until a prefill step may begin, as far as can be said now."""
+        return inf if pace is None else self.pacer.rest(pace.pause_s, now)
 
     # --- requests that cannot start
 
     def _stalls(self) -> bool:
-        """Whether the last step did nothing although requests wait: for memory, or for the turn."""
+        """Whether the last step did nothing although requests wait: for memory, the turn, or the end of a pause."""
         scheduler = self._instance.scheduler
         waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
         if scheduler.last_batch is not None or not waits or not scheduler.running_batch.is_empty():
@@ -109,12 +122,14 @@ class Loop:
         return True
 
     def _wait_stalled(self) -> None:
-        """Until an event, the turn, or the time to ask for memory again."""
+        """Until an event, the turn, the end of the pause, or the time to ask for memory again."""
         channel, fds = self._instance.channel, self._wake_fds()
         if self._my_turn():
             channel.wait(_MEMORY_LOOK_S, fds)
             return
-        while not self._ranks.may_prefill_now() and not channel.wait(_TURN_LOOK_S, fds):
+        while (rest := self._rest(self._ranks.pace_now(), time.monotonic())) > 0:
+            if channel.wait(min(rest, _TURN_LOOK_S), fds):
+                return
             if self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
@@ -194,8 +209,8 @@ class Loop:
     # --- before SGLang forms a prefill batch
 
     def may_prefill(self) -> bool:
-        """False when it is another engine's turn, when memory has to leave first, or when the next chunk of a
-        prompt has none."""
+        """False when it is another engine's turn or a pause, when memory has to leave first, or when the next chunk of
+        a prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
         if not self._my_turn():
             return False
@@ -206,12 +221,22 @@ class Loop:
         request = scheduler.chunked_req
         if request is not None:
             left = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
-            if not instance.admission.fits(scheduler.tree_cache, min(left, scheduler.chunked_prefill_size) + 1):
+            if not instance.admission.fits(scheduler.tree_cache, min(left, self.chunk_tokens()) + 1):
                 return False
         # Memory may have come since SGLang found none.
         if not instance.admission.refused or scheduler.last_batch is None:
             scheduler.running_batch.batch_is_full = False
         return True
+
+    def chunk_tokens(self) -> int:
+        """The most prompt tokens of the next prefill step: what the pace allows, at least what SGLang can align a chunk
+        to."""
+        scheduler, pace = self._instance.scheduler, self._pace()
+        whole: int = scheduler.chunked_prefill_size
+        if pace is None or not pace.chunk_tokens or not whole:  # None: its options say that prompts are not cut
+            return whole
+        unit = scheduler.truncation_align_size or scheduler.page_size
+        return min(whole, max(unit, pace.chunk_tokens // unit * unit))
 
     # --- before SGLang decodes
 

@@ -1,9 +1,9 @@
 """The ranks of one engine: processes that compute one model together, one on each of its devices.
 
 SGLang's scheduler runs in each of them and decides for itself. So before every step all tell rank 0 what is new with
-them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is, and of
-memory what every one of them has. In between, what may fail on one of them (mapping, checksums) is done by all and then
-agreed on.
+them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is and at what
+pace, and of memory what every one of them has. In between, what may fail on one of them (mapping, checksums) is done by
+all and then agreed on.
 
 They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
 together with other things, for ever, without a timeout and without a thread that wakes up.
@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar
 from gpu_scheduler.engines.sglang.errors import CommandError
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
 from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.policy.pace import FREE, Pace
 
 T = TypeVar("T")
 
@@ -48,11 +49,11 @@ class Ranks(Protocol):
         """Monotonic seconds; of several ranks the same in all of them."""
         ...
 
-    def may_prefill(self) -> bool:
-        """Whether it is this engine's turn."""
+    def pace(self) -> Pace | None:
+        """At what pace this engine may prefill; None: it is not its turn."""
         ...
 
-    def may_prefill_now(self) -> bool:
+    def pace_now(self) -> Pace | None:
         """The same, for the rank that waits for it."""
         ...
 
@@ -79,8 +80,10 @@ class _Turn:
         self._turn = turn
         self._index = index
 
-    def may_prefill_now(self) -> bool:
-        return self._turn is None or self._turn.mine(self._index)
+    def pace_now(self) -> Pace | None:
+        if self._turn is None:
+            return FREE
+        return self._turn.pace(self._index) if self._turn.mine(self._index) else None
 
 
 class Alone(_Turn):
@@ -89,7 +92,7 @@ class Alone(_Turn):
     rank, size = 0, 1
     agreed = Agreed()
     now = staticmethod(time.monotonic)
-    may_prefill = _Turn.may_prefill_now
+    pace = _Turn.pace_now
 
     def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
         pass
@@ -114,7 +117,7 @@ class _Step:
 
     number: int
     now: float
-    turn: bool
+    pace: Pace | None
     messages: tuple[bytes, ...]
     closed: bool
     agreed: Agreed
@@ -129,7 +132,7 @@ class _Several:
     def __init__(self) -> None:
         self._facts: Callable[[], Facts] = Facts
         self._wake_fd = -1
-        self._step = _Step(0, time.monotonic(), False, (), False, Agreed())
+        self._step = _Step(0, time.monotonic(), None, (), False, Agreed())
         self._random = random.Random()
 
     @property
@@ -142,8 +145,8 @@ class _Several:
     def now(self) -> float:
         return self._step.now
 
-    def may_prefill(self) -> bool:
-        return self._step.turn
+    def pace(self) -> Pace | None:
+        return self._step.pace
 
     def seed(self) -> int:
         return self._random.getrandbits(63)
@@ -175,8 +178,8 @@ class Leader(_Several):
         self._told: list[Facts | None] = [None] * len(others)
         """Of the step to come, as far as they have told."""
 
-    def may_prefill_now(self) -> bool:
-        return self._turn.may_prefill_now()
+    def pace_now(self) -> Pace | None:
+        return self._turn.pace_now()
 
     def step(self, messages: Sequence[bytes], closed: bool) -> None:
         """Agrees on a step in which these messages are acted on."""
@@ -189,7 +192,7 @@ class Leader(_Several):
         except Parted as error:
             raise SystemExit(str(error)) from None
         now = time.monotonic()
-        self._step = _Step(number, now, self.may_prefill_now(), tuple(messages), closed, agreed)
+        self._step = _Step(number, now, self.pace_now(), tuple(messages), closed, agreed)
         self._told = [None] * len(self._others)
         self._tell(self._step)
 
@@ -240,8 +243,8 @@ class Follower(_Several):
         self.size = size
         self._leader = Connection(leader)
 
-    def may_prefill_now(self) -> bool:
-        return self.may_prefill()
+    def pace_now(self) -> Pace | None:
+        return self.pace()
 
     def step(self) -> _Step:
         """Waits for the next step, and tells rank 0 meanwhile when there is something new."""

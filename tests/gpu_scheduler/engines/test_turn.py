@@ -4,6 +4,7 @@ import sys
 
 from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.policy.pace import FREE, Pace
 
 
 def test_a_fresh_word_lets_anybody_prefill():
@@ -26,3 +27,18 @@ def test_another_process_sees_the_holder():
     out = subprocess.run([sys.executable, "-c", code], pass_fds=[fd], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "7"
     os.close(fd)
+
+
+def test_fresh_words_set_no_pace():
+    assert Turn(turn.create()).pace(1) == FREE
+
+
+def test_each_engine_has_its_own_pace_to_the_last_index():
+    words = Turn(turn.create())
+    words.give(2)
+    words.set_pace(1, Pace(224, 0.0125))
+    words.set_pace(turn.MOST_INDEX, Pace(1 << 40, 1e9))  # as much as the word holds
+    assert words.pace(1) == Pace(224, 0.0125) and words.pace(2) == FREE and words.holder == 2
+    assert words.pace(turn.MOST_INDEX) == Pace((1 << 32) - 1, ((1 << 32) - 1) / 1e6)
+    words.set_pace(1, FREE)
+    assert words.pace(1) == FREE

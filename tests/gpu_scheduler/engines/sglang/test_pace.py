@@ -1,0 +1,75 @@
+"""A real engine under a pace: smaller prefill steps, pauses in which it decodes, and the same answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.engines import turn
+from gpu_scheduler.policy.pace import FREE, Pace
+from tests.gpu_scheduler.engines.sglang import checkpoints
+from tests.gpu_scheduler.engines.sglang.harness import engine, load, node
+
+pytestmark = pytest.mark.sglang
+
+LONG = 2000
+LONGEST = 2048
+WHOLE = 512
+"""Prompt tokens of a step where nothing else is said."""
+INDEX = 3
+FOR_EVER_S = 3600.0
+
+
+@pytest.fixture(scope="module")
+def long_llama(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same weights, for a longer context."""
+    folder = shutil.copytree(models["llama"], tmp_path_factory.mktemp("long") / "llama")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": LONGEST}))
+    return folder
+
+
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
+    as_on_a_gpu: bool, tmp_path: Path, long_llama: Path, prompts: list[list[int]]
+) -> None:
+    chance = random.Random(4)
+    paced, free, held = ([chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for _ in range(3))
+    said = checkpoints.reference(long_llama, [paced, free, held], 4)
+    options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
+    word = turn.create()
+    words = turn.Turn(word)
+    arguments = ("--turn-fd", str(word), "--turn-index", str(INDEX))
+    async with node(tmp_path) as at, engine(*arguments, pass_fds=[word]) as end:
+        await at.book("llama")
+        # The model's first pass takes no notice.
+        words.set_pace(INDEX, Pace(128, FOR_EVER_S))
+        model = load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options)
+        await end.hold(model)
+
+        words.set_pace(INDEX, Pace(135 if as_on_a_gpu else 128, 0.001))  # in whole pages
+        end.ask("paced", paced, 4, ignore_eos=True)
+        answer = await end.answer("paced")
+        assert answer.tokens == said[0]
+        assert answer.prefilled == [(0, 128 * step) for step in range(1, 16)], "with the first one 16 steps"
+
+        words.set_pace(INDEX, FREE)
+        end.ask("free", free, 4, ignore_eos=True)
+        answer = await end.answer("free")
+        assert answer.tokens == said[1] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
+
+        end.ask("running", prompts[0], 120, ignore_eos=True)
+        await end.until(lambda: len(end.answers["running"].tokens) > 0)
+        words.set_pace(INDEX, Pace(128, FOR_EVER_S))
+        end.ask("held", held, 4, ignore_eos=True)
+        assert len((await end.answer("running")).tokens) == 120, "decoding goes on in a pause"
+        assert not end.answers["held"].tokens and not end.answers["held"].prefilled
+        words.set_pace(INDEX, FREE)
+        answer = await end.answer("held")
+        assert answer.tokens == said[2] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
+    os.close(word)
