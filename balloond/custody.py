@@ -13,6 +13,9 @@ from balloond.keeper_client import KeeperClient, Kept
 from balloond.policy.ledger import Extent
 from balloond.records import ExtentFacts
 
+_FORGOTTEN_TOGETHER = 32
+"""Extents: once the keeper has let go of these, others may be created in their place."""
+
 
 class Custody:
     """One descriptor for each extent, of all devices."""
@@ -64,16 +67,19 @@ class Custody:
     def destroy(self, device: str, extents: Iterable[Extent]) -> None:
         """Nobody has them any more: here and in the keeper the last descriptors close. Those that never existed here
         (lost, or not created yet) are passed over."""
-        ids: list[str] = []
+        extents = list(extents)
+        for start in range(0, len(extents), _FORGOTTEN_TOGETHER):
+            self._destroy(device, extents[start : start + _FORGOTTEN_TOGETHER])
+
+    def _destroy(self, device: str, extents: Sequence[Extent]) -> None:
         nbytes = 0
         for extent in extents:
-            ids.append(records.extent_id(extent.id))
             fd = self._fds.pop(extent.id, None)
             if fd is not None:
                 os.close(fd)
                 nbytes += extent.bytes
         self._there[device] -= nbytes
-        gone = self._keeper.forget(ids)
+        gone = self._keeper.forget([records.extent_id(extent.id) for extent in extents])
         self._leaving[device][gone] = nbytes
         gone.add_done_callback(self._leaving[device].pop)
 

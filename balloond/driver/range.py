@@ -34,7 +34,7 @@ _FENCE_LOOK_S = 0.002
 """How often an open fence is looked at; only while one is open."""
 _REFUSED_PAUSE_S = 0.1
 """After a refused reserve, growth asks again at the earliest after this."""
-_UNMAPPED_TOGETHER = 64
+_UNMAPPED_TOGETHER = 32
 """Extents: balloond can give the first ones to others while the next are unmapped."""
 _ASKED_TOGETHER = 32
 _LARGE_TOGETHER = 8
