@@ -4,10 +4,12 @@ them.
     python benchmarks/page_path.py                       # a minute
     python benchmarks/page_path.py --device cuda:0 --out benchmarks/results/gpu_page_path.json
 
-    there     an engine's `acquire` of many extents: asked, booked, created, recorded by the keeper, sent, mapped
+    there     an engine's `acquire` of many extents: asked, booked, created, recorded by the keeper, sent, mapped; in
+              extents of one size, and in large ones as far as they go
     back      their `release` until balloond has them back: unmapped, returned, destroyed, free in the ledger
-    neighbour 1 GiB of extents, full of the cached prefixes of a neighbour that does nothing else, until mapped at the
-              taker: reclaim, eviction, unmap, return, new extents. Once with memory that the neighbour wrote, once not
+    neighbour 1 GiB, in large extents, full of the cached prefixes of a neighbour that does nothing else, until mapped
+              at the taker: reclaim, eviction, unmap, return, new extents. Once with memory that the neighbour wrote,
+              once not
     reserve   the same from the neighbour's reserve: its main thread is not needed
     one       a single extent, there and back
 
@@ -39,6 +41,7 @@ from balloond.backends.base import Mapper
 from balloond.client import BalloondClient
 from balloond.driver.lease import Lease
 from balloond.driver.range import ElasticRange
+from balloond.policy.extents import LARGE
 from benchmarks import _report
 from services import rpc, seqpacket
 
@@ -144,10 +147,10 @@ def node(on: Setting, capacity: int, extent_bytes: int) -> Iterator[Node]:
 
 
 def attach(
-    handoff: str, device: str, model: str, extent_bytes: int, span: int, reserve: int = 0
+    handoff: str, device: str, model: str, extent_bytes: int, span: int, reserve: int = 0, large: int = LARGE
 ) -> tuple[Lease, ElasticRange, Mapper]:
     lease = Lease.attach(handoff, device, model, timeout_s=TIMEOUT_S)
-    marks = {"low": reserve, "high": reserve}
+    marks = {"low": reserve, "high": reserve, "large": large}
     mapper = backends.mapper(device)
     return lease, ElasticRange(lease, mapper, span_bytes=span, extent_bytes=extent_bytes, **marks), mapper
 
@@ -155,13 +158,15 @@ def attach(
 # --- there and back
 
 
-def there_and_back(on: Setting, pages: int, nbytes: int, rounds: int, settle_s: float = 0.1) -> dict[str, Any]:
+def there_and_back(
+    on: Setting, pages: int, nbytes: int, rounds: int, large: int = LARGE, settle_s: float = 0.1
+) -> dict[str, Any]:
     """`settle_s`: between two rounds, for the keeper to close what the one before gave back."""
     extent_bytes = pages * on.page_bytes
     count = nbytes // extent_bytes
     there, back = [], []
     with node(on, 2 * nbytes, extent_bytes) as it:
-        lease, kv, _ = attach(it.handoff, on.device, "engine", extent_bytes, nbytes)
+        lease, kv, _ = attach(it.handoff, on.device, "engine", extent_bytes, nbytes, large=large)
         probe = Lease.attach(it.handoff, on.device, "neighbour", timeout_s=TIMEOUT_S)
         for _ in range(rounds + 2):
             began = time.perf_counter()
@@ -179,6 +184,7 @@ def there_and_back(on: Setting, pages: int, nbytes: int, rounds: int, settle_s: 
         probe.detach()
     return {
         "pages_per_extent": pages,
+        "large_extent": large,
         "extents": count,
         "there_s": there[2:],
         "back_s": back[2:],
@@ -275,12 +281,25 @@ def main() -> None:
     options: argparse.Namespace = parser.parse_args()
     on: Setting = options.device
     rounds = 3 if options.quick else ROUNDS
-    paths = [there_and_back(on, pages, on.there_and_back_bytes, rounds) for pages in on.pages_per_extent]
+    paths = [
+        there_and_back(on, pages, on.there_and_back_bytes, rounds, large)
+        for large in (1, LARGE)
+        for pages in on.pages_per_extent
+    ]
     _report.table(
-        ["pages an extent", "extents", "pages/s there (p50)", "pages/s back (p50)", "us an extent there", "back"],
+        [
+            "pages an extent",
+            "in a large one",
+            "extents",
+            "pages/s there (p50)",
+            "pages/s back (p50)",
+            "us an extent there",
+            "back",
+        ],
         [
             [
                 path["pages_per_extent"],
+                path["pages_per_extent"] * path["large_extent"],
                 path["extents"],
                 f"{path['pages_per_s_there']['p50']:,.0f}",
                 f"{path['pages_per_s_back']['p50']:,.0f}",
