@@ -226,17 +226,24 @@ def begin() -> None:
     log.configure("benchmark", "warning")
 
 
-async def _warm(kind: str, environment: Mapping[str, str]) -> Engine:
-    engine = await Engine.start(Spawn(kind, "error", environment, start_timeout_s=START_S), 1, None)
+async def _warm(kind: str, environment: Mapping[str, str], index: int = 1, turn_fd: int | None = None) -> Engine:
+    engine = await Engine.start(Spawn(kind, "error", environment, start_timeout_s=START_S), index, turn_fd)
     await engine.hello(START_S)
     return engine
 
 
 async def elastic(
-    at: harness.Node, name: str, model: Model, *, poison: bool = False, environment: Mapping[str, str] | None = None
+    at: harness.Node,
+    name: str,
+    model: Model,
+    *,
+    poison: bool = False,
+    environment: Mapping[str, str] | None = None,
+    index: int = 1,
+    turn_fd: int | None = None,
 ) -> Client:
     """An engine of ours with memory from balloond, where `name` is booked."""
-    client = Client(name, await _warm("sglang", environment or {}))
+    client = Client(name, await _warm("sglang", environment or {}, index, turn_fd))
     load = harness.load(at, name, model.path, context_tokens=model.context_tokens, **model.options)
     load.poison_fresh_pages = poison
     begun = time.monotonic()

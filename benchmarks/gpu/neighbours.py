@@ -52,7 +52,13 @@ class Shared:
 
     @contextlib.asynccontextmanager
     async def engines(
-        self, folder: Path, names: Sequence[str], kv_bytes: int | None, floor_bytes: int, quota_bytes: int = 0
+        self,
+        folder: Path,
+        names: Sequence[str],
+        kv_bytes: int | None,
+        floor_bytes: int,
+        quota_bytes: int = 0,
+        turn_fd: int | None = None,
     ) -> AsyncIterator[tuple[harness.Node, list[Client]]]:
         """A node whose device has `kv_bytes` for the KV of all (None, on a GPU: what there is), and warm engines with
         the model. Their limits are open: each may take what there is."""
@@ -65,7 +71,12 @@ class Shared:
         async with harness.node(folder, capacity, self.device) as at:
             for name in names:
                 await at.client.set_booking(self.device, name, weights_bytes=self.weights_bytes, **entitled)
-            clients = await asyncio.gather(*(fleet.elastic(at, name, self.model) for name in names))
+            clients = await asyncio.gather(
+                *(
+                    fleet.elastic(at, name, self.model, index=index, turn_fd=turn_fd)
+                    for index, name in enumerate(names, start=1)
+                )
+            )
             try:
                 for lease in (await at.client.inspect()).devices[0].leases:
                     await at.client.set_booking(self.device, lease.model, weights_bytes=lease.weights_bytes, **entitled)

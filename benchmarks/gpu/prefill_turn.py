@@ -1,15 +1,16 @@
-"""What a neighbour's long prompts cost a model that decodes, with the prefill turn and without it.
+"""What a neighbour's long prompts cost a model that decodes: with and without the prefill turn, with and without the
+protection of decodes.
 
     python -m benchmarks.gpu.prefill_turn --out DIR --commit HASH [--device cuda:0] [--shape 8b] [--neighbours 1]
 
-The whole system, and models of one shape on one device. The first decodes `--streams` streams all the time; its
-neighbours get prompts of `--prompt` tokens, `--in-flight` at a time each, from a client of the group like a gateway (no
-text is made of tokens, so nothing waits for a whole word). Twice, the system started anew: with the turn, and with
-`arbitration.prefill_turn = false`. Windows: the first alone, beside the neighbours, alone again.
+Engines of one shape on one device, and the shared queue of a gpu_scheduler in this process, anew for each of the four
+cases. The first model decodes `--streams` streams all the time; its neighbours get prompts of `--prompt` tokens,
+`--in-flight` at a time each. Windows of each case: the first alone, beside the neighbours, alone again. Before the
+cases the first model decodes without neighbours: `--times` its median step is the TPOT target of all cases.
 
-The aim: beside the neighbours and with the turn, the p99 time between two tokens is at most twice what it is alone.
+The aim: with both, the p99 time between two tokens beside the neighbours is at most twice what it is alone.
 
-Exit status 1 if a request failed, a neighbour's prompts did not go on in its window, or a window saw no token.
+Exit status 1 if a request failed, no prompt was computed in a window beside, or a window saw no token.
 """
 
 from __future__ import annotations
@@ -23,23 +24,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from benchmarks.gpu import fleet, report, shapes
-from benchmarks.gpu.fleet import say
+from benchmarks.gpu import fleet, neighbours, report
+from benchmarks.gpu.fleet import Client, say
+from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
-from gateway.groups import GroupLink
-from gpu_scheduler.client import GpuSchedulerClient
+from gpu_scheduler.config import Arbitration
+from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines import turn as turn_module
+from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.memory import GroupMemory
+from gpu_scheduler.policy.pace import FREE
+from gpu_scheduler.residents import Residents
+from gpu_scheduler.streams import GatewayStream
 from protos import common_pb2, gpu_scheduler_pb2
 from services import tasks
-from tests.end_to_end.world import FOLDER, World, world
 
 AIM = 2.0
 FIRST = "first"
-ON, OFF = "with the turn", "without it"
-_AS_ON_A_GPU = {"page_size": "16", "overlap": "1"}
 PROMPT = 64
 """Tokens, of the streams that decode."""
+_FLOOR_BYTES = 4 << 20
+_WATCH_S = 0.01
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    prefill_turn: bool
+    protect_decodes: bool
+
+
+BOTH = Case("both", True, True)
+CASES = (
+    Case("neither", False, False),
+    Case("turn only", True, False),
+    Case("protection only", False, True),
+    BOTH,
+)
 
 
 def parse() -> argparse.Namespace:
@@ -47,78 +68,124 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--neighbours", type=int, default=1)
     parser.add_argument("--streams", type=int, default=16, help="that the first model decodes")
     parser.add_argument("--prompt", type=int, default=8000, help="tokens, of the neighbours' requests")
-    parser.add_argument("--in-flight", type=int, default=4, help="requests of each neighbour")
+    parser.add_argument("--in-flight", type=int, default=2, help="requests of each neighbour")
     parser.add_argument("--context", type=int, default=8192, help="tokens")
-    parser.add_argument("--window", type=float, default=8.0, help="seconds")
-    parser.add_argument("--chunk", type=int, default=0, help="chunked_prefill_size of the engines; 0: their own")
+    parser.add_argument("--window", type=float, default=8.0, help="seconds beside the neighbours; alone half of it")
+    parser.add_argument("--times", type=float, default=AIM, help="TPOT target over the median step alone")
+    parser.add_argument("--options", default="{}", help="the engines' own, as JSON")
     return parser.parse_args()
 
 
 @dataclass
 class Answer:
-    """What came of one request; the receiver of its chunks."""
+    """What came of one request."""
 
+    asked_s: float
     arrived_s: list[float] = field(default_factory=list)
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     error: str = ""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def deliver(self, chunk: common_pb2.TokenChunk) -> None:
-        if chunk.token_ids:
-            self.arrived_s.append(time.monotonic())
-        if chunk.finish:
-            self.finish, self.error = chunk.finish, chunk.error
-            self.ended.set()
-
-    def lost(self, reason: str, was_sent: bool) -> None:
-        self.error = reason
-        self.ended.set()
-
     @property
     def ok(self) -> bool:
         return self.finish == common_pb2.LENGTH
 
+    @property
+    def ttft_s(self) -> float:
+        return self.arrived_s[0] - self.asked_s
+
+
+class _Stream(GatewayStream):
+    """Where a gateway would be: an answer is told at once."""
+
+    def __init__(self) -> None:
+        super().__init__(1, lambda: None)
+        self.open: dict[str, Answer] = {}
+
+    def push(self, chunk: common_pb2.TokenChunk) -> None:
+        answer = self.open.get(chunk.request_id)
+        if answer is None:
+            return
+        if chunk.token_ids:
+            answer.arrived_s.append(time.monotonic())
+        if chunk.finish:
+            answer.finish, answer.error = chunk.finish, chunk.error
+            answer.ended.set()
+
+
+class Group:
+    """The queue over engines that are there already. While it runs it hears them."""
+
+    def __init__(self, rules: Arbitration, clients: Sequence[Client], turn: Turn, context_tokens: int) -> None:
+        self.turn = turn
+        self.stream = _Stream()
+        self._clients = clients
+        self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
+        self.dispatcher = Dispatcher(
+            rules, self.residents, GroupMemory([]), turn, lambda need: None, lambda engine: None
+        )
+        for client in clients:
+            resident = self.residents.enter(common_pb2.ModelSpec(name=client.name, context_tokens=context_tokens))
+            resident.engine, resident.measured = client.engine, client.measured
+            client.engine.listener = self.dispatcher
+            self.residents.set(resident, common_pb2.ACTIVE)
+        self._running = tasks.spawn(self.dispatcher.run(), "queue")
+
+    def prefilled(self, models: Sequence[str]) -> int:
+        """Prompt tokens that their engines have computed since they started."""
+        found = [self.residents.get(model) for model in models]
+        return sum(one.stats.prefill_tokens for one in found if one is not None)
+
+    async def close(self) -> None:
+        """Everything is cancelled; returns when the engines are idle."""
+        self.dispatcher.cancel_stream(self.stream)
+        async with asyncio.timeout(60.0):
+            while any(one.stats.running or one.stats.waiting for one in self.residents):
+                await asyncio.sleep(0.01)
+        await tasks.cancel(self._running)
+        for client in self._clients:
+            client.engine.listener = client
+            self.turn.set_pace(client.engine.index, FREE)
+        self.turn.give(turn_module.ANYBODY)
+
 
 class Caller:
-    """A client of the group that asks one model, again and again."""
+    """Asks one model, again and again."""
 
     _numbers = 0
 
-    def __init__(self, link: GroupLink, model: str, prompt: Callable[[], list[int]], output_tokens: int) -> None:
-        self._link = link
+    def __init__(self, group: Group, model: str, prompt: Callable[[], list[int]], output_tokens: int) -> None:
+        self._group = group
         self._model = model
         self._prompt = prompt
         self._output = output_tokens
-        self._open: dict[str, Answer] = {}
         self.answers: list[Answer] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, at_a_time: int) -> None:
         self._tasks = [tasks.spawn(self._repeat(), f"{self._model} {i}") for i in range(at_a_time)]
 
-    async def once(self) -> Answer:
-        Caller._numbers += 1
-        name = f"benchmark-{Caller._numbers}"
-        answer = self._open[name] = Answer()
-        self.answers.append(answer)
-        sampling = common_pb2.Sampling(max_new_tokens=self._output, ignore_eos=True)
-        submit = gpu_scheduler_pb2.Submit(
-            request_id=name, model=self._model, token_ids=self._prompt(), sampling=sampling
-        )
-        self._link.submit(submit, answer)
-        await answer.ended.wait()
-        del self._open[name]
-        return answer
-
     async def _repeat(self) -> None:
-        while (await self.once()).ok:
-            pass
+        stream = self._group.stream
+        while True:
+            Caller._numbers += 1
+            name = f"benchmark-{Caller._numbers}"
+            prompt = self._prompt()
+            answer = stream.open[name] = Answer(time.monotonic())
+            self.answers.append(answer)
+            sampling = common_pb2.Sampling(max_new_tokens=self._output, ignore_eos=True)
+            submit = gpu_scheduler_pb2.Submit(request_id=name, model=self._model, token_ids=prompt, sampling=sampling)
+            self._group.dispatcher.submit(submit, stream)
+            try:
+                await answer.ended.wait()
+            finally:
+                del stream.open[name]
+                self._group.dispatcher.cancel(stream, name)
+            if not answer.ok:
+                return
 
     async def stop(self) -> None:
         await tasks.cancel(*self._tasks)
-        for name in self._open:
-            self._link.cancel(name)
-        self._open.clear()
 
     def failed(self) -> list[str]:
         return [
@@ -133,89 +200,70 @@ class Caller:
 
 
 class Side:
-    """One system, with the turn or without."""
+    """One case, measured."""
 
-    def __init__(self, given: argparse.Namespace, name: str) -> None:
+    def __init__(self, given: argparse.Namespace, case: Case, prompts: Callable[[int], list[int]]) -> None:
         self._given = given
-        self.name = name
+        self.case = case
+        self._prompts = prompts
         self.windows: dict[str, tuple[float, float]] = {}
         self.gaps: dict[str, list[float]] = {}
-        self.prompts_per_s = 0.0
-        self.most_under_way = 0
-        """Neighbours' prompts that engines had at the same time, at most."""
-        self.engines_under_way = 0
-        """Neighbours that had one, at most."""
+        self.ttft_s: list[float] = []
+        self.prefilled_per_s = 0.0
+        self.chunk_tokens: list[float] = []
+        """The bound of a neighbour's prefill steps, sampled."""
+        self.pause_s: list[float] = []
         self.problems: list[str] = []
-        self._chance = np.random.default_rng(1)
 
-    def _prompts(self, tokens: int) -> Callable[[], list[int]]:
-        return lambda: self._chance.integers(3, 2000, tokens).tolist()
-
-    async def run(self, at: World, others: Sequence[str]) -> None:
+    async def run(self, group: Group, others: Sequence[Client]) -> None:
         given = self._given
-        for model in (FIRST, *others):
-            begun = time.monotonic()
-            await at.complete(model, self._prompts(PROMPT)(), 1)
-            say(f"{self.name}: {model} is active after {time.monotonic() - begun:.1f} s")
-        address = at.local.unix(at.local.scheduler(given.device))
-        link = GroupLink(address)
-        running = tasks.spawn(link.run(), "link")
-        scheduler = GpuSchedulerClient(address)
-        decoding = Caller(link, FIRST, self._prompts(PROMPT), given.context - PROMPT - 16)
-        prefilling = [Caller(link, model, self._prompts(given.prompt), 1) for model in others]
+        decoding = Caller(group, FIRST, lambda: self._prompts(PROMPT), given.context - PROMPT - 16)
+        prefilling = [Caller(group, one.name, lambda: self._prompts(given.prompt), 1) for one in others]
         try:
-            await asyncio.gather(*(caller.once() for caller in prefilling))
             decoding.start(given.streams)
             await decoding.begun(given.streams)
             await self._alone("before")
-            await self._beside(scheduler, prefilling)
-            await asyncio.sleep(0.5)
-            await self._alone("after")
+            if prefilling:
+                await self._beside(group, prefilling, others)
+                await asyncio.sleep(0.2)
+                await self._alone("after")
         finally:
             for caller in (decoding, *prefilling):
                 await caller.stop()
-            await tasks.cancel(running)
-            await scheduler.close()
         self._judge(decoding, prefilling)
 
     async def _alone(self, name: str) -> None:
         begun = time.monotonic()
-        await asyncio.sleep(self._given.window / 2)
+        await asyncio.sleep(self._given.window / 4)
         self.windows[name] = (begun, time.monotonic())
 
-    async def _beside(self, scheduler: GpuSchedulerClient, prefilling: Sequence[Caller]) -> None:
-        before = [len(caller.answers) for caller in prefilling]
+    async def _beside(self, group: Group, prefilling: Sequence[Caller], others: Sequence[Client]) -> None:
+        names = [one.name for one in others]
         for caller in prefilling:
             caller.start(self._given.in_flight)
-        for caller, so_far in zip(prefilling, before, strict=True):
-            await caller.begun(so_far + 1)
-        watching = tasks.spawn(self._watch(scheduler), "queue")
-        begun = time.monotonic()
-        await asyncio.sleep(self._given.window)
-        ended = time.monotonic()
-        await tasks.cancel(watching)
+        for caller in prefilling:
+            await caller.begun(1)
+        begun, before = time.monotonic(), group.prefilled(names)
+        while (now := time.monotonic()) < begun + self._given.window:
+            for one in others:
+                pace = group.turn.pace(one.engine.index)
+                self.chunk_tokens.append(pace.chunk_tokens)
+                self.pause_s.append(pace.pause_s)
+            await asyncio.sleep(_WATCH_S)
+        self.prefilled_per_s = (group.prefilled(names) - before) / (now - begun)
         for caller in prefilling:
             await caller.stop()
-        self.windows["beside"] = (begun, ended)
-        answered = [one.arrived_s[-1] for caller in prefilling for one in caller.answers if one.arrived_s]
-        self.prompts_per_s = sum(begun <= at < ended for at in answered) / (ended - begun)
-
-    async def _watch(self, scheduler: GpuSchedulerClient) -> None:
-        while True:
-            queue = await scheduler.inspect()
-            under_way = [one.model for one in queue.requests if one.model != FIRST and one.place == "running"]
-            self.most_under_way = max(self.most_under_way, len(under_way))
-            self.engines_under_way = max(self.engines_under_way, len(set(under_way)))
-            await asyncio.sleep(0.05)
+            self.ttft_s += [one.ttft_s for one in caller.answers if one.arrived_s and one.arrived_s[0] >= begun]
+        self.windows["beside"] = (begun, now)
 
     def _judge(self, decoding: Caller, prefilling: Sequence[Caller]) -> None:
         streams = [one.arrived_s for one in decoding.answers]
         self.gaps = {name: gaps_of(streams, *span) for name, span in self.windows.items()}
-        self.gaps["alone"] = [*self.gaps["before"], *self.gaps["after"]]
+        self.gaps["alone"] = [gap for name in ("before", "after") for gap in self.gaps.get(name, ())]
         self.problems += [f"no token came: {name}" for name, each in self.gaps.items() if not each]
         self.problems += decoding.failed()[:1] + [first for caller in prefilling for first in caller.failed()[:1]]
-        if self.prompts_per_s * self._given.window < 2:
-            self.problems.append(f"only {self.prompts_per_s:.2f} prompts a second were computed beside it")
+        if prefilling and not self.ttft_s:
+            self.problems.append("no prompt was computed beside it")
 
     def spread(self, name: str) -> dict[str, float]:
         return report.spread(self.gaps[name])
@@ -227,65 +275,90 @@ class Side:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "prefill_turn": self.case.prefill_turn,
+            "protect_decodes": self.case.protect_decodes,
             "between_tokens_s": {name: self.spread(name) for name in self.gaps},
             "p99_ratio": self.ratio,
-            "neighbours_prompts_per_s": self.prompts_per_s,
-            "most_prompts_under_way": self.most_under_way,
-            "most_neighbours_under_way": self.engines_under_way,
+            "prefilled_tokens_per_s": self.prefilled_per_s,
+            "ttft_s": report.spread(self.ttft_s),
+            "chunk_tokens": report.spread(self.chunk_tokens),
+            "pause_s": report.spread(self.pause_s),
             "gaps_s": {name: [round(gap, 6) for gap in each] for name, each in self.gaps.items() if name != "alone"},
         }
 
 
-def listed(given: argparse.Namespace, folder: Path) -> dict[str, dict[str, Any]]:
-    """The models of the catalogue: on a GPU one checkpoint under several names."""
-    names = [FIRST, *(f"neighbour-{number}" for number in range(given.neighbours))]
-    on_gpu = given.device.startswith("cuda")
-    path = shapes.write_checkpoint(folder / given.shape, given.shape) if on_gpu else FOLDER / "llama-debian"
-    return {name: {"path": str(path), "context_tokens": given.context} for name in names}
+async def measure(
+    given: argparse.Namespace, shared: Shared, clients: Sequence[Client], turn: Turn
+) -> tuple[float, list[Side]]:
+    """The target in seconds, and the cases."""
+    prompts = shared.prompts(1)
 
+    async def side(case: Case, target_s: float, others: Sequence[Client]) -> Side:
+        made = Side(given, case, prompts)
+        rules = Arbitration(
+            prefill_turn=case.prefill_turn, protect_decodes=case.protect_decodes, default_tpot_ms=1e3 * target_s
+        )
+        group = Group(rules, clients, turn, given.context)
+        try:
+            await made.run(group, others)
+        finally:
+            await group.close()
+        return made
 
-async def measure(given: argparse.Namespace, models: dict[str, dict[str, Any]], name: str) -> Side:
-    on_gpu = given.device.startswith("cuda")
-    options = {} if on_gpu else dict(_AS_ON_A_GPU)
-    if given.chunk:
-        options["chunked_prefill_size"] = str(given.chunk)
-    local: dict[str, Any] = {"devices": {given.device: None if on_gpu else 64 << 20}, "engines": len(models) + 1}
-    if on_gpu:
-        local |= {"host_capacity_bytes": 1 << 30, "gateway": {"park_time_out_s": 400.0}}
-    local["arbitration"] = {"prefill_turn": name == ON}
-    side = Side(given, name)
-    async with world("sglang", models, options=options, **local) as at:
-        await side.run(at, [model for model in models if model != FIRST])
-    return side
+    alone = await side(CASES[0], 1.0, [])
+    target_s = given.times * alone.spread("alone")["p50"]
+    say(f"the target is {1e3 * target_s:.2f} ms, p99 alone {1e3 * alone.spread('alone')['p99']:.2f} ms")
+    sides = []
+    for case in CASES:
+        sides.append(await side(case, target_s, clients[1:]))
+        say(f"{case.name}: p99 is {sides[-1].ratio:.2f} of alone")
+    return target_s, sides
 
 
 def show(sides: Sequence[Side]) -> None:
     rows = []
     for side in sides:
-        for name in ("before", "after", "alone", "beside"):
-            spread = side.spread(name)
-            values = (f"{1e3 * spread[q]:.2f}" for q in ("p50", "p99", "max"))
-            beside = (f"{side.ratio:.2f}", f"{side.prompts_per_s:.2f}", side.most_under_way)
-            rows.append((side.name, name, spread["n"], *values, *(beside if name == "beside" else ("", "", ""))))
-    header = ("", "window", "gaps", "p50", "p99", "max", "p99 / alone", "prompts/s", "under way")
-    report.table("between two tokens of the first model, ms", header, rows)
-    ratio = sides[0].ratio
-    say(f"{sides[0].name}: p99 is {ratio:.2f} of alone, aim {AIM}: {'met' if ratio <= AIM else 'MISSED'}")
+        alone, beside, ttft = side.spread("alone"), side.spread("beside"), report.spread(side.ttft_s)
+        rows.append(
+            (
+                side.case.name,
+                *(f"{1e3 * each[q]:.2f}" for each in (alone, beside) for q in ("p50", "p99")),
+                f"{side.ratio:.2f}",
+                f"{side.prefilled_per_s:.0f}",
+                f"{1e3 * ttft['p50']:.0f}",
+                f"{1e3 * ttft['p99']:.0f}",
+                f"{report.quantile(side.chunk_tokens, 0.5):.0f}",
+                f"{1e3 * report.quantile(side.pause_s, 0.5):.1f}",
+            )
+        )
+    header = ("", "alone p50", "p99", "beside p50", "p99", "p99 ratio", "prefill tokens/s", "TTFT p50", "p99")
+    report.table("between two tokens, TTFT and pause in ms", (*header, "chunk", "pause"), rows)
+    ratio = sides[-1].ratio
+    say(f"{sides[-1].case.name}: p99 is {ratio:.2f} of alone, aim {AIM}: {'met' if ratio <= AIM else 'MISSED'}")
 
 
 async def main() -> None:
     fleet.begin()
     given = parse()
-    with tempfile.TemporaryDirectory() as folder:
-        models = listed(given, Path(folder))
-        say("checkpoint written")
-        sides = [await measure(given, models, name) for name in (ON, OFF)]
+    fd = turn_module.create()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shared = Shared(folder, given.shape, given.device, given.context, given.options)
+        kv_tokens = (given.streams + 2 * given.neighbours * given.in_flight) * given.context
+        kv_bytes = kv_tokens * shared.kv_bytes_per_token if shared.on_host else None
+        names = [FIRST, *(f"neighbour-{number}" for number in range(given.neighbours))]
+        async with shared.engines(folder, names, kv_bytes, _FLOOR_BYTES, turn_fd=fd) as (_, clients):
+            await neighbours.warm_up(shared, clients, given.streams, given.prompt)
+            say("warm")
+            target_s, sides = await measure(given, shared, clients, Turn(fd))
     show(sides)
-    problems = [f"{side.name}: {problem}" for side in sides for problem in side.problems]
+    problems = [f"{side.case.name}: {problem}" for side in sides for problem in side.problems]
     body = {
         "arguments": {key: str(value) for key, value in vars(given).items() if key != "out"},
         "aim": AIM,
-        "sides": {side.name: side.as_dict() for side in sides},
+        "target_s": target_s,
+        "measured": {client.name: fleet.as_dict(client.measured) for client in clients},
+        "sides": {side.case.name: side.as_dict() for side in sides},
         "problems": problems,
     }
     report.write(given.out, "gpu_prefill_turn", given.commit, body)
