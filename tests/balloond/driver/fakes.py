@@ -81,6 +81,13 @@ class FakeLease:
     def reclaim(self, reclaim_id, extents, deep=False):
         self.loop.call(lambda: self.on_reclaim(reclaim_id, extents * self.extent, deep))
 
+    def at_rest(self, what):
+        """Calls it on the thread, between two of its callbacks, and returns what it returns."""
+        answers, done = [], threading.Event()
+        self.loop.call(lambda: (answers.append(what()), done.set()))
+        assert done.wait(TIMEOUT_S)
+        return answers[0]
+
     def settle(self):
         """Returns when the thread has done everything there is to do now."""
         for _ in range(10):

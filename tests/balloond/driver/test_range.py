@@ -552,10 +552,13 @@ class RangeMachine(RuleBasedStateMachine):
     def nothing_is_lost(self):
         self.lease.settle()
         self.kv.check()
-        assert set(self.kv._ids.values()) == self.lease.held
-        assert self.kv.mapped_bytes == self.lease.held_extents * PAGE_BYTES
-        answered = sum(report.returned for report in self.lease.reports if report.reclaim_id)
-        assert answered <= self.lease.returned_extents * PAGE_BYTES
+        kv, lease = self.kv, self.lease
+        mapped, held, nbytes, extents = lease.at_rest(
+            lambda: (set(kv._ids.values()), lease.held, kv.mapped_bytes, lease.held_extents)
+        )
+        assert mapped == held and nbytes == extents * PAGE_BYTES
+        answered = sum(report.returned for report in lease.reports if report.reclaim_id)
+        assert answered <= lease.returned_extents * PAGE_BYTES
         assert self.kv._owned == set(self.mine)
         # Untouched extents are still what the engine wrote.
         assert all(byte_at(self.kv, index) == 1 for index in self.mine)
