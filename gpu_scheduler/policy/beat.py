@@ -2,20 +2,22 @@
 neighbour's prefill.
 
 The second is a loop around `pace`, made to come to rest. Of each window of steps beside a prefill the worst is looked
-at. Over the target: the ease is halved. Under `CALM` of it: the ease grows by `GROWTH`, which is too little to pass the
-target from there as long as a step grows no faster than what it meets. In between nothing moves. Where that does not
-hold (the bound is lifted as a whole when the slices allow it), each miss doubles the calm windows that have to come
-before the next growth, up to `MOST_PATIENCE`: misses become rare instead of periodic.
+at. Over the target: the ease falls so far that a step would have taken `AFTER_MISS` of it, at least by one growth, at
+most by half. Under `CALM` of it: the ease grows by `GROWTH`, which is too little to pass the target from there as long
+as a step grows no faster than what it meets. In between nothing moves. Where that does not hold (the bound is lifted as
+a whole when the slices allow it), each miss doubles the calm windows that have to come before the next growth, up to
+`MOST_PATIENCE`: misses become rare instead of periodic.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-WINDOW = 64
+WINDOW = 32
 """Steps that are judged together."""
 _WORST = 2
-"""The second worst of them counts (97 %): one alone may be a pause of another kind."""
+"""The second worst of them counts: one alone may be a pause of another kind."""
+AFTER_MISS = 0.95
 CALM = 0.75
 GROWTH = 1.25
 LEAST_EASE = 1 / 64
@@ -55,8 +57,9 @@ class Beat:
         self._seen = (own or self._seen[0], others or self._seen[1])
 
     def stopped(self) -> None:
-        """Nothing of it decodes any more: the next step is the first."""
+        """Nothing of it decodes any more: the next step is the first of another load."""
         self._last = None
+        self._patience = 1
 
     def step(self, now: float, target_s: float) -> None:
         """Tokens came. `target_s` is the tightest target of those that wait for them."""
@@ -71,14 +74,16 @@ class Beat:
         if len(self._beside) == WINDOW:
             worst = sorted(self._beside)[-_WORST]
             self._beside.clear()
-            self._judge(worst / target_s)
+            self._judge(worst, target_s)
 
-    def _judge(self, of_target: float) -> None:
-        if of_target > 1:
-            self.ease = max(LEAST_EASE, self.ease / 2)
+    def _judge(self, worst_s: float, target_s: float) -> None:
+        if worst_s > target_s:
+            alone_s = min(self.step_s, target_s)
+            fall = (AFTER_MISS * target_s - alone_s) / (worst_s - alone_s)
+            self.ease = max(LEAST_EASE, self.ease * min(1 / GROWTH, max(0.5, fall)))
             self._patience = min(MOST_PATIENCE, 2 * self._patience)
             self._calm = 0
-        elif of_target < CALM and self.ease < 1:
+        elif worst_s < CALM * target_s and self.ease < 1:
             self._calm += 1
             if self._calm >= self._patience:
                 self.ease = min(1.0, self.ease * GROWTH)

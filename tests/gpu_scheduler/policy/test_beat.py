@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.beat import CALM, LEAST_EASE, MOST_PATIENCE, WINDOW, Beat
-from gpu_scheduler.policy.pace import Decoding
+from gpu_scheduler.policy.beat import AFTER_MISS, CALM, LEAST_EASE, MOST_PATIENCE, WINDOW, Beat
+from gpu_scheduler.policy.pace import Decoding, PaceRules
 
 STEP_S = 0.008
 
@@ -49,20 +49,23 @@ def test_the_time_in_which_nothing_decoded_is_no_step():
     assert clock.beat.step_s == pytest.approx(0.010)
 
 
-def test_a_window_over_its_target_halves_the_ease_and_one_slow_step_alone_does_not():
+def test_a_window_over_its_target_lowers_the_ease_by_what_was_too_much_and_one_slow_step_alone_does_not():
     clock = Clock()
     clock.beat.prefills(own=False, others=True)
     clock.steps(0.100)
     clock.steps(0.012, WINDOW - 1)
     assert clock.beat.ease == 1.0
-    clock.steps(0.017, WINDOW)
-    assert clock.beat.ease == 0.5
+    clock.steps(0.018, WINDOW)
+    ease = (AFTER_MISS * 16 - 8) / (18 - 8)
+    assert clock.beat.ease == pytest.approx(ease)
+    clock.steps(0.100, WINDOW)
+    assert clock.beat.ease == pytest.approx(ease / 2), "at most by half at a time"
 
 
 def test_the_ease_grows_back_when_steps_are_well_within_their_target():
     clock = Clock()
     clock.beat.prefills(own=False, others=True)
-    clock.steps(0.017, WINDOW)
+    clock.steps(0.100, WINDOW)
     clock.steps(CALM * 0.016 * 0.99, WINDOW)
     assert clock.beat.ease == 0.5, "not after the first calm window"
     clock.steps(CALM * 0.016 * 0.99, 20 * WINDOW)
@@ -71,12 +74,12 @@ def test_the_ease_grows_back_when_steps_are_well_within_their_target():
 
 @given(st.floats(0.2, 20.0), st.floats(1.2, 2.2))
 def test_the_loop_comes_to_rest_whatever_a_prefill_costs(cost, targets):
-    """A step takes s + cost * g, for any cost: the ease is halved until the target is kept, and then stays."""
+    """A step takes s + cost * g, for any cost: the ease falls until the target is kept, and then stays."""
     clock = Clock(target_s=targets * STEP_S)
     clock.beat.prefills(own=False, others=True)
 
     def window() -> float:
-        g = Decoding(STEP_S, clock.target_s, clock.beat.ease).bears(0.8)
+        g = Decoding(STEP_S, clock.target_s, clock.beat.ease).bears(PaceRules().margin)
         clock.steps(STEP_S + cost * min(g, STEP_S), WINDOW)
         return clock.beat.ease
 
@@ -84,7 +87,7 @@ def test_the_loop_comes_to_rest_whatever_a_prefill_costs(cost, targets):
     ease = settling[-1]
     assert LEAST_EASE <= ease <= 1.0
     assert [window() for _ in range(200)] == [ease] * 200
-    g = Decoding(STEP_S, clock.target_s, ease).bears(0.8)
+    g = Decoding(STEP_S, clock.target_s, ease).bears(PaceRules().margin)
     assert ease == LEAST_EASE or STEP_S + cost * min(g, STEP_S) <= clock.target_s * (1 + 1e-9)
 
 
@@ -96,7 +99,7 @@ def test_where_lifting_the_bound_breaks_the_target_that_happens_ever_more_rarely
     clock.beat.prefills(own=False, others=True)
     missed = 0
     for _ in range(20 * MOST_PATIENCE):
-        free = Decoding(STEP_S, target_s, clock.beat.ease).bears(0.8) > STEP_S
+        free = Decoding(STEP_S, target_s, clock.beat.ease).bears(PaceRules().margin) > STEP_S
         clock.steps(worse * target_s if free else 1.5 * STEP_S, WINDOW)
         missed += free
-    assert missed <= 32
+    assert missed <= 4 * 20, "a few windows of MOST_PATIENCE"

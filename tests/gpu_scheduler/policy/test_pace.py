@@ -18,7 +18,7 @@ def test_without_a_decoding_neighbour_there_is_no_bound_and_no_pause():
 
 
 def test_a_step_that_may_take_twice_as_long_meets_a_chunk_of_its_slack_and_then_a_pause_of_a_step():
-    assert pace(H200, [Decoding(0.008, 0.016)]) == Pace(int(0.8 * 0.008 * 35_000), 0.008)
+    assert pace(H200, [Decoding(0.008, 0.016)]) == Pace(int(RULES.margin * 0.008 * 35_000), 0.008)
 
 
 def test_a_target_that_slices_alone_keep_sets_no_bound():
@@ -34,7 +34,7 @@ def test_a_target_out_of_reach_buys_the_smallest_steps_and_no_more():
 
 
 def test_engines_that_prefill_at_once_share_what_a_step_may_meet():
-    neighbours = [Decoding(0.010, 0.020)]
+    neighbours = [Decoding(0.020, 0.040)]
     assert pace(H200, neighbours, at_once=2).chunk_tokens == pace(H200, neighbours).chunk_tokens // 2
 
 
