@@ -63,6 +63,27 @@ def test_a_late_request_is_on_time_again_when_the_one_before_it_is_cancelled():
     assert queue.plan(0.25).on_time == ("b",)
 
 
+def test_a_paced_model_counts_longer_for_prompts_of_several_steps_in_plan_cost_and_slack():
+    queue = backlog()
+    queue.add(request("long", 2.0, deadline=3.0), 0.0)
+    queue.add(request("short", 0.25, deadline=9.0), 0.0)
+    queue.model_paced("m", 2.0, round(0.25 * SPEED))
+    assert (queue.prefill_cost("long"), queue.slack("long", 0.0)) == (4.0, -1.0)
+    assert (queue.prefill_cost("short"), queue.slack("short", 0.0)) == (0.25, 8.75)
+    assert queue.plan(0.0).second == ("long",)
+    queue.model_paced("m", 1.0, 0)
+    assert queue.plan(0.0).on_time == ("long", "short")
+
+
+def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
+    queue = backlog()
+    queue.add(request("long", 2.0), 0.0)
+    queue.model_paced("m", 3.0, 128)
+    queue.observe("m", round(2.0 * SPEED), 6.0)
+    queue.model_paced("m", 1.0, 0)
+    assert queue.prefill_cost("long") == pytest.approx(2.0)
+
+
 def test_dispatched_work_comes_before_everything_and_shrinks_with_its_progress():
     queue = backlog()
     queue.add(request("big", 4.0, deadline=10.0), 0.0)
