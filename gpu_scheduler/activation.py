@@ -1,10 +1,13 @@
 """Bringing a model up on a group: room, engine, weights, proof.
 
-    1. book what the model is entitled to (quota, weights, floor): refused with the arithmetic, nothing has changed
-    2. have balloond make the room for weights and floor
+    1. book what the model is entitled to (quota, weights with CUDA graphs, floor): refused with the arithmetic, nothing
+       has changed
+    2. have balloond make the room for weights, graphs and floor
     3. an engine: the model's own, asleep, or one of the warm pool
     4. weights: copied from the image by the loader, or read from the checkpoint by the engine (then an image is made of
-    them) 5. the engine verifies; only then does the model become active and its route known
+       them)
+    5. the engine verifies; only then does the model become active and its route known
+    6. what the engine measured of itself is booked, where the catalogue says nothing
 
 A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the
 checkpoint.
@@ -30,6 +33,8 @@ from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
 T = TypeVar("T")
 _log = log.get(__name__)
 _ROOM_TIMEOUT_S = 20.0
+_KEPT_SPARE_BYTES = 16 << 20
+"""The driver's own tables come and go."""
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
 
@@ -80,6 +85,8 @@ class Activation:
                 await self._wake_or_load(resident)
             else:
                 await self._load(resident)
+            if resident.measured.quota_bytes:
+                await self.entitle(resident, awake=True)
         except (PrismError, asyncio.CancelledError):
             await self._undo(resident, asleep)
             raise
@@ -102,7 +109,9 @@ class Activation:
             return
         self._step(resident, "making room")
         spec = resident.spec
-        needed = self.weights_room(resident) + share(spec.floor_bytes, spec)
+        if resident.asking is not None:
+            await tasks.cancel(resident.asking)
+        needed = self.own_room(resident) + share(spec.floor_bytes, spec)
         await self.entitle(resident, awake=True)
         short, where = await self._devices.make_room(
             spec.name,
@@ -113,7 +122,7 @@ class Activation:
         )
         if short:
             raise Refused(
-                f"{spec.name} needs {needed} bytes for weights and floor on {where}; {short} could not be freed"
+                f"{spec.name} needs {needed} bytes for weights, graphs and floor on {where}; {short} could not be freed"
             )
 
     async def release_room(self, resident: Resident) -> None:
@@ -141,6 +150,21 @@ class Activation:
         weights = max(share(resident.spec.weights_bytes, resident.spec), resident.measured.weights_bytes)
         return -(-weights // extent) * extent
 
+    def own_room(self, resident: Resident) -> int:
+        """With what its CUDA graphs take, as far as that was measured: the first time they take what is free."""
+        return self.weights_room(resident) + resident.measured.graph_bytes
+
+    def quota(self, resident: Resident, awake: bool) -> int:
+        """What an engine takes of each device for itself. Asleep, what it was found to keep. Awake, what it measured,
+        unless the catalogue says something; one that has yet to build the model may take more for a moment."""
+        spec, engine = resident.spec, resident.engine
+        stated = share(spec.quota_bytes, spec)
+        if engine is None or not engine.alive:
+            return stated
+        if not awake and resident.kept_bytes:
+            return resident.kept_bytes + _KEPT_SPARE_BYTES
+        return resident.measured.quota_bytes if spec.quota_is_default and resident.measured.quota_bytes else stated
+
     async def _undo(self, resident: Resident, asleep: bool) -> None:
         engine = resident.engine
         if asleep and engine is not None and engine.alive:
@@ -159,10 +183,21 @@ class Activation:
         spec = resident.spec
         await self._devices.book(
             spec.name,
-            quota_bytes=share(spec.quota_bytes, spec),
-            weights_bytes=self.weights_room(resident) if awake else 0,
+            quota_bytes=self.quota(resident, awake),
+            weights_bytes=self.own_room(resident) if awake else 0,
             floor_bytes=share(spec.floor_bytes, spec) if awake else 0,
         )
+
+    def book_kept(self, resident: Resident, engine: Engine) -> None:
+        """It fell asleep: what it keeps is booked once it has said it. On a CPU it never does."""
+        if self._config.devices[0].startswith("cuda"):
+            work = self._book_kept(resident, engine)
+            resident.asking = tasks.spawn(work, f"what {resident.spec.name} keeps")
+
+    async def _book_kept(self, resident: Resident, engine: Engine) -> None:
+        await self.within(engine.told_kept.wait())
+        resident.kept_bytes = engine.kept_bytes
+        await self._book_again(resident, awake=False)
 
     def book_again(self) -> None:
         """A balloond whose keeper died as well knows of our models only what their engines showed: tell it the rest."""

@@ -211,6 +211,7 @@ class Residency:
             await self._activation.drop_booking(resident)
             self._residents.leave(resident)
             return
+        engine.told_kept.clear()
         command = engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate()))
         try:
             await self._activation.within(command.done())
@@ -222,6 +223,7 @@ class Residency:
             raise
         await self._activation.entitle(resident, awake=False)
         self._residents.set(resident, common_pb2.HIBERNATING)
+        self._activation.book_kept(resident, engine)
 
     # --- engines that die
 

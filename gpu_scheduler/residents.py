@@ -42,6 +42,10 @@ class Resident:
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
     image_checksums: list[str] = field(default_factory=list)
     """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
+    kept_bytes: int = 0
+    """What its sleeping engine was found to keep of each device, leases aside; 0: not known."""
+    asking: asyncio.Task[None] | None = None
+    """Waiting to hear that, after it fell asleep."""
     change: Change | None = None
     saving: asyncio.Task[None] | None = None
     """The image being made after a first load."""
@@ -84,6 +88,7 @@ class Resident:
             setattr(self.past, name, self.total(name))
         self.stats = engine_pb2.EngineStats()
         self.engine = None
+        self.kept_bytes = 0
 
 
 class Residents:

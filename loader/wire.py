@@ -45,6 +45,7 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
         pinned=model.listed.pinned,
         engine=model.listed.engine,
         quota_bytes=model.listed.devices * model.quota_bytes,
+        quota_is_default=model.listed.quota_bytes is None,
         devices=model.listed.devices,
     )
     found = model.checkpoint

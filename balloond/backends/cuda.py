@@ -72,6 +72,15 @@ class Context:
         call(cu.cuCtxSetCurrent, self._context)
 
 
+def set_stack(nbytes: int) -> int:
+    """The stack of every thread that the device could run, for which the calling thread's context keeps memory; what it
+    was before. Nothing may run."""
+    limit = cu.CUlimit.CU_LIMIT_STACK_SIZE
+    before = int(call(cu.cuCtxGetLimit, limit))
+    call(cu.cuCtxSetLimit, limit, nbytes)
+    return before
+
+
 def allocation(index: int) -> cu.CUmemAllocationProp:
     """Memory of a device that can be exported as a descriptor."""
     properties = cu.CUmemAllocationProp()

@@ -76,4 +76,9 @@ class PieceRange:
             self._away = 0
 
     def close(self) -> None:
-        self._range.close()
+        """Returns everything. Addresses of pieces that are still out stay reserved: nobody else must find himself
+        there."""
+        if self._out:
+            self._range.leave()
+        else:
+            self._range.close()

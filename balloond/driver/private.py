@@ -14,3 +14,11 @@ def counted(device: str) -> int:
     except OSError:
         return 0
     return dict(processes).get(os.getpid(), 0)
+
+
+def set_stack(nbytes: int) -> int:
+    """Of each thread of the GPU whose context is the calling thread's; what it was before. Nothing may run there.
+    Raises OSError."""
+    from balloond.backends import cuda
+
+    return cuda.set_stack(nbytes)

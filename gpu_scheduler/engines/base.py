@@ -121,6 +121,9 @@ class Engine:
         """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
         self.pid = ranks[0].pid
         self.stats = engine_pb2.EngineStats()
+        self.kept_bytes = 0
+        """Of each of its devices, since its model fell asleep last, leases aside; 0: not told."""
+        self.told_kept = asyncio.Event()
         self.listener: Listener | None = None
         self.dead = asyncio.Event()
         self._channel = FramedChannel(engine_pb2.FromEngine, self._take, self._ended)
@@ -237,6 +240,9 @@ class Engine:
         elif kind == "parked":
             if self.listener is not None:
                 self.listener.on_parked(self, message.parked.request_id)
+        elif kind == "kept":
+            self.kept_bytes = message.kept.bytes
+            self.told_kept.set()
         elif kind == "hello":
             if not self._hello.done():
                 self._hello.set_result(message.hello)

@@ -59,6 +59,7 @@ def test_a_model_is_told_with_its_sizes_and_settings():
         kv_bytes_per_token=256,
         floor_bytes=4000,
         quota_bytes=77,
+        quota_is_default=True,
         vocab_size=100,
         default_slo=common_pb2.Slo(ttft_ms=5, tpot_ms=6),
         pinned=True,

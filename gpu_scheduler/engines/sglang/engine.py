@@ -7,12 +7,13 @@ import os
 from typing import TYPE_CHECKING
 
 import sglang
+import torch
 from sglang.srt.managers import scheduler as _  # noqa: F401  (imports what a model needs, before Hello)
 from sglang.srt.models import registry as _models  # noqa: F401
 
 from gpu_scheduler.engines.sglang import current, residency
 from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop, NoMemory
 from gpu_scheduler.engines.sglang.instance import Instance
 from gpu_scheduler.engines.sglang.loop import Loop
 from gpu_scheduler.engines.sglang.memory import Memory, OpenMemory
@@ -166,4 +167,10 @@ class Engine:
             raise left.error from None
         except LeaveLoop:
             self._ended = True
+        except torch.OutOfMemoryError as error:
+            why = f"{instance.load.model.name} took more than its quota, or than the device has: {one_line(error)}"
+            if instance.state is not State.PROVING:
+                _log.error("out of memory", why=why, quota=instance.booked_bytes)
+                raise
+            raise NoMemory(why) from None
         return None

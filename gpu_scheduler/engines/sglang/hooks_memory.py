@@ -78,6 +78,16 @@ def count_evicted(result: Any, _tree: Any, _params: Any) -> Any:
     return result
 
 
+def eager_buffers(original: Callable[..., Any], *, max_bs: int, max_num_token: int, **arguments: Any) -> Any:
+    """SGLang makes buffers for a step that fills the whole pool, whose addresses are more than any device has memory.
+    No step is larger than its own limit of prompt tokens."""
+    from sglang.srt.runtime_context import get_server_args
+
+    limits = get_server_args()
+    largest = max(max_bs, limits.max_prefill_tokens, limits.max_prefill_buffer_tokens())
+    return original(max_bs=max_bs, max_num_token=min(max_num_token, largest), **arguments)
+
+
 def held_elsewhere(result: int, _observer: Any) -> int:
     """SGLang's check for leaks adds up its pool. What has no memory under it counts as held, and so does a page that a
     prompt half computed has begun: SGLang expects such a prompt in the last batch, and here it may have to wait."""
@@ -105,6 +115,7 @@ HOOKS = [
     Hook(f"{_CONFIGURATOR}._build_token_to_kv_pool_allocator", allocator, "REPLACE"),
     Hook("sglang.srt.server_args.ServerArgs._handle_page_major_kv_layout", page_major_with_any_backend, "REPLACE"),
     Hook("sglang.srt.models.utils.enable_fused_set_kv_buffer", no_fused_store, "REPLACE"),
+    Hook("sglang.srt.model_executor.cuda_graph_buffer_registry.build_eager_registry", eager_buffers, "AROUND"),
     Hook("sglang.srt.mem_cache.common.evict_from_tree_cache", make_room, "REPLACE"),
     Hook("sglang.srt.mem_cache.radix_cache.RadixCache.evict", count_evicted, "AFTER"),
     Hook(f"{_OBSERVER}.session_held_tokens", held_elsewhere, "AFTER"),

@@ -73,7 +73,30 @@ def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
     return result
 
 
+_DRAWN_TOGETHER = 32
+"""Rows: drawing takes a dozen times the bytes of the probabilities, most of them as 64-bit numbers."""
+
+
+def draw_in_parts(original: Callable[..., Any], probs: Any, *arguments: Any, **named: Any) -> Any:
+    """The same for every row, with less memory at a time. What has not one value for each row is for all."""
+    import torch
+
+    rows = len(probs)
+    if rows <= _DRAWN_TOGETHER:
+        return original(probs, *arguments, **named)
+
+    def part(value: Any, start: int) -> Any:
+        return value[start : start + _DRAWN_TOGETHER] if isinstance(value, torch.Tensor) else value
+
+    drawn = []
+    for start in range(0, rows, _DRAWN_TOGETHER):
+        some = [part(value, start) for value in (probs, *arguments)]
+        drawn.append(original(*some, **{name: part(value, start) for name, value in named.items()}))
+    return torch.cat(drawn)
+
+
 _SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
+_SAMPLER = "sglang.srt.layers.sampler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 HOOKS = [
     Hook(f"{_SAMPLING}.from_schedule_batch", seeds, "AFTER"),
@@ -81,4 +104,6 @@ HOOKS = [
     Hook(f"{_SAMPLING}.merge_batch", seeds_in_both, "BEFORE"),
     Hook(f"{_BATCH}.cumulate_penalty_output_tokens", count_last_tokens, "AROUND"),
     Hook("sglang.srt.managers.overlap_utils.resolve_forward_inputs", count_resolved_tokens, "AFTER"),
+    Hook(f"{_SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch", draw_in_parts, "AROUND"),
+    Hook(f"{_SAMPLER}.sampling_from_probs_torch", draw_in_parts, "AROUND"),
 ]

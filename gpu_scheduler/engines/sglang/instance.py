@@ -20,14 +20,16 @@ from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import current, device, forget, options, weights
+from gpu_scheduler.engines.sglang import current, device, forget, options, quota, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
+from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sglang.memory import Memory
 from gpu_scheduler.engines.sglang.outputs import Outputs
+from gpu_scheduler.engines.sglang.policy import quota as policy
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
 from gpu_scheduler.engines.sglang.probe import PROMPT_TOKENS, Probe
 from gpu_scheduler.engines.sglang.requests import EosIds, to_sglang
@@ -49,6 +51,7 @@ _MAP_DUMMY_WAIT_S = 5.0
 _WEIGHTS_SPAN_BYTES = 256 << 30
 """Addresses for weights where nobody knows how large the checkpoint is. Where it is known twice as many: layers may be
 widened, and quantised ones are not what their files are."""
+_GRAPHS_SPAN_BYTES = 16 << 30
 
 
 class Instance:
@@ -80,6 +83,10 @@ class Instance:
         self.outputs = Outputs(self.book, channel.send_message, self._heard_probe)
         self._measured: engine_pb2.Measured | None = None
         """Of the model, once it was proven in this process."""
+        self.graphs: GraphMemory | None = None
+        """Memory of CUDA graphs, if it leaves while the model sleeps."""
+        self.booked_bytes = 0
+        """What this process may take of its device beside extents; 0: as much as there is."""
         self.paddings: set[int] = set()
         """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
         self.checksum = load.expected_checksum
@@ -146,6 +153,7 @@ class Instance:
 
     def build(self) -> None:
         """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
+        device.restore_stack(self.device)
         loader: type = RandomLoader if self.options.random_weights else CheckpointLoader
         if self.load.from_image:
             loader = ImageLoader
@@ -165,6 +173,29 @@ class Instance:
         if not self.load.from_image:
             self._begin_probe()
 
+    def open_graphs(self) -> GraphMemory | None:
+        """Memory for CUDA graphs that leaves with the rest. None where they take ordinary memory: not on a GPU, not
+        wanted, no room, or several ranks, which read each other's buffers by a way that knows ordinary memory only."""
+        on_gpu = self.device.type == "cuda" and self.options.cuda_graphs
+        if on_gpu and self.options.graphs_leave and self.ranks.size == 1:
+            pieces, memory = self.memory.open_pieces(_GRAPHS_SPAN_BYTES)
+            try:
+                self.graphs = GraphMemory(pieces, memory)
+            except (NoMemory, OSError, RuntimeError, AttributeError, TypeError) as error:
+                pieces.close()
+                self.give_up_graphs(options.one_line(error))
+        return self.graphs
+
+    def give_up_graphs(self, why: str) -> None:
+        _log.warning("CUDA graphs take memory that stays while the model sleeps", model=self.load.model.name, why=why)
+        self._close_graphs()
+
+    def _close_graphs(self) -> None:
+        gc.collect()
+        graphs, self.graphs = self.graphs, None
+        if graphs is not None:
+            graphs.close()
+
     @contextmanager
     def weights_born_here(self, *, copy: bool) -> Iterator[None]:
         """For the loaders: inside, SGLang builds the model, and its parameters go where they stay; with the values that
@@ -181,6 +212,7 @@ class Instance:
         with self.together():
             weights.bind(model, self._weights, copy=copy)
         device.finish(self.device)  # where they were before goes back to the device
+        device.forget_peak(self.device)
         layout = weights.lay_out(model, self._weights)
         manifest = weights.manifest(layout, self.memory.weights_bytes, weights.python_scalars(model))
         self._manifest = manifest.SerializeToString(deterministic=True)
@@ -251,11 +283,10 @@ class Instance:
         if not all(math.isfinite(value) for value in trace.logprobs):
             self.roll_back()
             raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
+        private_bytes, booked = self._within_quota()
         self.state = State.ACTIVE
         own = engine_pb2.Measured.Rank(
-            lease_id=self.memory.lease_id,
-            weights_bytes=self.memory.weights_bytes,
-            private_bytes=device.private_bytes(self.device, self.memory.weights_bytes + self.kv.memory.mapped_bytes),
+            lease_id=self.memory.lease_id, weights_bytes=self.memory.weights_bytes, private_bytes=private_bytes
         )
         ranks = self.ranks.gather(own)
         self._measured = engine_pb2.Measured(
@@ -266,8 +297,36 @@ class Instance:
             prefill_tokens_per_s=trace.prefill_tokens_per_s,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=self.context_tokens,
+            graph_bytes=self.graphs.mapped_bytes if self.graphs is not None else 0,
+            quota_bytes=max(self.ranks.gather(booked)),
         )
         return self._measured
+
+    def _within_quota(self) -> tuple[int, int]:
+        """(taken at its most, to be booked), from now on no more; the second is 0 where nothing is enforced. Raises
+        NoMemory, with everything unmapped again, when the quota that the catalogue says is less."""
+        elastic = self.memory.weights_bytes + self.kv.memory.mapped_bytes
+        if self.device.type != "cuda":
+            return device.private_bytes(self.device, elastic), 0
+        spec, failure, peak, booked = self.load.model, None, 0, 0
+        try:
+            quota.draw_most(self.scheduler, self.options.max_running_requests)
+            peak = device.private_bytes(self.device, elastic, self.graphs)
+            given = 0 if spec.quota_is_default else -(-spec.quota_bytes // self.ranks.size)
+            booked = policy.booked(spec.name, peak, given)
+        except NoMemory as error:
+            failure = error
+        try:
+            self.ranks.settle(failure)
+        except CommandError:
+            self.roll_back()
+            raise
+        kinds = device.kept(self.device, self.graphs)
+        if self.options.enforce_quota:
+            quota.enforce(self.device, booked, kinds["driver"], self.graphs)
+            self.booked_bytes = booked
+        _log.info("private memory", model=spec.name, peak=peak, quota=booked, now=kinds)
+        return peak, booked
 
     # --- sleeping
 
@@ -279,15 +338,25 @@ class Instance:
         self.state = State.HIBERNATING
 
     def tell_kept(self) -> None:
-        """What stays on the device while the model sleeps. Asked once its memory is back: nobody waits for it."""
-        if self.state is State.HIBERNATING and self.device.type == "cuda":
-            _log.info("hibernating", model=self.load.model.name, kept=device.kept(self.device))
+        """What stays on the device while the model sleeps. Done once its memory is back: nobody waits for it."""
+        if self.state is not State.HIBERNATING or self.device.type != "cuda":
+            return
+        if self.options.small_stack:
+            device.lower_stack(self.device)
+        kinds = device.kept(self.device, self.graphs)
+        most = max(self.ranks.gather(device.own(kinds)))
+        _log.info("hibernating", model=self.load.model.name, kept=kinds, own=device.own(kinds))
+        self.channel.send(kept=engine_pb2.Kept(bytes=most))
 
     def wake(self) -> None:
-        """Maps the weights range again, zero. Raises CommandError, still hibernating."""
+        """Maps the weights range again, zero, and the graphs' with what it held. Raises CommandError, still
+        hibernating."""
+        device.restore_stack(self.device)
         try:
             with self.together():
                 self.memory.map_weights()
+                if self.graphs is not None:
+                    self.graphs.come_back()
         except CommandError:
             self.memory.unmap_weights()
             raise
@@ -300,7 +369,11 @@ class Instance:
         self.state = State.HIBERNATING
 
     def _unmap(self) -> None:
+        if self.graphs is not None:
+            self.graphs.save()
         device.finish(self.device)
+        if self.graphs is not None:
+            self.graphs.leave()
         self.kv.give_up_everything()
         self.memory.unmap_weights()
 
@@ -318,5 +391,9 @@ class Instance:
         # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
         gc.collect()
         forget.forget()
+        self._close_graphs()
         device.finish(self.device)
+        quota.lift(self.device)
         self.memory.close()
+        if self.options.small_stack:
+            device.lower_stack(self.device)

@@ -77,6 +77,33 @@ class WeightsRange(Protocol):
     def close(self) -> None: ...
 
 
+class PieceRange(Protocol):
+    """balloond.driver.pieces.PieceRange, as far as the engine uses it. What maps raises NoMemory."""
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    @property
+    def taken_bytes(self) -> int: ...
+
+    def reserve(self, nbytes: int) -> None: ...
+
+    def take(self, nbytes: int) -> int: ...
+
+    def give(self, address: int) -> None: ...
+
+    def trim(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+    def come_back(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Driver(Protocol):
     """One lease with balloond and what can be made on it."""
 
@@ -95,6 +122,8 @@ class Driver(Protocol):
 
     def weights_range(self, span_bytes: int) -> WeightsRange: ...
 
+    def piece_range(self, span_bytes: int) -> PieceRange: ...
+
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         """A tensor of bytes over addresses that need not be mapped yet."""
         ...
@@ -111,6 +140,7 @@ class Memory:
         self.kv: KvRange | None = None
         self._kv_span = 0
         self._weights: WeightsRange | None = None
+        self._pieces: PieceRange | None = None
         self.weights_bytes = 0
         """Whole extents."""
 
@@ -165,12 +195,18 @@ class Memory:
         if self._weights is not None:
             self._weights.leave()
 
+    def open_pieces(self, span_bytes: int) -> tuple[PieceRange, torch.Tensor]:
+        """Reserves addresses for what CUDA graphs take, with a tensor of bytes over them; nothing is mapped."""
+        assert self._pieces is None
+        self._pieces = self._driver.piece_range(span_bytes)
+        return self._pieces, self._driver.tensor(self._pieces.address, span_bytes)
+
     def close(self) -> None:
         """Returns everything and ends the lease. Tensors over the ranges must not be touched any more."""
-        for part in (self.kv, self._weights):
+        for part in (self.kv, self._weights, self._pieces):
             if part is not None:
                 part.close()
-        self.kv = self._weights = None
+        self.kv = self._weights = self._pieces = None
         self._driver.close()
 
 

@@ -9,6 +9,7 @@ import torch
 from balloond.backends import mapper
 from balloond.backends.base import Mapper
 from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.pieces import PieceRange
 from balloond.driver.range import ElasticRange
 from balloond.driver.tensor import tensor_over
 from balloond.driver.weights import WeightsRange
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _ATTACH_S = 10.0
 _WEIGHTS_S = 30.0
 """Others may have to give back first."""
+_GRAPHS_EXTENT_BYTES = 32 << 20
+_GRAPHS_S = 10.0
 
 
 class _Weights:
@@ -44,6 +47,22 @@ class _Weights:
 
     def close(self) -> None:
         self._range.close()
+
+
+class _Pieces(PieceRange):
+    """A range for CUDA graphs that says NoMemory."""
+
+    def reserve(self, nbytes: int) -> None:
+        try:
+            super().reserve(nbytes)
+        except GrowRefused as error:
+            raise NoMemory(f"no memory for {nbytes} more bytes of CUDA graphs: {error}") from None
+
+    def come_back(self) -> None:
+        try:
+            super().come_back()
+        except GrowRefused as error:
+            raise NoMemory(f"no memory for the CUDA graphs: {error}") from None
 
 
 def _streams() -> list[int]:
@@ -92,6 +111,15 @@ class LeaseDriver:
 
     def weights_range(self, span_bytes: int) -> _Weights:
         return _Weights(self._lease, self._mapper, span_bytes, self.weights_extent_bytes)
+
+    def piece_range(self, span_bytes: int) -> _Pieces:
+        return _Pieces(
+            self._lease,
+            self._mapper,
+            span_bytes=span_bytes,
+            extent_bytes=_GRAPHS_EXTENT_BYTES,
+            timeout_s=_GRAPHS_S,
+        )
 
     def tensor(self, address: int, nbytes: int) -> torch.Tensor:
         return tensor_over(address, nbytes, self._device)

@@ -48,6 +48,12 @@ class Options:
     """1: SGLang prepares a step while the one before runs."""
     cuda_graphs: int = 1
     """0: decode without them, two to six times slower; for looking at what a step does."""
+    graphs_leave: int = 1
+    """0: what CUDA graphs take stays on the device while the model sleeps."""
+    small_stack: int = 1
+    """0: a sleeping process keeps the stack of all threads that its device could run."""
+    enforce_quota: int = 1
+    """0: torch may take more of the device than is booked for this process."""
     deterministic: int = 0
     """1: SGLang's batch-invariant kernels, slower: an answer does not depend on what runs beside it."""
     random_weights: int = 0

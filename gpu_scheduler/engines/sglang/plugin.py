@@ -29,9 +29,16 @@ class Hook:
 
 
 def all_hooks() -> list[Hook]:
-    from gpu_scheduler.engines.sglang import hooks_cpu, hooks_loop, hooks_memory, hooks_process, hooks_sampling
+    from gpu_scheduler.engines.sglang import (
+        hooks_cpu,
+        hooks_graphs,
+        hooks_loop,
+        hooks_memory,
+        hooks_process,
+        hooks_sampling,
+    )
 
-    modules = (hooks_process, hooks_loop, hooks_sampling, hooks_memory, hooks_cpu)
+    modules = (hooks_process, hooks_loop, hooks_sampling, hooks_memory, hooks_graphs, hooks_cpu)
     return [hook for module in modules for hook in module.HOOKS]
 
 

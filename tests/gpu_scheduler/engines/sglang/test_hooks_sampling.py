@@ -63,3 +63,19 @@ def test_batches_are_merged_with_seeds_in_both_or_in_neither() -> None:
     first, second = made(1, greedy=True), made(2, greedy=True)
     hooks_sampling.seeds_in_both(first, second)
     assert seeds_of(first) is None and seeds_of(second) is None
+
+
+@pytest.mark.parametrize("rows", [1, 32, 33, 100])
+def test_a_large_batch_is_drawn_in_parts_with_the_same_result(rows: int) -> None:
+    drawn_at_once = []
+
+    def draw(probs: torch.Tensor, seeds: torch.Tensor, flag: bool, *, positions: torch.Tensor) -> torch.Tensor:
+        assert flag
+        drawn_at_once.append(len(probs))
+        return (probs.sum(dim=1) * 10 + seeds + positions).to(torch.int32)
+
+    probs, seeds, positions = torch.rand(rows, 7), torch.arange(rows), torch.arange(rows) * 3
+    whole = draw(probs, seeds, True, positions=positions)
+    drawn_at_once.clear()
+    assert hooks_sampling.draw_in_parts(draw, probs, seeds, True, positions=positions).equal(whole)
+    assert max(drawn_at_once) <= 32 and sum(drawn_at_once) == rows

@@ -1,0 +1,64 @@
+"""Hooks on how SGLang captures CUDA graphs: into memory that leaves while the model sleeps (`graph_memory`).
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
+
+from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang.options import one_line
+from gpu_scheduler.engines.sglang.plugin import Hook
+
+
+def capture_all(original: Callable[..., Any], *, model_runner: Any) -> Any:
+    """In ordinary memory, which stays while the model sleeps, when it cannot be done in ours."""
+    instance = current.instance()
+    graphs = instance.open_graphs()
+    if graphs is not None:
+        try:
+            with graphs.capturing() as pool_id:
+                set_global_graph_memory_pool(pool_id)
+                return original(model_runner=model_runner)
+        except Exception as error:  # SGLang raises a plain one around torch's
+            why = one_line(error)
+        set_global_graph_memory_pool(None)
+        model_runner.graph_shared_output._logits_buffers.clear()
+        instance.give_up_graphs(why)
+    return original(model_runner=model_runner)
+
+
+def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
+    """Shared by all graphs, and by all that SGLang makes in a process: see `forget`."""
+    graphs = current.instance().graphs
+    if graphs is None:
+        return original(buffers, vocab_size, rows=rows)
+    with graphs.scratch():
+        return original(buffers, vocab_size, rows=rows)
+
+
+def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
+    graphs = current.instance().graphs
+    if graphs is not None:
+        graphs.prepare_stream(stream)
+    return original(backend, stream)
+
+
+def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
+    graphs = current.instance().graphs
+    if graphs is not None:
+        graphs.ahead()
+
+
+_EXECUTOR = "sglang.srt.model_executor"
+_BACKEND = f"{_EXECUTOR}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend"
+HOOKS = [
+    Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_decode_graph", capture_all, "AROUND"),
+    Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
+    Hook(f"{_BACKEND}.capture_session", session, "AROUND"),
+    Hook(f"{_BACKEND}.capture_one", capture_one, "BEFORE"),
+]

@@ -1,0 +1,57 @@
+"""What a process may take of a GPU beside its leases: measured at its most, booked, and enforced.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.layers import sampler
+
+from gpu_scheduler.engines.sglang import device
+from gpu_scheduler.engines.sglang.errors import NoMemory
+from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
+from gpu_scheduler.engines.sglang.options import one_line
+from services import log
+
+_log = log.get(__name__)
+_DRIVER_GROWS_BYTES = 64 << 20
+"""Kernels that are first used later are loaded later."""
+
+
+def draw_most(scheduler: Any, rows: int) -> None:
+    """Takes what drawing tokens for the largest batch takes, all of whose requests want log-probabilities. Raises
+    NoMemory."""
+    stream = scheduler.forward_stream if scheduler.enable_overlap else torch.cuda.current_stream()
+    vocabulary = int(scheduler.model_config.vocab_size)
+    try:
+        with torch.cuda.stream(stream):
+            _draw(rows, vocabulary, torch.device("cuda", torch.cuda.current_device()))
+        stream.synchronize()
+    except torch.OutOfMemoryError as error:
+        raise NoMemory(f"the device has no memory for drawing tokens of {rows} requests: {one_line(error)}") from None
+    except RuntimeError as error:  # measured a little less then
+        _log.warning("drawing was not measured", why=one_line(error))
+
+
+def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
+    logits = torch.zeros(rows, vocabulary, dtype=torch.float32, device=where)
+    told = torch.log_softmax(logits, dim=-1)
+    logits[:] = torch.softmax(logits, dim=-1)
+    whole = torch.full((rows,), vocabulary, dtype=torch.int32, device=where)
+    ones, zeros = torch.ones(rows, device=where), torch.zeros(rows, device=where)
+    seeds = torch.zeros(rows, dtype=torch.int64, device=where)
+    sampler.top_k_top_p_min_p_sampling_from_probs_torch(logits, whole, ones, zeros, False, seeds, seeds)
+    del told
+
+
+def enforce(where: torch.device, quota: int, driver: int, graphs: GraphMemory | None) -> None:
+    """Torch stops at the quota less what the driver has. It counts its pools over our ranges as its own."""
+    in_graphs = graphs.taken_bytes if graphs is not None else 0
+    device.allow(where, max(0, quota - driver - _DRIVER_GROWS_BYTES) + in_graphs)
+
+
+def lift(where: torch.device) -> None:
+    device.allow(where, None)

@@ -1,0 +1,23 @@
+import pytest
+
+from gpu_scheduler.engines.sglang.errors import NoMemory
+from gpu_scheduler.engines.sglang.policy.quota import SPARE_BYTES, booked
+
+GIB = 1 << 30
+
+
+def test_what_the_catalogue_states_is_booked_if_it_is_enough():
+    assert booked("m", 2 * GIB, 3 * GIB) == 3 * GIB
+    assert booked("m", 2 * GIB, 2 * GIB) == 2 * GIB
+
+
+def test_where_it_states_nothing_what_was_taken_is_booked_and_some_more():
+    assert booked("m", 2 * GIB, 0) == 2 * GIB + SPARE_BYTES
+
+
+def test_less_than_was_taken_is_refused_with_both_numbers():
+    with pytest.raises(NoMemory) as refusal:
+        booked("m", 2 * GIB + GIB // 10, GIB)
+    assert str(refusal.value) == (
+        "m needs 2.10 GiB of its device beside weights and KV, its quota is 1.00 GiB: raise quota_bytes"
+    )

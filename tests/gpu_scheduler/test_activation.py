@@ -1,0 +1,89 @@
+"""What is booked for a model in which state; devices that only write it down."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from gpu_scheduler.activation import Activation
+from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.residents import Resident, Residents
+from protos import common_pb2, engine_pb2
+
+MIB = 1 << 20
+
+
+class Devices:
+    def __init__(self):
+        self.booked = []
+
+    async def book(self, model, *, quota_bytes, weights_bytes, floor_bytes):
+        self.booked.append((quota_bytes // MIB, weights_bytes // MIB, floor_bytes // MIB))
+
+
+@pytest.fixture
+def devices():
+    return Devices()
+
+
+@pytest.fixture
+def activation(devices):
+    config = GpuSchedulerConfig(
+        name="g",
+        listen="unix:/none",
+        group="g",
+        devices=["cuda:0"],
+        balloond="",
+        engines={"weights_extent_bytes": 64 * MIB},
+    )
+    return Activation(config, Residents(lambda resident: None), {}, devices, None, {})
+
+
+def resident(**more):
+    spec = common_pb2.ModelSpec(
+        name="m", weights_bytes=100 * MIB, floor_bytes=8 * MIB, quota_bytes=3000 * MIB, quota_is_default=True, **more
+    )
+    return Resident(spec, common_pb2.COLD)
+
+
+def engine(alive=True):
+    return SimpleNamespace(alive=alive)
+
+
+def measured(it):
+    it.measured = engine_pb2.Measured(weights_bytes=100 * MIB, graph_bytes=320 * MIB, quota_bytes=2100 * MIB)
+    it.engine = engine()
+    return it
+
+
+async def test_until_it_is_measured_the_default_is_booked(activation, devices):
+    await activation.entitle(resident(), awake=True)
+    assert devices.booked == [(3000, 128, 8)]
+
+
+async def test_what_an_engine_measured_replaces_the_default_and_graphs_are_booked_with_the_weights(activation, devices):
+    await activation.entitle(measured(resident()), awake=True)
+    assert devices.booked == [(2100, 448, 8)]
+
+
+async def test_what_the_catalogue_says_stays_booked(activation, devices):
+    stated = measured(resident())
+    stated.spec.quota_is_default = False
+    await activation.entitle(stated, awake=True)
+    assert devices.booked == [(3000, 448, 8)]
+
+
+async def test_a_fresh_engine_may_take_the_default_again_while_it_builds_the_model(activation, devices):
+    again = measured(resident())
+    again.engine = engine(alive=False)
+    await activation.entitle(again, awake=True)
+    assert devices.booked == [(3000, 448, 8)]
+
+
+async def test_a_sleeping_engine_is_booked_with_what_it_keeps_once_that_is_known(activation, devices):
+    asleep = measured(resident())
+    await activation.entitle(asleep, awake=False)
+    asleep.kept_bytes = 600 * MIB
+    await activation.entitle(asleep, awake=False)
+    assert devices.booked == [(2100, 0, 0), (616, 0, 0)]
+    asleep.engine_gone()
+    assert asleep.kept_bytes == 0
