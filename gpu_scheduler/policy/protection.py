@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from math import inf
 
 from gpu_scheduler.policy import pace
 from gpu_scheduler.policy.beat import Beat
@@ -30,7 +31,7 @@ class Protection:
     """Who decodes and who prefills. A model has to be `measured` before anything else is said of it (KeyError)."""
 
     def __init__(self, rules: PaceRules | None = None) -> None:
-        self._rules = rules
+        self._rules = rules or PaceRules()
         self._models: dict[str, _Model] = {}
         self._prefilling: frozenset[str] = frozenset()
 
@@ -65,9 +66,10 @@ class Protection:
     def paces(self) -> dict[str, tuple[Pace, float]]:
         """Of each model its pace, and how many times as long its prefills take under that."""
         decoding = {name: known.decoding for name, known in self._models.items() if known.targets}
+        binding = {name: one for name, one in decoding.items() if one.bears(self._rules.margin) < inf}
         answer: dict[str, tuple[Pace, float]] = {}
         for name, known in self._models.items():
-            others = [one for other, one in decoding.items() if other != name]
+            others = [one for other, one in binding.items() if other != name]
             own = pace.pace(known.prefilling, others, len(self._prefilling | {name}), self._rules)
             answer[name] = own, pace.stretch(own, known.prefilling)
         return answer
