@@ -63,7 +63,8 @@ class Client:
         self.engine = engine
         self.stats = engine_pb2.EngineStats()
         self.measured = engine_pb2.Measured()
-        self.lease_id = ""
+        self.lease_ids: list[str] = []
+        """By rank."""
         self.received = 0
         """Tokens of all requests so far."""
         self.open: dict[str, Reply] = {}
@@ -74,6 +75,10 @@ class Client:
         self._held: list[str] = []
         """Requests to send once the engine is back."""
         engine.listener = self
+
+    @property
+    def lease_id(self) -> str:
+        return self.lease_ids[0]
 
     def ask(self, prompt: Sequence[int], new_tokens: int, *, asked_s: float | None = None, **sampling: Any) -> Reply:
         """A greedy request; `asked_s` is when it was due, if not now."""
@@ -209,6 +214,8 @@ class Model:
     context_tokens: int
     options: Mapping[str, int]
     """Ours; the reference gets the same arguments."""
+    others: Sequence[str] = ()
+    """Devices of the other ranks."""
 
 
 def parser(description: str, *, shape: str = "8b") -> argparse.ArgumentParser:
@@ -226,8 +233,10 @@ def begin() -> None:
     log.configure("benchmark", "warning")
 
 
-async def _warm(kind: str, environment: Mapping[str, str], index: int = 1, turn_fd: int | None = None) -> Engine:
-    engine = await Engine.start(Spawn(kind, "error", environment, start_timeout_s=START_S), index, turn_fd)
+async def _warm(
+    kind: str, environment: Mapping[str, str], ranks: int = 1, index: int = 1, turn_fd: int | None = None
+) -> Engine:
+    engine = await Engine.start(Spawn(kind, "error", environment, ranks, START_S), index, turn_fd)
     await engine.hello(START_S)
     return engine
 
@@ -243,25 +252,40 @@ async def elastic(
     turn_fd: int | None = None,
 ) -> Client:
     """An engine of ours with memory from balloond, where `name` is booked."""
-    client = Client(name, await _warm("sglang", environment or {}, index, turn_fd))
+    client = Client(name, await _warm("sglang", environment or {}, 1 + len(model.others), index, turn_fd))
     load = harness.load(at, name, model.path, context_tokens=model.context_tokens, **model.options)
+    load.device = model.device
+    del load.others[:]
+    load.others.extend(_parts(model))
     load.poison_fresh_pages = poison
     begun = time.monotonic()
     command = client.engine.command(engine_pb2.ToEngine(load=load))
     async with asyncio.timeout(START_S):
-        client.lease_id = (await command.mapped())[0].lease_id
+        client.lease_ids = [rank.lease_id for rank in await command.mapped()]
         client.measured = await command.done()
     say(f"{name} is ready after {time.monotonic() - begun:.1f} s")
     return client
 
 
-async def reference(name: str, model: Model, pool_tokens: int, front: str = "scheduler") -> Client:
-    """Unmodified SGLang with a pool of `pool_tokens`, a multiple of the page size."""
+def _parts(model: Model) -> list[engine_pb2.Load.Part]:
+    return [engine_pb2.Load.Part(device=device) for device in model.others]
+
+
+async def reference(
+    name: str,
+    model: Model,
+    pool_tokens: int,
+    front: str = "scheduler",
+    environment: Mapping[str, str] | None = None,
+) -> Client:
+    """Unmodified SGLang with a pool of `pool_tokens`, a multiple of the page size. Several ranks only with the front
+    "engine"."""
     assert front in stock.FRONTS
-    client = Client(name, await _warm("stock", {stock.FRONT_VARIABLE: front}))
+    client = Client(name, await _warm("stock", {stock.FRONT_VARIABLE: front, **(environment or {})}))
     options = {key: str(value) for key, value in model.options.items()}
     spec = common_pb2.ModelSpec(name=name, path=str(model.path), context_tokens=model.context_tokens)
-    load = engine_pb2.Load(model=spec, device=model.device, options={**options, "pool_tokens": str(pool_tokens)})
+    options["pool_tokens"] = str(pool_tokens)
+    load = engine_pb2.Load(model=spec, device=model.device, options=options, others=_parts(model))
     begun = time.monotonic()
     async with asyncio.timeout(START_S):
         client.measured = await client.engine.command(engine_pb2.ToEngine(load=load)).done()

@@ -92,8 +92,9 @@ async def _serve(channel_fd: int) -> None:
     named = stock_model.sglang_arguments(message.load)
     for name in _OURS:
         del named[name]
+    named["base_gpu_id"] = int(message.load.device.partition(":")[2] or 0)
     engine = sglang.Engine(**{**named, "log_level": "error"}, incremental_streaming_output=True)
-    (about,) = engine._scheduler_init_result.scheduler_infos
+    about = engine._scheduler_init_result.scheduler_infos[0]
     stock_model.check_pool(named["max_total_tokens"], about["max_total_num_tokens"])
     done = engine_pb2.Done(command_id=message.load.command_id)
     channel.send(engine_pb2.FromEngine(done=done))

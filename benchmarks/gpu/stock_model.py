@@ -11,7 +11,7 @@ from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
 from gpu_scheduler.engines.sglang.options import Options, arguments, kind_of
-from gpu_scheduler.engines.sglang.random_weights import draw
+from gpu_scheduler.engines.sglang.random_weights import checkpoint
 from protos import engine_pb2
 
 
@@ -22,17 +22,8 @@ class RandomLoader(DefaultModelLoader):
         load_config.load_format = LoadFormat.AUTO
         super().__init__(load_config)
 
-    def load_model(self, **arguments: Any) -> torch.nn.Module:
-        model: torch.nn.Module = super().load_model(**arguments)
-        draw(model)
-        return model
-
-    def _get_all_weights(self, *_: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        return iter(())
-
-    @staticmethod
-    def load_weights_and_postprocess(*_: Any) -> None:
-        """There is no checkpoint to read."""
+    def _get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return checkpoint(model_config.model_path, model_config.dtype, next(model.parameters()).device)
 
 
 def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
@@ -40,7 +31,7 @@ def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
     given = dict(load.options)
     pool_tokens = int(given.pop("pool_tokens"))
     options = Options.parse(given, load.device)
-    named = arguments(load.model, load.device, options, RandomLoader)
+    named = arguments(load.model, load.device, options, RandomLoader, 1 + len(load.others))
     named |= {"max_total_tokens": pool_tokens, "load_format": RandomLoader if options.random_weights else "auto"}
     if kind_of(load.device) == "cuda":
         named["enable_page_major_kv_layout"] = False

@@ -22,7 +22,7 @@ from sglang.srt.model_loader.loader import DefaultModelLoader
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
 from gpu_scheduler.engines.sglang.options import one_line
-from gpu_scheduler.engines.sglang.random_weights import draw
+from gpu_scheduler.engines.sglang.random_weights import checkpoint
 
 _NAMES_SHOWN = 3
 REFUSALS = (
@@ -116,18 +116,22 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
                 method.process_weights_after_loading(module)
 
 
-class RandomLoader(ImageLoader):
-    """Builds the model and draws its weights."""
+class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
+    """Draws what a checkpoint would hold."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
         instance = current.instance()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
-            model: torch.nn.Module = DefaultModelLoader.load_model(
-                self, model_config=model_config, device_config=device_config
-            )
-        draw(model)
-        current.instance().bind_weights(model, copy=True)
+            model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        instance.bind_weights(model, copy=True)
         return model
+
+    def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return checkpoint(model_config.model_path, model_config.dtype, next(model.parameters()).device)
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

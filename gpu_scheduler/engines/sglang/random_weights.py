@@ -1,20 +1,29 @@
-"""Weights that a seed makes, for benchmarks. Knows torch only: whoever compares this engine with another program draws
-the same there."""
+"""Weights that a seed makes, for benchmarks. Knows torch and Transformers only: whoever compares this engine with
+another program, or one device with several, draws the same."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
-def draw(model: torch.nn.Module) -> None:
-    """Sets all parameters: the same in every process on the same kind of device, by their names. Activations keep their
-    scale and attention is peaked, so that greedy tokens depend on weights and on KV."""
+def checkpoint(folder: str, dtype: torch.dtype, device: torch.device | str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Names and tensors as a checkpoint of this configuration would have them, whole, one after the other: the same in
+    every process on the same kind of device. Activations keep their scale and attention is peaked, so that greedy
+    tokens depend on weights and on KV."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     for name, parameter in model.named_parameters():
-        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(name.encode()))
-        if parameter.ndim < 2:
-            parameter.data.fill_(1.0)
-            continue
-        scale = 1.0 if "embed" in name else parameter.shape[-1] ** -0.5 * (1.7 if "qkv" in name else 1.0)
-        parameter.data.normal_(0.0, scale, generator=generator)
+        yield name, _draw(name, tuple(parameter.shape), dtype, device)
+
+
+def _draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    if len(shape) < 2:
+        return torch.ones(shape, dtype=dtype, device=device)
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    attends = any(part in name for part in ("q_proj", "k_proj", "v_proj"))
+    scale = 1.0 if "embed" in name else shape[-1] ** -0.5 * (1.7 if attends else 1.0)
+    return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, scale, generator=generator)
