@@ -38,7 +38,7 @@ FREE = Pace()
 class PaceRules:
     """Numbers of the protection."""
 
-    margin: float = 0.7
+    margin: float = 0.6
     """Share of a neighbour's slack that is given away; the rest is for what the formula leaves out: a small step is
     slower than its share of a whole one, and slower still at the end of a long prompt."""
     least_tokens: int = 128

@@ -40,7 +40,7 @@ def test_the_tightest_target_of_a_model_counts_until_its_request_ends(group):
 
 
 def test_where_two_may_prefill_at_once_each_gets_half(group):
-    group.decodes("a", "r1", 0.019)
+    group.decodes("a", "r1", 0.021)
     group.prefills({"b"})
     alone = paces(group)["b"]
     group.prefills({"b", "c"})
