@@ -57,6 +57,8 @@ async def build(service: Service) -> None:
             limit=engines.limit,
             turn_fd=turn_fd,
             first_index=1 + 10_000 * number,
+            # What ranks opened of each other's graphs by CUDA IPC is never closed: memory of a model that left stays.
+            one_model=len(config.devices) > 1 and config.devices[0].startswith("cuda:"),
         )
         for number, kind in enumerate(("sglang", "echo") if len(config.devices) == 1 else ("sglang",))
     }

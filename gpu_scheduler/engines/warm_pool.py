@@ -21,14 +21,23 @@ class WarmPool:
     """Warm engines of one kind."""
 
     def __init__(
-        self, spawn: Spawn, *, warm: int, limit: int, turn_fd: int | None = None, first_index: int = 1
+        self,
+        spawn: Spawn,
+        *,
+        warm: int,
+        limit: int,
+        turn_fd: int | None = None,
+        first_index: int = 1,
+        one_model: bool = False,
     ) -> None:
-        """Keeps `warm` idle engines while fewer than `limit` processes exist."""
+        """Keeps `warm` idle engines while fewer than `limit` engines exist. `one_model`: one that had a model takes no
+        other."""
         self.spawn = spawn
         self.warm = warm
         self.limit = limit
         self._turn_fd = turn_fd
         self._first_index = first_index
+        self._one_model = one_model
         self._idle: list[Engine] = []
         self._taken: set[Engine] = set()
         self._starting: set[int] = set()
@@ -119,7 +128,7 @@ class WarmPool:
         """An engine without a model returns. One too many ends; a dead one is replaced."""
         self._taken.discard(engine)
         engine.listener = None
-        if engine.alive and not self._closed and len(self._idle) < self.warm:
+        if engine.alive and not (self._closed or self._one_model) and len(self._idle) < self.warm:
             self._idle.append(engine)
             tasks.spawn(self._notify(), "pool changed")
         elif engine.alive:

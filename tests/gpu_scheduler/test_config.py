@@ -23,3 +23,17 @@ def test_extents_are_as_large_as_their_device_likes(device, sizes):
 def test_what_is_configured_wins():
     config = configured("cuda:0", kv_extent_bytes=2 * MIB, weights_extent_bytes=4 * MIB)
     assert (config.kv_extent_bytes, config.weights_extent_bytes) == (2 * MIB, 4 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("devices", "why"),
+    [
+        ([], "1, 2 or 4 devices, not 0"),
+        (["cpu:0", "cpu:1", "cpu:2"], "1, 2 or 4 devices, not 3"),
+        (["cpu:0", "cpu:0"], "named twice"),
+        (["cpu:0", "cuda:0"], "not of one kind"),
+    ],
+)
+def test_devices_that_cannot_share_a_model_are_no_group(devices, why):
+    with pytest.raises(ValueError, match=why):
+        GpuSchedulerConfig(name="g", listen="unix:g", group="g", devices=devices, balloond="")

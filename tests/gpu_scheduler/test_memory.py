@@ -45,3 +45,19 @@ def test_idle_memory_is_free_for_all_above_the_floor_and_the_models_own_under_it
         limit=900, held=used + kept, reclaimable=kept, growth=max(0, 150 - used), token_bytes=10, devices=("d",)
     )
     assert memory.models["b"] == ModelMemory(limit=1000, held=0, token_bytes=10, devices=("d",))
+
+
+def test_on_several_devices_the_smallest_decides():
+    memory = GroupMemory(["d", "e"])
+    one, two = state(free=500), state(free=100)
+    two.device = "e"
+    two.bookings[0].limit_bytes = 700
+    one.leases.add(model="a", kv_bytes=400, kv_used_bytes=100, kv_cached_bytes=300)
+    two.leases.add(model="a", kv_bytes=350, kv_used_bytes=120, kv_cached_bytes=230)
+    memory.update([one, two, balloond_pb2.DeviceState(device="of another group")])
+    known = memory.for_admission({"a": 10}, {"a": 150})
+    assert known.free == {"d": 600, "e": 150}
+    assert known.models["a"] == ModelMemory(
+        limit=700, held=300, reclaimable=180, growth=50, token_bytes=10, devices=("d", "e")
+    )
+    assert memory.limit_bytes("a") == 1600 and memory.free_bytes == 600

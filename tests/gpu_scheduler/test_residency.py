@@ -117,6 +117,13 @@ async def test_an_impossible_target_is_refused(group):
         group.residency.begin(SPEC, common_pb2.WAKING, "test")
 
 
+async def test_a_model_for_another_number_of_devices_is_refused(group):
+    spread = common_pb2.ModelSpec(name="wide", devices=2, engine="echo")
+    with pytest.raises(Unmet, match="wide is for 2 devices, the group g for models on 1"):
+        group.residency.begin(spread, common_pb2.ACTIVE, "test")
+    assert group.residents.get("wide") is None
+
+
 async def test_a_model_that_leaves_hands_its_requests_back_and_its_engine_stays_warm(slow_group):
     group = slow_group
     await group.bring(common_pb2.ACTIVE)

@@ -29,6 +29,24 @@ def test_sizes_are_those_of_the_device_and_not_of_the_files(tmp_path):
     assert read(tmp_path, 2).kv_bytes_per_token == found.kv_bytes_per_token // 2
 
 
+def test_a_device_of_two_holds_its_half_and_what_all_of_them_need(tmp_path):
+    one, two = read(checkpoints.write(tmp_path), FLOAT32), read(tmp_path, FLOAT32, devices=2)
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token // 2
+    layer = 2 * size(32) + 2 * size(16 * 32) + 2 * size(8 * 32) + 3 * size(24 * 32)
+    assert two.weights_bytes == 2 * layer + size(32) + 2 * size(64 * 32)
+
+
+def test_of_more_devices_than_key_value_heads_several_have_the_same(tmp_path):
+    two, four = read(checkpoints.write(tmp_path), FLOAT32, devices=2), read(tmp_path, FLOAT32, devices=4)
+    assert four.kv_bytes_per_token == two.kv_bytes_per_token
+
+
+def test_heads_that_cannot_be_divided_are_refused(tmp_path):
+    checkpoints.write(tmp_path)
+    with pytest.raises(BrokenCheckpoint, match="heads do not divide among 3 devices"):
+        read(tmp_path, FLOAT32, devices=3)
+
+
 def test_tied_weights_are_counted_once_also_when_the_file_has_both(tmp_path):
     tied = read(checkpoints.write(tmp_path / "a", tie_word_embeddings=True), FLOAT32)
     untied = read(checkpoints.write(tmp_path / "b"), FLOAT32)

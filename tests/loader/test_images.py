@@ -38,9 +38,9 @@ class World:
     def forget(self, weights):
         self.forgotten.append(bytes(weights))
 
-    async def save(self, model, generation=1, content=b"w" * PAGE, manifest=b"m"):
+    async def save(self, model, generation=1, content=b"w" * PAGE, manifest=b"m", rank=0):
         self.generations.setdefault(model, generation)
-        with self.images.blank(model, generation, len(content), manifest) as image:
+        with self.images.blank(model, generation, len(content), manifest, rank) as image:
             with image.weights() as weights:
                 weights[:] = content
             await self.images.publish(image, "rows:0")
@@ -195,3 +195,31 @@ async def test_a_successor_has_the_images_of_its_predecessor_and_forgets_what_it
         assert weights == b"abcd" * 1024
     with pytest.raises(OSError):
         os.fstat(fds[1])
+
+
+async def test_the_parts_of_an_image_come_and_go_together(world):
+    parts = [await world.save("a", content=bytes([rank]) * PAGE, rank=rank) for rank in range(2)]
+    assert world.images.parts("a") == parts and world.images.get("a", 1) is parts[1]
+    assert set(world.keeper.records) == {"image/a", "image/a#1"}
+    await world.save("b")
+    world.time += 1
+    await world.save("c")  # the capacity is three parts
+    assert world.images.parts("a") == [] and world.names() == {"b", "c"}
+
+
+async def test_a_part_makes_room_by_others_images_and_never_by_its_own_other_parts(world):
+    await world.save("b")
+    first = await world.save("a")
+    world.time += 1
+    await world.save("a", rank=1)
+    await world.save("a", content=b"x" * 2 * PAGE, rank=1, generation=1)
+    assert world.images.get("a") is first and world.names() == {"a"}
+
+
+async def test_a_successor_has_every_part(world):
+    for rank in range(2):
+        await world.save("a", content=bytes([rank]) * PAGE, rank=rank)
+    kept = [(record, os.dup(fd)) for record, fd in world.images.everything()]
+    successor = World(capacity=3 * ONE)
+    successor.images.restore(kept)
+    assert [(part.rank, bytes(part.memory[:1])) for part in successor.images.parts("a")] == [(0, b"\0"), (1, b"\1")]

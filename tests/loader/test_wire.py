@@ -82,6 +82,25 @@ def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(
     assert not wire.entry(Model(LISTED, SIZES, FOUND), [image]).has_image
 
 
+def test_a_model_on_several_devices_is_told_with_the_bytes_of_all_of_them():
+    spec = wire.model_spec(Model(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND))
+    assert (spec.devices, spec.quota_bytes, spec.weights_bytes) == (2, 154, 2000)
+    assert (spec.kv_bytes_per_token, spec.floor_bytes) == (512, 8000)
+
+
+def test_an_image_is_shown_once_every_ranks_part_is_there(image):
+    model = Model(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND)
+    assert not wire.entry(model, [image]).has_image
+    other = image_memory.create("m", 9, 50, b"manifest", rank=1)
+    other.checksum = "rows:6"
+    entry = wire.entry(model, [image, other])
+    assert (entry.has_image, entry.image_bytes, entry.image_checksum) == (True, 150, "rows:5")
+    assert list(entry.other_checksums) == ["rows:6"]
+    other.generation = 8
+    assert not wire.entry(model, [image, other]).has_image
+    other.close()
+
+
 def test_a_manifest_gives_the_size_of_its_range():
     assert wire.manifest_bytes(engine_pb2.Manifest(total_bytes=5).SerializeToString()) == 5
     for nonsense in (b"", b"\xff", engine_pb2.Manifest(total_bytes=-5).SerializeToString()):

@@ -20,3 +20,28 @@ def test_what_a_group_measured_is_what_a_start_is_thought_to_take():
 
 def test_until_it_was_measured_a_cold_start_is_thought_to_take_half_a_minute():
     assert asleep_in_the_way().endswith("back in about 30 s")
+
+
+def test_a_model_comes_up_on_a_group_of_as_many_devices_and_no_other():
+    world = FakeCluster(groups=2)
+    world.groups[1].state.memory.add(device="second", capacity_bytes=100 * MIB, free_bytes=100 * MIB)
+    wide, narrow = world.model("wide", weights=120 * MIB, devices=2), world.model("narrow")
+    world.tell()
+    assert world.judge.activation(wide).group.name == "g1" and not world.judge.refused(wide)
+    assert world.judge.activation(narrow).group.name == "g0"
+
+
+def test_where_no_group_has_as_many_devices_the_reason_says_how_many_they_have():
+    world = FakeCluster(groups=1)
+    wide = world.model("wide", devices=4)
+    world.tell()
+    assert world.judge.refused(wide) == "wide is for a group of 4 devices: g0 has 1"
+    assert world.judge.activation(wide).group is None
+
+
+def test_every_device_of_a_group_has_to_hold_its_part():
+    world = FakeCluster(groups=1)
+    world.groups[0].state.memory.add(device="small", capacity_bytes=50 * MIB, free_bytes=50 * MIB)
+    wide = world.model("wide", weights=120 * MIB, floor=2 * MIB, quota=2 * MIB, devices=2)
+    world.tell()
+    assert "on each of 2 devices" in world.judge.refused(wide)

@@ -101,6 +101,15 @@ def _set_stack(nbytes: int) -> int | None:
     return before
 
 
+def reads(device: torch.device, others: Sequence[str]) -> bool:
+    """Whether kernels here can read the memory of the other devices."""
+    if device.type != "cuda":
+        return True
+    torch.cuda.set_device(device)
+    peers = {torch.device(other).index or 0 for other in others} - {device.index or 0}
+    return all(torch.cuda.can_device_access_peer(device, peer) for peer in peers)
+
+
 def put(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     """These (int64) on the device. Out of pinned memory, because the host waits for a copy out of any other."""
     on_host = torch.tensor(numbers, dtype=torch.int64, pin_memory=device.type == "cuda")

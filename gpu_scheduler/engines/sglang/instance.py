@@ -153,11 +153,14 @@ class Instance:
 
     def build(self) -> None:
         """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
+        devices = self.ranks.gather(self.load.device)
+        peers = all(self.ranks.gather(device.reads(self.device, devices)))
         device.restore_stack(self.device)
         loader: type = RandomLoader if self.options.random_weights else CheckpointLoader
         if self.load.from_image:
             loader = ImageLoader
-        arguments = options.server_args(self.load.model, self.load.device, self.options, loader, self.ranks.size)
+        ranks = self.ranks.size
+        arguments = options.server_args(self.load.model, self.load.device, self.options, loader, ranks, peers)
         index = int(self.load.device.partition(":")[2] or 0)
         scheduler = Scheduler(arguments, options.port_args(), index, self.ranks.rank, 0, 0, 0, 0, None)
         self.scheduler = scheduler
@@ -397,3 +400,5 @@ class Instance:
         self.memory.close()
         if self.options.small_stack:
             device.lower_stack(self.device)
+        if self.device.type == "cuda":
+            _log.info("warm again", left=self.load.model.name, kept=device.kept(self.device))

@@ -29,6 +29,15 @@ async def test_an_engine_that_comes_back_is_taken_again(pool):
     assert (await pool.take(30)).pid == first.pid
 
 
+async def test_an_engine_that_takes_one_model_is_not_taken_again():
+    pool = WarmPool(Spawn("echo"), warm=1, limit=2, one_model=True)
+    first = await pool.take(30)
+    pool.give_back(first)
+    assert (await pool.take(30)).pid != first.pid
+    await first.dead.wait()
+    await pool.close()
+
+
 async def test_a_dead_engine_is_not_handed_out(pool):
     first = await pool.take(30)
     first.kill()
