@@ -6,7 +6,7 @@ Four engines on one device, their limits open, and all of the device theirs.
 
     load    requests of all lengths on all engines. Every second the ledger (leased, booked for private memory, and the
             spares) beside NVML's used bytes less those before balloond started: the aim is 1 % between them. What NVML
-            has beyond leases and spares is the engines' own: booked by `--quota-gib` each, measured here
+            has beyond leases and spares is the engines' own: booked as each measured it (or `--quota-gib`), seen here
     full    long prompts and answers on all engines at once, half as much again as there is memory. Somebody loses every
             race for the last extent: it is refused, its requests wait, are retracted or parked, and all are answered
 
@@ -41,7 +41,7 @@ def parse() -> argparse.Namespace:
     parser = fleet.parser(__doc__ or "")
     parser.add_argument("--engines", type=int, default=4)
     parser.add_argument("--kv-gib", type=float, help="of the device, for all; left out, on a GPU: what there is")
-    parser.add_argument("--quota-gib", type=float, default=3.0, help="booked for an engine's own memory")
+    parser.add_argument("--quota-gib", type=float, help="booked for an engine's own memory; left out: what it measured")
     parser.add_argument("--load", type=float, default=15.0, help="seconds")
     parser.add_argument("--rate", type=float, default=16.0, help="requests per second over all engines, under load")
     parser.add_argument("--context", type=int, default=8192, help="tokens")
@@ -75,7 +75,7 @@ class AddsUp:
         given = self._given
         names = [f"engine-{number}" for number in range(given.engines)]
         kv_bytes = int(given.kv_gib * 2**30) if given.kv_gib else None
-        quota = 0 if self._shared.on_host else int(given.quota_gib * 2**30)
+        quota = 0 if self._shared.on_host else int(given.quota_gib * 2**30) if given.quota_gib else None
         floor = 8 * self._extent
         async with self._shared.engines(self._folder, names, kv_bytes, floor, quota) as (self._at, self._clients):
             await neighbours.warm_up(self._shared, self._clients, 16, given.context // 2)

@@ -22,6 +22,8 @@ from tests.gpu_scheduler.engines.sglang import harness
 _AS_ON_A_GPU = {"page_size": 16, "overlap": 1}
 RESERVE_BYTES = 1 << 30
 """What balloond by itself leaves of a GPU to those who book nothing."""
+LOADING_BYTES = 3 << 30
+"""Booked for an engine until it has measured what it takes."""
 SET_ASIDE_BYTES = 130 << 20
 """A GPU's spares, which balloond keeps of its capacity."""
 
@@ -57,20 +59,27 @@ class Shared:
         names: Sequence[str],
         kv_bytes: int | None,
         floor_bytes: int,
-        quota_bytes: int = 0,
+        quota_bytes: int | None = 0,
         turn_fd: int | None = None,
     ) -> AsyncIterator[tuple[harness.Node, list[Client]]]:
         """A node whose device has `kv_bytes` for the KV of all (None, on a GPU: what there is), and warm engines with
-        the model. Their limits are open: each may take what there is."""
+        the model. Their limits are open: each may take what there is. Without a `quota_bytes` what each engine measured
+        is booked for it."""
+        stated = LOADING_BYTES if quota_bytes is None else quota_bytes
         if kv_bytes is None:
             capacity = backends.look(self.device).free_bytes - RESERVE_BYTES
         else:
-            each = self.weights_bytes + quota_bytes
+            each = self.weights_bytes + stated
             capacity = len(names) * each + kv_bytes + (0 if self.on_host else SET_ASIDE_BYTES)
-        entitled = {"quota_bytes": quota_bytes, "floor_bytes": floor_bytes}
         async with harness.node(folder, capacity, self.device) as at:
             for name in names:
-                await at.client.set_booking(self.device, name, weights_bytes=self.weights_bytes, **entitled)
+                await at.client.set_booking(
+                    self.device,
+                    name,
+                    quota_bytes=stated,
+                    weights_bytes=self.weights_bytes,
+                    floor_bytes=floor_bytes,
+                )
             clients = await asyncio.gather(
                 *(
                     fleet.elastic(at, name, self.model, index=index, turn_fd=turn_fd)
@@ -78,8 +87,15 @@ class Shared:
                 )
             )
             try:
+                measured = {client.name: client.measured.quota_bytes for client in clients}
                 for lease in (await at.client.inspect()).devices[0].leases:
-                    await at.client.set_booking(self.device, lease.model, weights_bytes=lease.weights_bytes, **entitled)
+                    await at.client.set_booking(
+                        self.device,
+                        lease.model,
+                        quota_bytes=measured[lease.model] if quota_bytes is None else stated,
+                        weights_bytes=lease.weights_bytes,
+                        floor_bytes=floor_bytes,
+                    )
                 if kv_bytes is not None:
                     await self._take_away(at, kv_bytes)
                 yield at, clients

@@ -11,7 +11,8 @@ For each shape a checkpoint of random weights is written first (bf16 safetensors
     cold     the same from the weight image in a warm engine that served the other model before
 
 The answer is the same greedy one every time. After the cycles: descriptors, host memory and device memory of each
-process, against those after the second cycle.
+process, against those after the second cycle; and what engines told of their own device memory, by kind: at its most,
+asleep, and without a model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import random
 import tempfile
@@ -85,6 +87,32 @@ def processes(at: World) -> dict[str, dict[str, int]]:
         anonymous = next(line for line in status.splitlines() if line.startswith("RssAnon"))
         found[name] = {"descriptors": len(os.listdir(f"/proc/{pid}/fd")), "anonymous_kib": int(anonymous.split()[1])}
     return found
+
+
+TELLING = (
+    "private memory",
+    "hibernating",
+    "warm again",
+    "CUDA graphs captured",
+    "CUDA graphs take memory that stays while the model sleeps",
+    "stack of the device",
+)
+
+
+def told(logs: Path) -> list[dict[str, Any]]:
+    """What engines said of their own memory, by kind, in its order."""
+    lines = [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{") and any(each in line for each in TELLING)]
+    return sorted((event for event in events if event.get("event") in TELLING), key=lambda event: event["timestamp"])
+
+
+def show_kept(events: list[dict[str, Any]]) -> None:
+    for event in events:
+        kinds = event.get("kept") or event.get("now")
+        if kinds:
+            mib = {kind: round(nbytes / 2**20) for kind, nbytes in kinds.items()}
+            own = sum(nbytes for kind, nbytes in mib.items() if kind != "graphs")
+            print(f"{event['event']:15} {event.get('model') or event.get('left'):12} {own} MiB of its own: {mib}")
 
 
 def device_memory(device: str) -> dict[str, Any]:
@@ -172,6 +200,8 @@ async def main() -> None:
             given.out.mkdir(parents=True, exist_ok=True)
             try:
                 found = await measure(at, list(models), given.cycles, given.device)
+                found["told"] = told(at.local.state / "logs")
+                show_kept(found["told"])
             finally:
                 for log in at.local.state.glob("logs/*.log"):
                     text = log.read_bytes()

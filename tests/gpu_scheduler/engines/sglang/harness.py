@@ -128,6 +128,8 @@ class EngineEnd:
         self.process = ranks[0]
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.stats = engine_pb2.EngineStats()
+        self.kept_bytes = 0
+        """Of the device by a sleeping engine, once it has told it."""
         self.order: list[str] = []
         """Request ids by their first token."""
         self._channel = channel
@@ -152,6 +154,8 @@ class EngineEnd:
                     self.answers[prompt.request_id].prefilled.append((prompt.cached_tokens, prompt.computed_tokens))
             elif kind == "stats":
                 self.stats.CopyFrom(message.stats)
+            elif kind == "kept":
+                self.kept_bytes = message.kept.bytes
             elif kind != "progress":
                 self._heard.put_nowait(message)
             async with self._changed:
