@@ -362,14 +362,16 @@ class Instance:
                     self.graphs.come_back()
         except CommandError:
             self.memory.unmap_weights()
+            self.ranks.gather(None)
             raise
         self.state = State.FILLING
         self._tell_weights_mapped("")
 
     def roll_back(self) -> None:
-        """A verification failed: nothing stays mapped, as in hibernation."""
+        """A verification failed: nothing stays mapped, as in hibernation, on any device."""
         self._unmap()
         self.state = State.HIBERNATING
+        self.ranks.gather(None)
 
     def _unmap(self) -> None:
         if self.graphs is not None:
