@@ -213,6 +213,8 @@ class Activation:
             _log.warning("booking not renewed", model=resident.spec.name, why=str(error))
 
     async def drop_booking(self, resident: Resident) -> None:
+        if resident.asking is not None:
+            await tasks.cancel(resident.asking)
         if self._devices is not None:
             await self._devices.drop(resident.spec.name)
 

@@ -185,6 +185,7 @@ async def main() -> None:
     parser.add_argument("--cycles", type=int, default=20)
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--commit", default="unknown")
+    parser.add_argument("--options", default="{}", help="engine options as JSON")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if given.device.startswith("cuda"):
@@ -196,7 +197,8 @@ async def main() -> None:
             models = {each: FOLDER / each for each in ("llama-debian", "qwen3-perl")}
             local = {"devices": {given.device: 64 << 20}}
         listed = {each: {"path": str(path), "context_tokens": 1024} for each, path in models.items()}
-        async with world("sglang", listed, engine_log_level="info", **local) as at:
+        options = {name: str(value) for name, value in json.loads(given.options).items()}
+        async with world("sglang", listed, options=options, engine_log_level="info", **local) as at:
             given.out.mkdir(parents=True, exist_ok=True)
             try:
                 found = await measure(at, list(models), given.cycles, given.device)

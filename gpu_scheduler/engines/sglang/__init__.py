@@ -24,5 +24,6 @@ A request:
 6. Once nothing runs, what is left of the prefixes is moved together (`compaction`).
 
 On a GPU the same with other parts: `options` has SGLang's arguments for either, `pool` both layouts, `device` what a
-process keeps of a GPU, `quota` how much that may be, `graph_memory` what of it leaves while the model sleeps. What must not pass from one model to the next is in `forget`.
+process keeps of a GPU, `quota` how much that may be, `graph_memory` what of it leaves while the model sleeps. What must
+not pass from one model to the next is in `forget`.
 """

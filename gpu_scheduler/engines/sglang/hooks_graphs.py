@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
 
 from gpu_scheduler.engines.sglang import current
@@ -27,6 +28,7 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any) -> Any:
         except Exception as error:  # SGLang raises a plain one around torch's
             why = one_line(error)
         set_global_graph_memory_pool(None)
+        input_buffers._forward_input_buffer_pool.clear()  # the logits are among them
         model_runner.graph_shared_output._logits_buffers.clear()
         instance.give_up_graphs(why)
     return original(model_runner=model_runner)

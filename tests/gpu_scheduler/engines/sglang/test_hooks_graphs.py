@@ -1,0 +1,57 @@
+"""Capturing in memory of ours, and in ordinary memory when that fails; what captures is a stand-in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.sglang
+SCRIPT = """
+from contextlib import contextmanager
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang import environment
+environment.prepare()
+from sglang.srt.model_executor import input_buffers
+from sglang.srt.model_executor.runner_utils.pool import get_global_graph_memory_pool, set_global_graph_memory_pool
+from gpu_scheduler.engines.sglang import current, hooks_graphs
+
+class Graphs:
+    @contextmanager
+    def capturing(self):
+        yield (0, 7)
+
+class Instance:
+    graphs = why = None
+    def open_graphs(self):
+        self.graphs = Graphs()
+        return self.graphs
+    def give_up_graphs(self, why):
+        self.graphs, self.why = None, why
+
+def capture(*, model_runner):
+    pool = get_global_graph_memory_pool()
+    captured_in.append(pool)
+    if pool is not None and fails:
+        input_buffers._forward_input_buffer_pool["logits"] = 1
+        model_runner.graph_shared_output._logits_buffers[1] = 2
+        raise Exception("Capture cuda graph failed: out of memory")
+    return "runner"
+
+runner = SimpleNamespace(graph_shared_output=SimpleNamespace(_logits_buffers={}))
+for fails in (False, True):
+    captured_in = []
+    instance = Instance()
+    current.set_instance(instance)
+    assert hooks_graphs.capture_all(capture, model_runner=runner) == "runner"
+    assert captured_in == ([(0, 7), None] if fails else [(0, 7)]), captured_in
+    assert (instance.graphs is None, bool(instance.why)) == (fails, fails)
+    assert not runner.graph_shared_output._logits_buffers and not input_buffers._forward_input_buffer_pool
+    set_global_graph_memory_pool(None)
+"""
+
+
+def test_graphs_that_cannot_be_captured_in_memory_that_leaves_are_captured_in_ordinary_memory() -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
