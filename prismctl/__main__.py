@@ -161,7 +161,8 @@ def add_model(
     engine: Annotated[str, typer.Option(help="sglang or echo; left out: the groups' own default.")] = "",
     context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
     floor_tokens: Annotated[int, typer.Option(help="KV that it keeps while active: the context, or more.")] = 0,
-    quota: Annotated[str, typer.Option(help="Private memory of its engine on the device, e.g. 1MiB.")] = "",
+    quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
+    devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
     json_: Json = False,
 ) -> None:
     """Add a model to the running system; its first request loads it. It stays until it is removed, beside those of the
@@ -175,6 +176,7 @@ def add_model(
         context_tokens=context_tokens,
         floor_tokens=floor_tokens,
         quota_bytes=parse_size(quota) if quota else None,
+        devices=devices,
     )
     spec = views.spec(_ask(lambda placement: placement.add_model(listing)))
     if json_:

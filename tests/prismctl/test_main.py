@@ -140,7 +140,9 @@ async def test_with_room_and_into_a_pipe_every_column_is_shown(run):
 
 async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = await run("models", "add", "m", "folder/../m", "--ttft-ms", "500", "--pinned", "--quota", "2MiB")
+    result = await run(
+        "models", "add", "m", "folder/../m", "--ttft-ms", "500", "--pinned", "--quota", "2MiB", "--devices", "2"
+    )
     assert result.exit_code == 0, result.output
     assert "m is added: LlamaForCausalLM, context 1024; weights 3.0 MiB + floor 1.0 MiB" in result.stdout
     (listing,) = run.asked
@@ -150,6 +152,7 @@ async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_
         default_slo=common_pb2.Slo(ttft_ms=500),
         pinned=True,
         quota_bytes=2 << 20,
+        devices=2,
     )
     result = await run("models", "add", "m", "/m", "--context-tokens", "64", "--json")
     told = json.loads(result.stdout)

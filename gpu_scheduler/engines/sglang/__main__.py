@@ -36,6 +36,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from services import log
 
     log.configure("sglang-engine", given.log_level)
+    if given.ranks > 1:
+        log.bind(rank=given.rank)
     if given.log_level not in ("debug", "info"):
         logging.getLogger("sglang").setLevel(logging.ERROR)
     plugin.load()
