@@ -92,23 +92,17 @@ class GraphMemory:
 
     @contextmanager
     def capturing(self) -> Iterator[tuple[int, int]]:
-        """All graphs are captured inside; gives the id of their pool. No workspace of before is used in a graph, and
-        none of now outside. The collector rests: freeing a tensor on another thread needs torch's allocator, which may
-        be waiting for the interpreter to call us."""
-        collecting = gc.isenabled()
-        gc.disable()
+        """All graphs are captured inside; gives the id of their pool. No workspace of before is used in a graph."""
         torch._C._cuda_clearCublasWorkspaces()
         began = time.monotonic()
         try:
-            yield self._graphs.id
+            with _nothing_collected():
+                yield self._graphs.id
         except BaseException:
             # A capture that failed has not told torch's allocator that it is over.
             with contextlib.suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self._graphs.id)
             raise
-        finally:
-            if collecting:
-                gc.enable()
         torch.cuda.synchronize(self._device)
         self._pieces.trim()
         self._live = self._find_live()
@@ -198,12 +192,26 @@ class GraphMemory:
         self._saved = None
         # Torch ends a process that drops a pool of which graphs are left.
         _undead.extend(pool for pool in (self._graphs, self._scratch) if pool.use_count() > 1)
-        self._graphs = self._scratch = None
-        torch.cuda.empty_cache()
+        with _nothing_collected():
+            self._graphs = self._scratch = None
+            torch.cuda.empty_cache()
         if self.taken_bytes:
             _log.warning("memory of CUDA graphs is still referred to", bytes=self.taken_bytes)
         self._source.pieces = None
         self._pieces.close()
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """While torch may call us: to free a tensor, which the collector may do on any thread, takes the lock of torch's
+    allocator, which then waits for the interpreter."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
