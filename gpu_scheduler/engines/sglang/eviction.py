@@ -48,7 +48,8 @@ def envelopes_of(nodes: list[Any], page_size: int) -> list[Places]:
 
 def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     """Evicts so that `wanted` more extents can leave, or as many as can; returns how many tokens were evicted. Extents
-    that a running request touches cannot be emptied. What was evicted is available after `kv.settle`."""
+    that a running request touches cannot be emptied. What was evicted is available at once: where it lies is known
+    here, and nothing is asked of the device for it."""
     now = time.monotonic()
     envelopes, units = kv.envelopes, kv.units()
     nodes = list(unlocked_nodes(tree))
@@ -61,16 +62,17 @@ def empty_extents(tree: Any, kv: ElasticKv, wanted: int) -> int:
     if not len(chosen):
         return 0
     doomed = np.isin(units, chosen)
-    evicted = 0
+    there = {id(node): some for (node, _), some in zip(nodes, places, strict=True)}
+    gone: list[Places] = []
     # A parent is cut before its children are looked at; those of a parent that was cut went with it.
-    gone: set[int] = set()
-    for (node, _), some in zip(nodes, places, strict=True):
-        if id(node) in gone:
-            continue
-        hit = on_any(envelopes, some, doomed)
-        if len(hit):
-            evicted += cut(tree, node, int(hit[0]) * kv.page_size, gone)
-    return evicted
+    for node, _ in nodes:
+        if (some := there.get(id(node))) is not None and len(hit := on_any(envelopes, some, doomed)):
+            gone += cut(tree, node, int(hit[0]), kv.page_size, there)
+    if not gone:
+        return 0
+    evicted = np.concatenate(gone)
+    envelopes.give(evicted)
+    return len(evicted) * kv.page_size
 
 
 def touched(envelopes: Envelopes, places: Places) -> tuple[Places, Places]:
@@ -91,19 +93,18 @@ def on_any(envelopes: Envelopes, places: Places, doomed: NDArray[np.bool_]) -> P
     return np.flatnonzero(counts[envelopes.ends(places) + 1] - counts[envelopes.homes(places)])
 
 
-def cut(tree: Any, node: Any, keep: int, gone: set[int]) -> int:
-    """Evicts `node` from its token `keep` on, and everything below it; returns how many tokens."""
-    evicted = 0
+def cut(tree: Any, node: Any, keep: int, page_size: int, there: dict[int, Places]) -> list[Places]:
+    """Takes `node` out of the tree from its page `keep` on, and everything below it; returns where that lay. `there`:
+    of each node in the tree, by its identity."""
+    gone: list[Places] = []
     for child in list(node.children.values()):
-        evicted += cut(tree, child, 0, gone)
+        gone += cut(tree, child, 0, page_size, there)
     if keep > 0:
-        tree._split_node(node.key, node, keep)  # `node` is the rear part afterwards
-    gone.add(id(node))
-    tree.token_to_kv_pool_allocator.free(node.value)
-    evicted += len(node.value)
+        tree._split_node(node.key, node, keep * page_size)  # `node` is the rear part afterwards
+    gone.append(there.pop(id(node))[keep:])
     tree._delete_leaf(node)
     tree._record_remove_event(node)
-    return evicted
+    return gone
 
 
 def cached_by_age(tree: Any, kv: ElasticKv, now: float) -> list[tuple[float, int]]:

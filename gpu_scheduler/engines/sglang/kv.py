@@ -176,6 +176,10 @@ class ElasticKv:
                 self._emptied.pop(extent, None)
         return len(empties)
 
+    def leaving(self) -> int:
+        """How many extents `give_up_empties` would return."""
+        return len(self._empties())
+
     def _empties(self) -> list[int]:
         """Held extents that are empty, and so is what leaves with them."""
         empties = np.array(self.envelopes.empties(), dtype=np.int64)

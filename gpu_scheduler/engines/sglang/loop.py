@@ -165,8 +165,9 @@ class Loop:
             instance.scheduler.running_batch.batch_is_full = False
             if (wanted := memory.take_reclaims()) > 0:
                 kv.settle()
-                given = kv.give_up_empties() * memory.extent_bytes
-                self._evict_extents(wanted - given)
+                # All leaves at once: unmapping on the lease's thread would slow the walk over the tree.
+                self._evict_extents(wanted - kv.leaving() * memory.extent_bytes)
+                kv.give_up_empties()
                 self._report()
                 memory.reclaimed()
                 self.changed()
@@ -189,7 +190,6 @@ class Loop:
         evicted = eviction.empty_extents(tree, kv, -(-nbytes // memory.extent_bytes))
         if evicted:
             instance.counters.evicted_tokens += evicted
-            kv.settle()
             kv.give_up_empties()
         instance.counters.evicting_s += time.monotonic() - begun
 

@@ -34,9 +34,9 @@ async def burst(
         assert answer.prompt_tokens == len(prompts[i])
 
 
-async def move_limit(at: Node, model: str, extents: list[int]) -> None:
+async def move_limit(at: Node, model: str, extents: list[int], seed: int = 3) -> None:
     """For ever, another limit every few steps."""
-    chance = random.Random(3)
+    chance = random.Random(seed)
     while True:
         await at.limit(model, chance.choice(extents) * KV_EXTENT)
         await asyncio.sleep(0.08)
@@ -83,8 +83,8 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         for turn in range(20):
             if end.stats.moved_tokens:
                 break
-            mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
-            await burst(end, f"scattered-{turn}", prompts, said["qwen"], 1)
+            mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [24, 32, 40, 200], seed=turn))
+            await burst(end, f"scattered-{turn}", prompts, said["qwen"], 1 + turn % 4)
             mover.cancel()
             await end.until(lambda: not end.stats.running)
         assert end.stats.moved_tokens > 0

@@ -26,14 +26,9 @@ class Node:
 class Tree:
     """Keys are the slots themselves."""
 
-    def __init__(self, envelopes: Envelopes) -> None:
-        self.envelopes = envelopes
+    def __init__(self) -> None:
         self.root_node = Node(None, [], 0.0, locked=True)
-        self.token_to_kv_pool_allocator = self
         self.removed: list[list[int]] = []
-
-    def free(self, value: torch.Tensor) -> None:
-        self.envelopes.give(value.numpy())
 
     def _split_node(self, key: Any, child: Node, keep: int) -> Node:
         front = Node(child.parent, child.key[:keep], child.last_access_time)
@@ -84,7 +79,7 @@ def only(envelopes: Envelopes, *groups: range) -> None:
 
 
 def test_the_extent_with_the_oldest_prefix_is_emptied_first(envelopes: Envelopes) -> None:
-    tree = Tree(envelopes)
+    tree = Tree()
     only(envelopes, range(0, 4), range(4, 8))
     Node(tree.root_node, list(range(0, 4)), used_at=20.0)
     Node(tree.root_node, list(range(4, 8)), used_at=10.0)
@@ -93,7 +88,7 @@ def test_the_extent_with_the_oldest_prefix_is_emptied_first(envelopes: Envelopes
 
 
 def test_a_prefix_is_cut_where_the_extent_begins_and_its_front_stays(envelopes: Envelopes) -> None:
-    tree = Tree(envelopes)
+    tree = Tree()
     only(envelopes, range(0, 12))
     long = Node(tree.root_node, list(range(0, 10)), used_at=10.0)
     Node(long, [10, 11], used_at=5.0)
@@ -102,7 +97,7 @@ def test_a_prefix_is_cut_where_the_extent_begins_and_its_front_stays(envelopes: 
 
 
 def test_an_extent_that_a_running_request_touches_is_left_alone(envelopes: Envelopes) -> None:
-    tree = Tree(envelopes)
+    tree = Tree()
     only(envelopes, range(0, 8))
     locked = Node(tree.root_node, [0, 1], used_at=1.0, locked=True)
     Node(locked, [2, 3], used_at=1.0)
@@ -112,7 +107,7 @@ def test_an_extent_that_a_running_request_touches_is_left_alone(envelopes: Envel
 
 
 def test_no_more_is_evicted_than_the_extents_asked_for_need(envelopes: Envelopes) -> None:
-    tree = Tree(envelopes)
+    tree = Tree()
     only(envelopes, range(0, 16))
     for start in range(0, 16, 4):
         Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
@@ -122,7 +117,7 @@ def test_no_more_is_evicted_than_the_extents_asked_for_need(envelopes: Envelopes
 
 
 def test_extents_that_leave_together_are_emptied_together(envelopes: Envelopes) -> None:
-    tree = Tree(envelopes)
+    tree = Tree()
     only(envelopes, range(0, 16))
     locked = Node(tree.root_node, [0], used_at=1.0, locked=True)
     Node(locked, list(range(1, 8)), used_at=1.0)
@@ -135,8 +130,7 @@ def test_extents_that_leave_together_are_emptied_together(envelopes: Envelopes) 
 
 def test_pages_of_several_tokens_are_cut_at_whole_pages(envelopes: Envelopes) -> None:
     """Two tokens to an envelope: extent 1 holds the tokens 8 to 15."""
-    tree = Tree(envelopes)
-    tree.free = lambda value: envelopes.give(np.unique(value.numpy() // 2))  # type: ignore[method-assign]
+    tree = Tree()
     only(envelopes, range(0, 8))
     Node(tree.root_node, list(range(0, 16)), used_at=10.0)
     assert eviction.empty_extents(tree, kv(envelopes, page_size=2), 1) == 8
@@ -153,7 +147,7 @@ def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
 
 
 def test_cached_bytes_are_told_by_doubling_age(envelopes: Envelopes) -> None:
-    tree = Tree(envelopes)
+    tree = Tree()
     for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):
         Node(tree.root_node, slots, used_at=used_at)
     Node(tree.root_node, [7], used_at=0.0, locked=True)
