@@ -1,10 +1,12 @@
 """Who loses what, in which order, when memory is wanted (design: "Whose memory is it?").
 
-    1. every model's reserve
+    1. the reserves of leases that run nothing
     2. cached prefixes, oldest use first, across all models of the device
-    3. running decodes of the models furthest above their share of demand (w / sum w), by lowered limits
+    3. the reserves of leases that run: a decode step takes from it within 100 ms, so it is in use
+    4. running decodes of the models furthest above their share of demand (w / sum w), by lowered limits
 
-Never below a floor. No more is asked than is needed, save for the rest of one extent, which is given back whole.
+Never below a floor. No more is asked than is needed, save for the rest of one extent, which is given back whole, and
+for what is wanted `ahead`: only the first two give that.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ class Holder:
     """(time of last use, bytes) of prefixes that nobody runs on."""
     extent: int = 1
     """What it gives back comes in steps of this."""
+    running: bool = False
+    """Requests run on it."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,16 @@ def plan(
     floors: Mapping[str, int],
     shares: Mapping[str, float],
     from_decodes: int,
+    ahead: int = 0,
 ) -> Plan:
     """Steps that free `need` bytes, or all that can be taken; decodes are stopped only until `from_decodes` are freed.
-    `shares`: bytes of KV that each model's demand entitles it to."""
+    `ahead`: bytes beyond `need` that are taken where nobody who runs is disturbed. `shares`: bytes of KV that each
+    model's demand entitles it to."""
     spare = _Spare(holders, floors)
     steps: list[Step] = []
-    taken = _reserves(need, holders, spare, steps)
-    taken += _prefixes(need - taken, holders, spare, steps)
+    taken = _reserves(need + ahead, [h for h in holders if not h.running], spare, steps)
+    taken += _prefixes(need + ahead - taken, holders, spare, steps)
+    taken += _reserves(need - taken, [h for h in holders if h.running], spare, steps)
     taken += _decodes(min(need, from_decodes) - taken, holders, spare, shares, steps)
     return Plan(tuple(steps), max(0, need - taken))
 

@@ -85,6 +85,8 @@ class RoomClaim(Claim):
     """Somebody wants `need` bytes free for a model, held for `hold_s`."""
 
     hold_s: float
+    passed: int = 0
+    """Bytes that later growths were given before it."""
 
 
 @dataclass

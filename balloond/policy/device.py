@@ -2,13 +2,20 @@
 
 Every method takes `now`, changes the state at once and returns what has to be done. Claims (growths and rooms) are
 served first come, first served: memory that an earlier one waits for is not given to a later one. Of a lease that waits
-for several growths only the first is before the first of another. What is free may be held for a model (`make_room`).
+for several growths only the first is before the first of another.
+
+What is free may be held for a model (`make_room`). That is the model's, whoever waits before it: only its own growths
+take turns for it.
+
+A room gathers much for long, so small growths pass it: the first of a lease gets the least that will do, if what is
+free and on its way suffices for the rooms too. All that passes a room is at most a 16th of its need; it is served
+when so much has come back besides.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from balloond.policy.claims import (
     Claim,
@@ -33,6 +40,9 @@ from services.errors import NotFound
 
 _BOOKINGS = 0
 """In the place of a claim's id: memory that a booking needs and others still hold."""
+
+_PASSING = 16
+"""Which part of a room's need may pass it."""
 
 
 class Device:
@@ -156,8 +166,8 @@ class Device:
         out: list[Decision] = []
         self._serve(now, out)
         if claim in self.claims:
-            spoken_for = sum(self._beyond_hold(other, other.need) for other in self.claims if other is not claim)
-            self._refuse(claim, claim.need - max(0, self._available(claim.model) - spoken_for), out)
+            left = self._left(claim.model, [other for other in self.claims if other is not claim])
+            self._refuse(claim, claim.need - max(0, left), out)
         return out
 
     def _place_of(self, claim: Growth) -> int:
@@ -266,6 +276,7 @@ class Device:
         self._serve(now, out)
         while self._take_from_others(now, out):
             self._serve(now, out)
+        self._serve(now, out)  # with more on its way, somebody may pass a room
         if self._unheld() >= 0:
             self._lift(_BOOKINGS, out)
         return out
@@ -288,9 +299,9 @@ class Device:
 
     def _serve(self, now: float, out: list[Decision]) -> None:
         """Grants what can be granted, in the order of the claims."""
-        spoken_for = 0
+        waiting: list[Claim] = []
         for claim in list(self.claims):
-            available = self._available(claim.model) - spoken_for
+            available = self._left(claim.model, waiting)
             if isinstance(claim, Growth):
                 allowed, over = self._within_limit(claim)
                 fits = min(allowed, available // claim.bytes)
@@ -303,10 +314,37 @@ class Device:
                 if fits >= claim.min_count:
                     self._grant(claim, fits, out)
                     continue
+                if self._passes(claim, waiting):
+                    self._grant(claim, claim.min_count, out)
+                    continue
             elif available >= claim.need:
                 self._answer(now, claim, 0, out)
                 continue
-            spoken_for += self._beyond_hold(claim, claim.need)
+            waiting.append(claim)
+
+    def _left(self, model: str, before: Iterable[Claim]) -> int:
+        """Bytes for this model once the claims `before` have what they need. Negative: a booking exceeds what is
+        free."""
+        before = list(before)
+        own = sum(claim.need for claim in before if isinstance(claim, Growth) and claim.model == model)
+        unheld = self._unheld()
+        return max(0, self._held_for(model) - own) + max(min(0, unheld), unheld - self._beyond_holds(before))
+
+    def _passes(self, claim: Growth, before: Sequence[Claim]) -> bool:
+        """Whether the least that will do is given before the rooms that wait, which then count it."""
+        rooms = [other for other in before if isinstance(other, RoomClaim)]
+        growths = [other for other in before if isinstance(other, Growth)]
+        if not rooms or claim.behind or claim.lease_id in {other.lease_id for other in growths}:
+            return False
+        beyond = self._beyond_holds([*before, claim])
+        passing = beyond - self._beyond_holds(before)
+        if self._left(claim.model, growths) < claim.need or self._lacking() + beyond > 0:
+            return False
+        if any(room.passed + passing > room.need // _PASSING for room in rooms):
+            return False
+        for room in rooms:
+            room.passed += passing
+        return True
 
     def _within_limit(self, claim: Growth) -> tuple[int, int]:
         """How many of the extents the limit allows, and the bytes by which the fewest that will do are over it."""
@@ -317,14 +355,24 @@ class Device:
 
     def _available(self, model: str) -> int:
         """Free for this model: what is held for others is not."""
-        return self.ledger.free - sum(hold.bytes for other, hold in self.holds.items() if other != model)
+        return self._unheld() + self._held_for(model)
 
     def _unheld(self) -> int:
         return self.ledger.free - sum(hold.bytes for hold in self.holds.values())
 
+    def _held_for(self, model: str) -> int:
+        hold = self.holds.get(model)
+        return hold.bytes if hold is not None else 0
+
     def _beyond_hold(self, claim: Claim, nbytes: int) -> int:
-        hold = self.holds.get(claim.model)
-        return max(0, nbytes - (hold.bytes if hold is not None else 0))
+        return max(0, nbytes - self._held_for(claim.model))
+
+    def _beyond_holds(self, claims: Iterable[Claim]) -> int:
+        """What these need of memory that is held for nobody."""
+        needs: Counter[str] = Counter()
+        for claim in claims:
+            needs[claim.model] += claim.need
+        return sum(max(0, need - self._held_for(model)) for model, need in needs.items())
 
     def _grant(self, claim: Growth, count: int, out: list[Decision]) -> None:
         ids = [next(self._extent_ids) for _ in range(count)]

@@ -14,6 +14,10 @@ from balloond.policy.claims import Ask, AskBack, Decision, LimitChanged, Note, P
 from balloond.policy.ledger import Lease, Ledger
 from balloond.policy.limits import Limits
 
+_AHEAD = 32
+"""Which part of what is wanted is taken beyond it: for 20 GiB, 80 extents of those who decode meanwhile. To find the
+oldest prefixes once more costs an engine as long as for all of it."""
+
 
 class Reclaims:
     """Asks, reports and lowered limits of one device."""
@@ -98,7 +102,8 @@ class Reclaims:
 
     def plan(self, need: int, without: str | None, dry: Collection[str], from_decodes: int) -> balloon.Plan:
         """What to take for `need` bytes from other models than `without`; `from_decodes`: for how many of them decodes
-        may be stopped. The `dry` leases have nothing but decodes."""
+        may be stopped. The `dry` leases have nothing but decodes. Where others run, a little more is taken: they are
+        served in between, and must not make one ask a second time."""
         ledger = self._ledger
         holders = [
             self._holder(lease, lease.id in dry)
@@ -112,7 +117,13 @@ class Reclaims:
         shares = balloon.shares(
             self.demand, {lease.model for lease in ledger.leases.values()}, ledger.capacity - ledger.booked - weights
         )
-        return balloon.plan(need, holders, floors, shares, from_decodes)
+        others_run = any(
+            self._runs(lease.id) for lease in ledger.leases.values() if lease.model != without and not lease.suspended
+        )
+        return balloon.plan(need, holders, floors, shares, from_decodes, need // _AHEAD if others_run else 0)
+
+    def _runs(self, lease_id: str) -> bool:
+        return self.reports.get(lease_id, Report()).used > 0
 
     def _holder(self, lease: Lease, dry: bool) -> balloon.Holder:
         """A lease less what is leaving it already: that comes out of its reserve first, then out of its oldest
@@ -128,7 +139,8 @@ class Reclaims:
             leaving -= gone
             if nbytes > gone:
                 cached.append((last_use, nbytes - gone))
-        return balloon.Holder(lease.id, lease.model, held, reserve, tuple(cached), max(lease.kv_extent_bytes, 1))
+        extent = max(lease.kv_extent_bytes, 1)
+        return balloon.Holder(lease.id, lease.model, held, reserve, tuple(cached), extent, self._runs(lease.id))
 
     def take(self, now: float, plan: balloon.Plan, owner: int, taken: list[Taken]) -> list[Decision]:
         """Carries a plan out for the claim `owner`. Decodes count as taken at once, the rest when it is answered."""

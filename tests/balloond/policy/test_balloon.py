@@ -42,6 +42,31 @@ def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_sha
     ]
 
 
+def test_the_reserve_of_who_runs_is_left_alone_until_decodes_would_be_stopped():
+    holders = [
+        Holder("1", "a", held=100, reserve=30, running=True),
+        Holder("2", "b", held=40, reserve=10, cached=((60.0, 20),)),
+    ]
+    assert told(plan(30, holders, {}, {}, 0)) == ["10 of b's reserve", "20 of b's prefixes"]
+    assert told(plan(70, holders, {}, {"b": 10}, 70)) == [
+        "10 of b's reserve",
+        "20 of b's prefixes",
+        "30 of a's reserve",
+        "a from 70 to 60",
+    ]
+
+
+def test_what_is_wanted_ahead_comes_from_nobody_who_runs():
+    holders = [Holder("1", "a", 50, 30, running=True), Holder("2", "b", 40, 10, ((60.0, 20),))]
+    assert told(plan(20, holders, {}, {}, 20, ahead=5)) == ["10 of b's reserve", "15 of b's prefixes"]
+    assert told(plan(29, holders, {}, {}, 29, ahead=5)) == ["10 of b's reserve", "20 of b's prefixes"]
+    assert told(plan(31, holders, {}, {}, 31, ahead=5)) == [
+        "10 of b's reserve",
+        "20 of b's prefixes",
+        "1 of a's reserve",
+    ]
+
+
 def test_running_decodes_are_left_alone_unless_they_may_be_stopped():
     holders = [Holder("1", "a", held=100, reserve=10)]
     assert told(plan(50, holders, {}, {}, 0)) == ["10 of a's reserve", "short 40"]
@@ -97,17 +122,17 @@ def cases(draw):
             left -= nbytes
             cached.append((float(draw(st.integers(0, 9))), nbytes))
         model = draw(st.sampled_from("abc"))
-        holders.append(Holder(str(number), model, held, reserve, tuple(cached), extent))
+        holders.append(Holder(str(number), model, held, reserve, tuple(cached), extent, draw(st.booleans())))
     floors = draw(st.dictionaries(st.sampled_from("abc"), st.integers(0, 60)))
     fair = draw(st.fixed_dictionaries({m: st.floats(0, 200) for m in "abc"}))
-    return draw(st.integers(0, 400)), holders, floors, fair, draw(st.booleans())
+    return draw(st.integers(0, 400)), holders, floors, fair, draw(st.booleans()), draw(st.integers(0, 40))
 
 
 @settings(deadline=None, max_examples=400)
 @given(cases())
 def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
-    need, holders, floors, fair, may_retract = case
-    made = plan(need, holders, floors, fair, need if may_retract else 0)
+    need, holders, floors, fair, may_retract, ahead = case
+    made = plan(need, holders, floors, fair, need if may_retract else 0, ahead)
     by_lease = {holder.lease_id: holder for holder in holders}
     largest = max(holder.extent for holder in holders)
     held, taken = defaultdict(int), defaultdict(int)
@@ -126,22 +151,30 @@ def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
             holder = by_lease[step.lease_id]
             assert step.bytes < sum(nbytes for _, nbytes in holder.cached) + holder.extent
     # No more than is needed by more than one extent; and short only by what is missing.
-    assert made.bytes < need + largest or not made.steps
+    assert made.bytes < need + ahead + largest or not made.steps
     assert made.short == max(0, need - made.bytes)
-    # The order: reserves, prefixes, decodes.
-    rank = {TakeReserve: 0, TakePrefixes: 1, LowerLimit: 2}
-    ranks = [rank[type(step)] for step in made.steps]
+
+    def rank(step):
+        if isinstance(step, TakeReserve):
+            return 2 if by_lease[step.lease_id].running else 0
+        return 1 if isinstance(step, TakePrefixes) else 3
+
+    ranks = [rank(step) for step in made.steps]
     assert ranks == sorted(ranks)
-    assert may_retract or 2 not in ranks
+    assert may_retract or 3 not in ranks
+    if {2, 3} & set(ranks):
+        assert made.bytes < need + largest, "nobody who runs is disturbed for what is wanted ahead"
     spare = {model: nbytes - floors.get(model, 0) - taken[model] for model, nbytes in held.items()}
-    if 1 in ranks or 2 in ranks:
-        # Before anything else every reserve went, as far as floors and whole extents allow.
-        for holder in holders:
-            asked = sum(s.bytes for s in made.steps if isinstance(s, TakeReserve) and s.lease_id == holder.lease_id)
-            left = min(holder.reserve // holder.extent * holder.extent - asked, spare[holder.model])
-            assert left < holder.extent or any(
-                h.model == holder.model and h is not holder for h in holders
-            )  # two leases of a model share one floor
+    for holder in holders:
+        # Before prefixes every reserve of who is idle went, as far as floors and whole extents allow; before decodes
+        # every other.
+        if max(ranks, default=0) < (3 if holder.running else 1):
+            continue
+        asked = sum(s.bytes for s in made.steps if isinstance(s, TakeReserve) and s.lease_id == holder.lease_id)
+        left = min(holder.reserve // holder.extent * holder.extent - asked, spare[holder.model])
+        assert left < holder.extent or any(
+            h.model == holder.model and h is not holder for h in holders
+        )  # two leases of a model share one floor
     if made.short and may_retract:
         for model, nbytes in spare.items():
             extents = [holder.extent for holder in holders if holder.model == model and holder.held]
