@@ -107,7 +107,6 @@ class PieceRange(Protocol):
 class Driver(Protocol):
     """One lease with balloond and what can be made on it."""
 
-    page_bytes: int
     weights_extent_bytes: int
 
     @property
@@ -171,7 +170,8 @@ class Memory:
     def open_weights(self, span_bytes: int) -> torch.Tensor:
         """Reserves addresses for weights, a tensor of bytes over them; nothing is mapped."""
         assert self._weights is None
-        span = -(-span_bytes // self._driver.page_bytes) * self._driver.page_bytes
+        extent = self._driver.weights_extent_bytes  # a small model may be less than one
+        span = -(-span_bytes // extent) * extent
         self._weights = self._driver.weights_range(span)
         return self._driver.tensor(self._weights.address, span)
 

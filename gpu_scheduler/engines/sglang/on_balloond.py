@@ -82,7 +82,6 @@ class LeaseDriver:
         self._options = options
         self._device = torch.device(load.device)
         self._mapper = mapper(load.device, _streams)
-        self.page_bytes = self._mapper.page_bytes
         self.weights_extent_bytes = load.weights_extent_bytes
         try:
             self._lease = Lease.attach(load.balloond_socket, load.device, load.model.name, timeout_s=_ATTACH_S)
