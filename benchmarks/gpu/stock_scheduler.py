@@ -66,6 +66,12 @@ class StockOutputs(Outputs):
         self.send(message)
 
 
+class NoPacer:
+    """The reference prefills whenever it can."""
+
+    def began(self) -> None: ...
+
+
 class Front:
     """What the hooks find in the place of an instance of ours and of its loop."""
 
@@ -75,6 +81,7 @@ class Front:
         self.counters = stats.Counters()
         self.outputs = StockOutputs(self.book, channel.send_message, lambda *_: None)
         self.loop = self
+        self.pacer = NoPacer()
         self._told_at = 0.0
 
     def build(self, load: engine_pb2.Load) -> None:
