@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from balloond.policy import balloon
 from balloond.policy.claims import Ask, AskBack, Decision, LimitChanged, Note, Patience, Report, Taken, What
+from balloond.policy.extents import count_down
 from balloond.policy.ledger import Lease, Ledger
 from balloond.policy.limits import Limits
 
@@ -117,10 +118,13 @@ class Reclaims:
         shares = balloon.shares(
             self.demand, {lease.model for lease in ledger.leases.values()}, ledger.capacity - ledger.booked - weights
         )
-        others_run = any(
-            self._runs(lease.id) for lease in ledger.leases.values() if lease.model != without and not lease.suspended
-        )
-        return balloon.plan(need, holders, floors, shares, from_decodes, need // _AHEAD if others_run else 0)
+        return balloon.plan(need, holders, floors, shares, from_decodes, self._ahead(need, without))
+
+    def _ahead(self, need: int, without: str | None) -> int:
+        """In whole extents, so that who wants little gets no more."""
+        running = [lease for lease in self._ledger.leases.values() if lease.model != without and self._runs(lease.id)]
+        extent = max((lease.kv_extent_bytes for lease in running), default=0)
+        return count_down(need // _AHEAD, extent) * extent if extent else 0
 
     def _runs(self, lease_id: str) -> bool:
         return self.reports.get(lease_id, Report()).used > 0

@@ -8,6 +8,7 @@ import resource
 import signal
 from pathlib import Path
 
+from services import tasks
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 
@@ -325,6 +326,32 @@ async def test_room_is_made_and_held_for_a_model_that_wakes(shared, child):
     assert {"booked", "lease", "granted", "freed", "reclaim", "limit", "room"} <= {event.what for event in events}
 
 
+async def test_who_decodes_grows_while_a_room_of_most_of_the_device_waits_for_a_neighbour(shared, child):
+    await shared.book("a", "b", "c")
+    one, third = child("a"), child("c")
+    assert (one.ask("acquire", 58), third.ask("acquire", 2)) == ("58", "2")
+    one.ask("usage", 0, f"5:{58 * EXTENT}")
+    third.ask("usage", 2 * EXTENT)
+    await shared.until(
+        lambda d: sum(x.kv_cached_bytes for x in d.leases) == 58 * EXTENT and any(x.kv_used_bytes for x in d.leases)
+    )
+    async with shared.client() as client:
+        room = tasks.spawn(
+            client.make_room(shared.name, "b", bytes=48 * EXTENT, may_retract=False, hold_ms=60_000, timeout_s=20),
+            "room",
+        )
+        # The neighbour knows, and does nothing yet.
+        assert await one.asked("wait_wake") == f"reclaim {45 * EXTENT} overage 0"
+        assert await third.asked("acquire", 1) == "1"
+        assert not room.done()
+        one.ask("release", 45)
+        one.ask("reclaimed")
+        assert (await room).short_bytes == 0
+        events = await client.events()
+    mine = [event for event in events if event.device == shared.name]
+    assert [event.model for event in mine if event.what == "reclaim"] == ["a"]
+
+
 async def test_an_extent_that_the_backend_cannot_create_is_a_refusal(tmp_path, node, child):
     """Descriptors run out long before the memory does."""
     await node.book("a")
@@ -378,7 +405,7 @@ async def test_an_address_without_memory_is_a_fault_and_one_with_fresh_memory_is
     await shared.until(lambda device: not device.leases)
 
 
-def tasks(pid):
+def threads(pid):
     """The status of each thread of a process."""
     return [
         dict(re.findall(r"(\w+):\t(.*)", (task / "status").read_text())) for task in Path(f"/proc/{pid}/task").iterdir()
@@ -387,9 +414,9 @@ def tasks(pid):
 
 async def switches(pid):
     """How often the process's threads went to sleep by themselves, once all of them sleep."""
-    while not all(task["State"].startswith("S") for task in tasks(pid)):
+    while not all(task["State"].startswith("S") for task in threads(pid)):
         await asyncio.sleep(0)
-    return sum(int(task["voluntary_ctxt_switches"]) for task in tasks(pid))
+    return sum(int(task["voluntary_ctxt_switches"]) for task in threads(pid))
 
 
 async def test_an_idle_driver_does_nothing(node, child):

@@ -421,14 +421,15 @@ def test_giving_a_room_up_is_answered_at_once_also_behind_others_who_wait(device
 
 @pytest.fixture
 def three():
-    """A holds 990 of 1000 bytes in prefixes, C runs on a lease of its own, and a room for b is made."""
+    """Of 1000 bytes A holds 980 in prefixes and C, which runs, 10."""
     device = make(1000)
     for model in "abc":
         device.book(0, model, Booking())
         device.open(model.upper(), model, model)
-    grow(device, 0, "A", 990)
-    report(device, 0, "A", cached=((-5.0, 990),))
-    report(device, 0, "C", used=1)
+    grow(device, 0, "A", 980)
+    grow(device, 0, "C", 10)
+    report(device, 0, "A", cached=((-5.0, 980),))
+    report(device, 0, "C", used=10)
     return device
 
 
@@ -480,7 +481,7 @@ def test_no_part_of_a_bulk_passes_a_room(three):
 
 
 def test_nothing_passes_a_room_that_it_would_make_short(three):
-    report(three, 0, "A", used=190, cached=((-5.0, 800),))
+    report(three, 0, "A", used=180, cached=((-5.0, 800),))
     assert room(three, 1, "b", 810) == ["A asked for 800 deep"]
     assert grow(three, 1, "C", 1) == []
     assert back(three, 1, "A", 800)[:2] == ["freed 800", "room 810, short 0"]
@@ -503,9 +504,10 @@ def test_a_room_is_served_when_its_need_and_a_sixteenth_of_it_have_come_whoever_
     for model in "abcd":
         device.book(0, model, Booking())
         device.open(model.upper(), model, model)
-    grow(device, 0, "A", 2000)
-    report(device, 0, "A", cached=((-5.0, 2000),))
-    report(device, 0, "C", used=1)
+    grow(device, 0, "A", 1990)
+    grow(device, 0, "C", 10)
+    report(device, 0, "A", cached=((-5.0, 1990),))
+    report(device, 0, "C", used=10)
     room(device, 0, "b", need)
     came = passed = 0
     while device.holds == {}:
