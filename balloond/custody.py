@@ -57,12 +57,16 @@ class Custody:
         self._there[device] += sum(extent.bytes for extent in extents)
         return self._keeper.keep([self.kept(device, token, extent) for extent in extents])
 
-    async def room(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
-        """Returns when creating `nbytes` that the ledger has granted exceeds the device for no moment: `all_bytes` is
-        what extents may take of it, and the memory of destroyed ones is not there before the keeper let go of them."""
+    def has_room(self, device: str, nbytes: int, all_bytes: int) -> bool:
+        """Whether creating `nbytes` that the ledger has granted exceeds the device for no moment: `all_bytes` is what
+        extents may take of it, and the memory of destroyed ones is not there before the keeper let go of them."""
         leaving = self._leaving[device]
-        while leaving and self._there[device] + sum(leaving.values()) + nbytes > all_bytes():
-            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
+        return not leaving or self._there[device] + sum(leaving.values()) + nbytes <= all_bytes
+
+    async def room(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
+        """Returns when there is room."""
+        while not self.has_room(device, nbytes, all_bytes()):
+            await asyncio.wait(self._leaving[device], return_when=asyncio.FIRST_COMPLETED)
 
     def destroy(self, device: str, extents: Iterable[Extent]) -> None:
         """Nobody has them any more: here and in the keeper the last descriptors close. Those that never existed here

@@ -340,10 +340,13 @@ class Daemon:
         failure: OSError | None = None
         left = deque(parts)
         while left:
+            nbytes = sum(extent.bytes for extent in left[0])
+            # Before it is this grant's turn: who needs little is not to wait behind who needs much.
+            await self._custody.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
             # One part of a device in a turn of the loop, whoever it is for: then what was made before is sent on time.
             async with self._creating[device.name]:
-                nbytes = sum(extent.bytes for extent in left[0])
-                await self._custody.room(device.name, nbytes, lambda: device.ledger.leased + device.ledger.free)
+                if not self._custody.has_room(device.name, nbytes, device.ledger.leased + device.ledger.free):
+                    continue
                 if not self._is_there(grant, session):
                     break
                 try:

@@ -86,6 +86,24 @@ async def test_there_is_room_once_what_is_there_and_what_the_keeper_still_holds_
         assert waiting.done() == there
 
 
+async def test_who_needs_little_does_not_wait_for_room_behind_who_needs_much():
+    keeper = Keeper()
+    custody = Custody({"cpu:0": CpuMaker()}, keeper)
+    custody.create("cpu:0", "token", extents(1, 2, 3, 4))
+    custody.destroy("cpu:0", extents(1))
+    custody.destroy("cpu:0", extents(2, 3))
+    much, little = (
+        tasks.spawn(custody.room("cpu:0", count * PAGE_BYTES, lambda: 4 * PAGE_BYTES), "room") for count in (2, 1)
+    )
+    keeper.answers[0].set_result(None)
+    await little
+    assert not much.done()
+    assert custody.has_room("cpu:0", PAGE_BYTES, 4 * PAGE_BYTES)
+    assert not custody.has_room("cpu:0", 2 * PAGE_BYTES, 4 * PAGE_BYTES)
+    keeper.answers[1].set_result(None)
+    await much
+
+
 async def test_a_booking_that_still_lacks_memory_waits_for_no_more_than_was_destroyed():
     keeper = Keeper()
     custody = Custody({"cpu:0": CpuMaker()}, keeper)
