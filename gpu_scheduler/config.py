@@ -48,8 +48,8 @@ class Arbitration(Section):
     """One engine prefills at a time. False: whatever has memory starts, and engines get in each other's way; there to
     measure what the turn is worth."""
     protect_decodes: bool = True
-    """A model prefills in steps so small, and so far apart, that its neighbours' decodes keep their TPOT targets
-    (gpu_scheduler/policy/pace.py). False: in whole chunks."""
+    """A model prefills with such pauses that its neighbours' decodes keep their TPOT targets
+    (gpu_scheduler/policy/pace.py). False: without any."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """What is kept for requests whose model and client name no TPOT target."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)

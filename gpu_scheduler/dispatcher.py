@@ -335,9 +335,9 @@ class Dispatcher:
         """The engine whose prefill is under way has the turn; nobody's: anybody. Each has its pace."""
         in_flight = self._backlog.in_flight()
         if self._rules.protect_decodes:
-            self._protection.prefills({waiting.model for waiting in in_flight})
-            for model, (pace, stretch) in self._protection.paces().items():
-                self._backlog.model_paced(model, stretch, pace.chunk_tokens)
+            self._protection.prefills({waiting.model for waiting in in_flight}, self._now())
+            for model, pace in self._protection.paces().items():
+                self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens)
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:
                     self._set_pace(resident.engine.index, pace)

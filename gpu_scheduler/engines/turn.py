@@ -1,8 +1,9 @@
 """The prefill turn and the pace: words of shared memory between a gpu_scheduler and its engines (design, section 6).
 
 The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
-start a prefill step. Then comes a word for each engine: the most prompt tokens of its next prefill steps, and the pause
-after each. Engines read them between two steps, which costs nothing; a message would wait for the step.
+start a prefill step. Then comes a word for each engine: the most prompt tokens of its next prefill steps, and how long
+the pause after each is, for each second that it took. Engines read them between two steps, which costs nothing; a
+message would wait for the step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ MOST_INDEX = 20_000
 """Of an engine."""
 _TURN = struct.Struct("<I")
 _PACE = struct.Struct("<Q")
-"""Tokens, 0 for no bound, in the lower half; microseconds in the upper one."""
+"""Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _HALF = (1 << 32) - 1
 _BYTES = _PACE.size * (1 + MOST_INDEX)
 
@@ -50,8 +51,8 @@ class Turn:
 
     def set_pace(self, index: int, pace: Pace) -> None:
         """For the engine with `index`, until the next one."""
-        pause_us = min(_HALF, round(1e6 * pace.pause_s))
-        _PACE.pack_into(self._words, _PACE.size * index, pause_us << 32 | min(_HALF, pace.chunk_tokens))
+        millionths = min(_HALF, round(1e6 * pace.pause_ratio))
+        _PACE.pack_into(self._words, _PACE.size * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
 
     def pace(self, index: int) -> Pace:
         """What holds for the engine with `index` now."""

@@ -1,18 +1,32 @@
 """How fast a model may prefill beside neighbours that decode, so that each of these keeps its TPOT target.
 
-The engines of a group take turns on its devices in short slices. A decode step of s seconds that meets a prefill step
-of g seconds then takes s + g while g <= s, and 2 s however long that is. So a prefill step gets, over all neighbours,
+**What is protected** is a request's mean time per output token, (last - first) / (n - 1), which is what a TPOT target
+means; not the gap between two tokens. A step that meets a prefill step at all is slow, however small that is: the
+driver slices the devices between processes, and 128 tokens read the weights as 2048 do. Of an 8B model on an H200, 16
+streams beside another 8B that prefills: 5.3 ms a step alone, 12.7 beside chunks of 2048, 12.6 at the 99th percentile
+beside chunks of 128 with a pause of a step after each. That cost the prefill three quarters of its 18,400 tokens/s
+and left the tail where it was. The mean is had for a quarter.
 
-    g = margin * ease * (target - s) / engines that prefill        (seconds; `beat.py` has the ease)
+**The form.** In a second in which a neighbour prefills, a model that decodes loses a share `loss` of the steps it would
+have made (a step then takes 1 / (1 - loss) times as long as its s alone: 2.4 times by default; `beat.py` observes it).
+A neighbour that prefills a share f of the time therefore leaves it steps of s / (1 - f * loss) in the mean, and that is
+at most `margin` of the target where
 
-of work, and there is no bound for a neighbour whose share is s or more: its target allows a prefill without end. After
-each prefill step comes a pause of one step of the slowest neighbour that set a bound, so that no step meets two of
-them.
+    f <= (1 - s / (margin * target)) / loss.
+
+With f at 1 or more there is nothing to do. Else each prefill step is followed by a pause of 1 / f - 1 times what it
+took, which the engine measures: then f holds whatever the step was, and no estimate of its time is needed for that.
+Of several neighbours the strictest counts. Where several engines prefill at once, each gets an equal part of f: what is
+lost beside two at the same time is less than twice what is lost beside one.
+
+**How large a step is.** A mean holds for a request only if that lives through several cycles of step and pause. A
+cycle lasts no more than `cycle_steps` steps of the neighbour, but a step is never so small that the weights are most of
+what it reads.
 
 **Who wins.** What runs, up to its target and not beyond it. The prefill always gets all that the targets allow, so it
 cannot go faster when a request is late: a first token that comes too late is one miss, and would be bought with a miss
-for every stream that decodes. A target that a neighbour would miss alone buys it the smallest prefill steps beside it,
-nothing more: every prompt goes on by `least_tokens` a step.
+for every stream that decodes. A target below what the model does alone cannot be met by any pause, so it buys no more
+than others can: `least_share` of the time is always left to prefills, and costs a neighbour a sixth more than alone.
 """
 
 from __future__ import annotations
@@ -21,14 +35,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
 
+LOSS = 1 - 1 / 2.4
+"""Until something else was observed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What an engine may prefill: prompt tokens of one step, and the seconds from its end to the next one's start."""
+    """In what steps an engine may prefill."""
 
     chunk_tokens: int = 0
-    """0: as many as the engine itself takes."""
-    pause_s: float = 0.0
+    """The most prompt tokens of one step; 0: as many as the engine itself takes."""
+    pause_ratio: float = 0.0
+    """Seconds from the end of a step to the next one's start, for each second that it took."""
+
+    @property
+    def share(self) -> float:
+        """Of the time, that goes into steps: f."""
+        return 1 / self.stretch
+
+    @property
+    def stretch(self) -> float:
+        """How many times as long a prefill of many steps takes as without pauses. At least 1."""
+        return 1 + self.pause_ratio
 
 
 FREE = Pace()
@@ -38,11 +66,18 @@ FREE = Pace()
 class PaceRules:
     """Numbers of the protection."""
 
-    margin: float = 0.6
-    """Share of a neighbour's slack that is given away; the rest is for what the formula leaves out: a small step is
-    slower than its share of a whole one, and slower still at the end of a long prompt."""
+    margin: float = 0.9
+    """Share of a target that the mean over many cycles may take; the rest is for what one request meets more than
+    others: a cycle begun and not ended, steps that grow with the context, its own model's prefills."""
+    least_share: float = 0.25
+    """Of the time, that prefills get together whatever the targets are."""
+    cycle_steps: int = 16
+    """Steps alone, of the neighbour, that a cycle may last: a request of a few dozen tokens sees several cycles."""
+    fixed_costs: float = 3.0
+    """A prefill step is at least so many times as long as one with a single token, which reads the weights and does
+    little else: 530 tokens of the 8B model above."""
     least_tokens: int = 128
-    """A prefill step is never made smaller: below that its cost is that of reading the weights."""
+    """Of a prefill step, where that time is short or not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +88,14 @@ class Decoding:
     """One of its steps, alone. 0: not known, so that nothing can be said for it."""
     target_s: float
     """The tightest TPOT target of its requests."""
-    ease: float = 1.0
-    """Share of the computed g that it was seen to bear."""
+    loss: float = LOSS
+    """Share of its steps that it loses while one neighbour prefills."""
 
-    def bears(self, margin: float) -> float:
-        """Seconds of prefill that one of its steps may meet; +inf: any."""
-        g = max(0.0, margin * self.ease * (self.target_s - self.step_s))
-        return inf if g >= self.step_s else g
+    def bears(self, rules: PaceRules) -> float:
+        """Share of the time in which neighbours may prefill; 1 or more: all of it."""
+        if self.step_s == 0 or self.loss == 0:
+            return inf
+        return max(rules.least_share, (1 - self.step_s / (rules.margin * self.target_s)) / self.loss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +107,14 @@ class Prefilling:
     least_s: float = 0.0
     """Of a step with a single token."""
 
-    def seconds(self, tokens: int) -> float:
-        """Of one step."""
-        return max(self.least_s, tokens / self.tokens_per_s)
+
+BESIDE = 2.0
+"""How many times as long a prefill step takes beside decodes: they get every other slice. 1.9 for the 8B model."""
+
+
+def step_s(chunk_tokens: int, prefilling: Prefilling) -> float:
+    """About what a prefill step takes beside decodes."""
+    return BESIDE * max(prefilling.least_s, chunk_tokens / prefilling.tokens_per_s)
 
 
 def pace(
@@ -81,16 +122,10 @@ def pace(
 ) -> Pace:
     """For a model beside `neighbours`, where `at_once` engines prefill at the same time (1 under the turn)."""
     rules = rules or PaceRules()
-    bounds = [(g, one.step_s) for one in neighbours if (g := one.bears(rules.margin)) < inf]
+    bounds = [(f, one.step_s) for one in neighbours if (f := one.bears(rules) / at_once) < 1]
     if not bounds:
         return FREE
-    tokens = int(min(bounds)[0] / max(1, at_once) * prefilling.tokens_per_s)
-    return Pace(max(rules.least_tokens, tokens), max(step_s for _, step_s in bounds))
-
-
-def stretch(pace: Pace, prefilling: Prefilling) -> float:
-    """How many times as long a long prompt takes under the pace as without one. At least 1."""
-    if not pace.chunk_tokens:
-        return 1.0
-    taken = prefilling.seconds(pace.chunk_tokens) + pace.pause_s
-    return max(1.0, taken * prefilling.tokens_per_s / pace.chunk_tokens)
+    f = min(bounds)[0]
+    fitting = rules.cycle_steps * min(step for _, step in bounds) * f / BESIDE
+    tokens = int(max(fitting, rules.fixed_costs * prefilling.least_s) * prefilling.tokens_per_s)
+    return Pace(max(rules.least_tokens, tokens), 1 / f - 1)

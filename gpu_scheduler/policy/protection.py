@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from math import inf
 
 from gpu_scheduler.policy import pace
 from gpu_scheduler.policy.beat import Beat
-from gpu_scheduler.policy.pace import Decoding, Pace, PaceRules, Prefilling
+from gpu_scheduler.policy.pace import FREE, Decoding, Pace, PaceRules, Prefilling
 
 
 @dataclass(slots=True)
@@ -21,10 +20,21 @@ class _Model:
     beat: Beat
     targets: dict[str, float] = field(default_factory=dict)
     """Of the requests that decode, by id."""
+    pace: Pace = FREE
+    prefills_since: float = 0.0
+    """While it prefills."""
+    prefilled_s: float = 0.0
+    """What its prefill steps have taken, ever, without the pauses between them."""
 
     @property
     def decoding(self) -> Decoding:
-        return Decoding(self.beat.step_s, min(self.targets.values()), self.beat.ease)
+        return Decoding(self.beat.step_s, min(self.targets.values()), self.beat.loss)
+
+    def in_steps(self, lasted_s: float) -> float:
+        """Of the first `lasted_s` seconds of a prefill, those in steps: it begins with one, and then keeps its share.
+        Prompts of one step see no pause at all."""
+        first_s = min(lasted_s, pace.step_s(self.pace.chunk_tokens, self.prefilling))
+        return first_s + self.pace.share * (lasted_s - first_s)
 
 
 class Protection:
@@ -34,6 +44,9 @@ class Protection:
         self._rules = rules or PaceRules()
         self._models: dict[str, _Model] = {}
         self._prefilling: frozenset[str] = frozenset()
+        self._counted_to = 0.0
+        self._prefilled_s = 0.0
+        """By all."""
 
     def measured(self, model: str, prefill_tokens_per_s: float, decode_step_s: float) -> None:
         """It became active; alone it is that fast (a step with one request; 0: not known)."""
@@ -55,21 +68,31 @@ class Protection:
         """A message with tokens of the model came: a step of it ended."""
         known = self._models[model]
         if known.targets:
-            known.beat.step(now, min(known.targets.values()))
+            self._count(now)
+            known.beat.step(now, self._prefilled_s - known.prefilled_s)
 
-    def prefills(self, models: Collection[str]) -> None:
+    def prefills(self, models: Collection[str], now: float) -> None:
         """These have a prefill under way, from now on."""
-        self._prefilling = frozenset(models)
+        self._count(now)
+        before, self._prefilling = self._prefilling, frozenset(models)
+        for name in self._prefilling - before:
+            self._models[name].prefills_since = now
         for name, known in self._models.items():
-            known.beat.prefills(name in self._prefilling, bool(self._prefilling - {name}))
+            known.beat.prefills(name in self._prefilling)
 
-    def paces(self) -> dict[str, tuple[Pace, float]]:
-        """Of each model its pace, and how many times as long its prefills take under that."""
+    def _count(self, now: float) -> None:
+        """What was prefilled until now."""
+        for known in (self._models[name] for name in self._prefilling):
+            since = known.prefills_since
+            more_s = known.in_steps(now - since) - known.in_steps(self._counted_to - since)
+            known.prefilled_s += more_s
+            self._prefilled_s += more_s
+        self._counted_to = now
+
+    def paces(self) -> dict[str, Pace]:
+        """Of each model, from now on."""
         decoding = {name: known.decoding for name, known in self._models.items() if known.targets}
-        binding = {name: one for name, one in decoding.items() if one.bears(self._rules.margin) < inf}
-        answer: dict[str, tuple[Pace, float]] = {}
         for name, known in self._models.items():
-            others = [one for other, one in binding.items() if other != name]
-            own = pace.pace(known.prefilling, others, len(self._prefilling | {name}), self._rules)
-            answer[name] = own, pace.stretch(own, known.prefilling)
-        return answer
+            others = [one for other, one in decoding.items() if other != name]
+            known.pace = pace.pace(known.prefilling, others, len(self._prefilling | {name}), self._rules)
+        return {name: known.pace for name, known in self._models.items()}

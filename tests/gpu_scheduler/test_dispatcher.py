@@ -184,7 +184,7 @@ async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_s
     desk.submit("long", "b", tokens=900)
     await desk.settle()
     pace = desk.turn.pace(b.index)
-    assert pace.pause_s == pytest.approx(0.008) and pace.chunk_tokens >= 128
+    assert pace.pause_ratio > 0.2 and pace.chunk_tokens >= 128
     assert desk.turn.pace(a.index) == FREE, "nobody beside it decodes"
     desk.answer(a, finish=common_pb2.STOP)
     await desk.settle()
@@ -237,23 +237,14 @@ async def test_where_decodes_are_not_protected_no_pace_is_set():
 
 
 async def test_a_paced_prefill_is_counted_as_long_as_it_takes_and_teaches_no_slower_speed(desk):
-    b = _fast(desk)
+    b = desk.model("b")
     cost_s = await _cost_of_a_long_prompt(desk, b, "alone")
-    a = await _decoding(desk)
+    a = await _decoding(desk, tpot_ms=12)
     paced_s = await _cost_of_a_long_prompt(desk, b, "beside")
     assert paced_s > 1.5 * cost_s
     desk.answer(a, finish=common_pb2.STOP)
     await desk.settle()
     assert await _cost_of_a_long_prompt(desk, b, "alone again") == pytest.approx(cost_s)
-
-
-def _fast(desk):
-    """A model whose steps are larger than the least, also beside one that decodes."""
-    engine = desk.model("b", common_pb2.WAKING)
-    resident = desk.residents.get("b")
-    resident.measured.prefill_tokens_per_s = 100_000.0
-    desk.residents.set(resident, common_pb2.ACTIVE)
-    return engine
 
 
 async def _cost_of_a_long_prompt(desk, engine, request_id):
@@ -269,18 +260,18 @@ async def _cost_of_a_long_prompt(desk, engine, request_id):
     return seconds
 
 
-async def test_steps_that_miss_their_target_beside_a_prefill_make_its_steps_smaller(desk):
-    b = _fast(desk)
+async def test_steps_that_miss_their_target_beside_a_prefill_lengthen_its_pauses(desk):
+    b = desk.model("b")
     a = await _decoding(desk)
     desk.submit("long", "b", tokens=900)
     await desk.settle()
     before = desk.turn.pace(b.index)
     for _ in range(WINDOW + 1):
-        desk.time += 0.020
+        desk.time += 0.030
         desk.answer(a)
     desk.dispatcher.changed()
     await desk.settle()
-    assert 128 < desk.turn.pace(b.index).chunk_tokens < before.chunk_tokens
+    assert desk.turn.pace(b.index).pause_ratio > before.pause_ratio > 0
 
 
 async def test_what_is_left_of_a_long_prefill_shrinks_with_what_its_engine_reports(desk):

@@ -102,7 +102,7 @@ class Loop:
 
     def _rest(self, pace: Pace | None, now: float) -> float:
         """Seconds until a prefill step may begin, as far as can be said now."""
-        return inf if pace is None else self.pacer.rest(pace.pause_s, now)
+        return inf if pace is None else self.pacer.rest(pace.pause_ratio, now)
 
     # --- requests that cannot start
 

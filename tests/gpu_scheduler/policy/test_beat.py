@@ -2,24 +2,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.beat import AFTER_MISS, CALM, LEAST_EASE, MOST_PATIENCE, WINDOW, Beat
-from gpu_scheduler.policy.pace import Decoding, PaceRules
+from gpu_scheduler.policy.beat import FOLLOW, MOST_LOSS, WINDOW, Beat
+from gpu_scheduler.policy.pace import LOSS, Decoding, PaceRules, Prefilling, pace
 
 STEP_S = 0.008
 
 
 class Clock:
-    """Feeds steps of given lengths."""
+    """Feeds steps of given lengths, and how much others prefill meanwhile."""
 
-    def __init__(self, measured_s: float = STEP_S, target_s: float = 2 * STEP_S):
+    def __init__(self, measured_s: float = STEP_S):
         self.beat = Beat(measured_s)
-        self.now, self.target_s = 100.0, target_s
-        self.beat.step(self.now, target_s)
+        self.now, self.others_s = 100.0, 0.0
+        self.beat.step(self.now, self.others_s)
 
-    def steps(self, seconds: float, count: int = 1) -> None:
+    def steps(self, seconds: float, count: int = 1, share: float = 0.0) -> None:
         for _ in range(count):
             self.now += seconds
-            self.beat.step(self.now, self.target_s)
+            self.others_s += share * seconds
+            self.beat.step(self.now, self.others_s)
 
 
 def test_a_step_alone_is_the_measured_one_until_some_were_seen():
@@ -30,15 +31,16 @@ def test_a_step_alone_is_the_measured_one_until_some_were_seen():
     assert clock.beat.step_s == pytest.approx(0.012)
 
 
-def test_steps_beside_a_prefill_and_across_an_own_one_are_no_steps_alone():
+def test_steps_that_meet_a_prefill_and_those_across_an_own_one_are_no_steps_alone():
     clock = Clock()
-    clock.beat.prefills(own=False, others=True)
-    clock.steps(0.016, 20)
-    clock.beat.prefills(own=False, others=False)
-    clock.steps(0.016)  # began beside it
-    clock.beat.prefills(own=True, others=False)
-    clock.steps(0.500, 20)
-    assert clock.beat.step_s == STEP_S and clock.beat.ease == 1.0
+    clock.steps(0.016, 20, share=1.0)
+    clock.steps(0.016, 20, share=0.01)
+    clock.beat.prefills(own=True)
+    clock.steps(0.500, 2 * WINDOW)
+    clock.steps(0.500, 2 * WINDOW, share=1.0)
+    clock.beat.prefills(own=False)
+    clock.steps(0.500)  # began in it
+    assert clock.beat.step_s == STEP_S and clock.beat.loss == LOSS
 
 
 def test_the_time_in_which_nothing_decoded_is_no_step():
@@ -49,57 +51,63 @@ def test_the_time_in_which_nothing_decoded_is_no_step():
     assert clock.beat.step_s == pytest.approx(0.010)
 
 
-def test_a_window_over_its_target_lowers_the_ease_by_what_was_too_much_and_one_slow_step_alone_does_not():
+def test_a_window_moves_the_loss_a_part_of_the_way_to_what_it_says():
     clock = Clock()
-    clock.beat.prefills(own=False, others=True)
-    clock.steps(0.100)
-    clock.steps(0.012, WINDOW - 1)
-    assert clock.beat.ease == 1.0
-    clock.steps(0.018, WINDOW)
-    ease = (AFTER_MISS * 16 - 8) / (18 - 8)
-    assert clock.beat.ease == pytest.approx(ease)
-    clock.steps(0.100, WINDOW)
-    assert clock.beat.ease == pytest.approx(ease / 2), "at most by half at a time"
+    clock.steps(4 * STEP_S, WINDOW - 1, share=1.0)
+    assert clock.beat.loss == LOSS
+    clock.steps(4 * STEP_S, share=1.0)
+    assert clock.beat.loss == pytest.approx(LOSS + FOLLOW * (3 / 4 - LOSS))
 
 
-def test_the_ease_grows_back_when_steps_are_well_within_their_target():
+def test_one_step_that_stood_for_a_second_counts_as_a_slow_one():
     clock = Clock()
-    clock.beat.prefills(own=False, others=True)
-    clock.steps(0.100, WINDOW)
-    clock.steps(CALM * 0.016 * 0.99, WINDOW)
-    assert clock.beat.ease == 0.5, "not after the first calm window"
-    clock.steps(CALM * 0.016 * 0.99, 20 * WINDOW)
-    assert clock.beat.ease == 1.0
+    clock.steps(2.4 * STEP_S, WINDOW - 1, share=1.0)
+    clock.steps(1.0)
+    assert clock.beat.loss == pytest.approx(LOSS, abs=0.03)
 
 
-@given(st.floats(0.2, 20.0), st.floats(1.2, 2.2))
-def test_the_loop_comes_to_rest_whatever_a_prefill_costs(cost, targets):
-    """A step takes s + cost * g, for any cost: the ease falls until the target is kept, and then stays."""
-    clock = Clock(target_s=targets * STEP_S)
-    clock.beat.prefills(own=False, others=True)
+def test_where_no_step_alone_is_known_nothing_is_learned():
+    clock = Clock(measured_s=0.0)
+    clock.steps(0.016, 2 * WINDOW, share=1.0)
+    assert clock.beat.loss == LOSS
+
+
+@given(st.lists(st.tuples(st.floats(1e-5, 10.0), st.floats(0.0, 3.0)), max_size=300))
+def test_the_loss_keeps_its_bounds_whatever_comes(steps):
+    clock = Clock()
+    for seconds, share in steps:
+        clock.steps(seconds, share=share)
+        assert 0.0 <= clock.beat.loss <= MOST_LOSS
+
+
+@given(st.floats(0.0, 0.85), st.lists(st.floats(0.25, 1.0), min_size=60, max_size=60))
+def test_the_loss_goes_straight_to_what_it_is_whatever_the_pace(loss, shares):
+    clock = Clock()
+    away = abs(LOSS - loss)
+    for share in shares:
+        clock.steps(STEP_S / (1 - share * loss), WINDOW, share)
+        assert abs(clock.beat.loss - loss) <= away + 1e-9, "never over it and back"
+        away = abs(clock.beat.loss - loss)
+    assert clock.beat.loss == pytest.approx(loss, abs=1e-6)
+
+
+@given(st.floats(0.1, 0.85), st.floats(1.2, 4.0), st.floats(1.0, 1.3))
+def test_pace_and_loss_come_to_rest_at_the_target_also_with_steps_that_have_grown(loss, times, grown):
+    """The step alone is out of date: nothing of it was seen since contexts grew."""
+    clock, rules = Clock(), PaceRules()
+    target_s = times * STEP_S
+
+    def mean_s(share: float) -> float:
+        return grown * STEP_S / (1 - share * loss)
 
     def window() -> float:
-        g = Decoding(STEP_S, clock.target_s, clock.beat.ease).bears(PaceRules().margin)
-        clock.steps(STEP_S + cost * min(g, STEP_S), WINDOW)
-        return clock.beat.ease
+        share = pace(Prefilling(35_000.0), [Decoding(STEP_S, target_s, clock.beat.loss)]).share
+        clock.steps(mean_s(share), WINDOW, share)
+        return mean_s(share)
 
     settling = [window() for _ in range(400)]
-    ease = settling[-1]
-    assert LEAST_EASE <= ease <= 1.0
-    assert [window() for _ in range(200)] == [ease] * 200
-    g = Decoding(STEP_S, clock.target_s, ease).bears(PaceRules().margin)
-    assert ease == LEAST_EASE or STEP_S + cost * min(g, STEP_S) <= clock.target_s * (1 + 1e-9)
-
-
-@given(st.floats(1.05, 5.0))
-def test_where_lifting_the_bound_breaks_the_target_that_happens_ever_more_rarely(worse):
-    """Under a bound all is calm, without one the target is missed: the loop cannot rest, so it has to wait."""
-    target_s = 4 * STEP_S
-    clock = Clock(target_s=target_s)
-    clock.beat.prefills(own=False, others=True)
-    missed = 0
-    for _ in range(20 * MOST_PATIENCE):
-        free = Decoding(STEP_S, target_s, clock.beat.ease).bears(PaceRules().margin) > STEP_S
-        clock.steps(worse * target_s if free else 1.5 * STEP_S, WINDOW)
-        missed += free
-    assert missed <= 4 * 20, "a few windows of MOST_PATIENCE"
+    least_s = mean_s(rules.least_share)
+    assert settling[-1] <= 1.01 * max(rules.margin * target_s, least_s)
+    assert [window() for _ in range(50)] == pytest.approx([settling[-1]] * 50, rel=0.01)
+    steps = [after - before for before, after in zip(settling, settling[1:], strict=False)]
+    assert max(steps) < 1e-12 or min(steps) > -1e-12, "from one side, never over it and back"

@@ -13,51 +13,78 @@ def group():
     return group
 
 
-def paces(group):
-    return {model: pace for model, (pace, _) in group.paces().items()}
-
-
 def test_nobody_is_held_while_nobody_decodes(group):
-    assert group.paces() == {model: (FREE, 1.0) for model in "abc"}
+    assert group.paces() == dict.fromkeys("abc", FREE)
 
 
 def test_a_model_is_held_for_its_neighbours_decodes_and_not_for_its_own(group):
     group.decodes("a", "r1", 0.016)
-    found = paces(group)
+    found = group.paces()
     assert found["a"] == FREE and found["b"] == found["c"] != FREE
 
 
 def test_the_tightest_target_of_a_model_counts_until_its_request_ends(group):
     group.decodes("a", "loose", 0.016)
-    loose = paces(group)["b"]
+    loose = group.paces()["b"]
     group.decodes("a", "tight", 0.015)
-    assert paces(group)["b"].chunk_tokens < loose.chunk_tokens
+    assert group.paces()["b"].pause_ratio > loose.pause_ratio
     group.ended("a", "tight")
     group.ended("a", "never began")
-    assert paces(group)["b"] == loose
+    assert group.paces()["b"] == loose
     group.ended("a", "loose")
-    assert paces(group)["b"] == FREE
+    assert group.paces()["b"] == FREE
 
 
-def test_where_two_may_prefill_at_once_each_gets_half(group):
-    group.decodes("a", "r1", 0.021)
-    group.prefills({"b"})
-    alone = paces(group)["b"]
-    group.prefills({"b", "c"})
-    assert 128 < paces(group)["b"].chunk_tokens == alone.chunk_tokens // 2
+def test_where_two_may_prefill_at_once_each_gets_half_of_the_time(group):
+    group.decodes("a", "r1", 0.014)
+    group.prefills({"b"}, 0.0)
+    alone = group.paces()["b"]
+    group.prefills({"b", "c"}, 1.0)
+    assert group.paces()["b"].share == pytest.approx(alone.share / 2)
 
 
-def test_steps_are_judged_by_the_target_they_were_made_under(group):
+def slow_steps(group, begin_s, count=WINDOW + 1):
+    for step in range(count):
+        group.step("a", begin_s + 0.030 * step)
+
+
+def test_steps_that_are_slower_beside_a_prefill_than_was_thought_lengthen_the_pauses(group):
     group.decodes("a", "r1", 0.018)
-    before = paces(group)["b"]
-    group.prefills({"b"})
-    for step in range(WINDOW + 1):
-        group.step("a", 0.020 * step)
-    assert paces(group)["b"].chunk_tokens < before.chunk_tokens
-    group.step("b", 1.0)  # of a model that decodes nothing: its first token, or none of ours
+    before = group.paces()["b"]
+    group.prefills({"b"}, 0.0)
+    slow_steps(group, 0.0)
+    assert group.paces()["b"].pause_ratio > before.pause_ratio
+    group.step("b", 9.0)  # of a model that decodes nothing: its first token, or none of ours
+
+
+def test_what_is_slow_beside_nobody_is_a_slow_step_alone(group):
+    group.decodes("a", "r1", 0.064)
+    group.prefills({"b"}, 0.0)
+    group.prefills((), 1.0)
+    slow_steps(group, 2.0)
+    assert group.paces()["b"] != FREE, "a step takes 30 ms"
+
+
+def test_prompts_of_one_step_count_whole_and_long_ones_with_their_pauses(group):
+    """A neighbour whose steps take 2.4 times as long in a prefill step, and as long as alone in a pause."""
+    group.decodes("a", "r1", 0.016)
+    before = group.paces()["b"]
+    step_s = 2 * before.chunk_tokens / 35_000
+    now = 0.0
+    for _ in range(20):
+        group.prefills({"b"}, now)
+        group.step("a", now)
+        for _ in range(4):
+            now += 2.4 * 0.008
+            group.step("a", now)
+        assert 4 * 2.4 * 0.008 < step_s + 0.05
+        group.prefills((), now)
+        now += 0.008
+        group.step("a", now)
+    assert group.paces()["b"].pause_ratio == pytest.approx(before.pause_ratio, rel=0.1)
 
 
 def test_what_was_measured_anew_holds_from_then_on(group):
     group.decodes("a", "r1", 0.016)
     group.measured("a", 35_000.0, 0.004)
-    assert paces(group)["b"] == FREE
+    assert group.paces()["b"] == FREE
