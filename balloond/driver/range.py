@@ -451,7 +451,13 @@ class ElasticRange:
         if not self._may_fill:
             return whole, 0, 0
         limit = self._lease.limit.bytes // self.extent_bytes
-        reclaimed = sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims)
+        at_once, later = (
+            sum(-(-reclaim.remaining // self.extent_bytes) for reclaim in self._reclaims if reclaim.done == done)
+            for done in (True, False)
+        )
+        # What an engine that runs has for its next steps stays while it still looks for prefixes.
+        kept = self._marks.low if self._reports.running else 0
+        reclaimed = at_once + min(later, max(0, whole - at_once - kept))
         surplus = max(self._marks.surplus(len(self._reserve) - self._wanting, now), self._misplaced)
         return max(0, self._mapped - limit), reclaimed, surplus
 
@@ -496,7 +502,7 @@ class ElasticRange:
 
     def _ask(self, now: float) -> None:
         wanted: list[tuple[int, int, int]] = []
-        fill = 0
+        fill, in_use = 0, False
         with self._changed:
             if self._closed:
                 return
@@ -507,15 +513,17 @@ class ElasticRange:
                 wanted.append((of, part, left - part * of))
             idle = not (self._filling or self._asked or self._missing)
             if self._may_fill and idle and now >= self._fill_after:
-                missing = self._marks.missing(len(self._reserve) - self._wanting, now)
-                fill = min(missing, self._allowed_more(), _ASKED_TOGETHER)
+                reserve = len(self._reserve) - self._wanting
+                fill = min(self._marks.missing(reserve, now), self._allowed_more(), _ASKED_TOGETHER)
+                # Where all memory is taken a decode step would wait for each extent: others give back ahead of it.
+                in_use = self._reports.running and reserve < self._marks.low
                 self._filling = fill > 0
         for of, part, left in wanted:
             done = self._wanted_came(of, part)
             nbytes = self.extent_bytes
             self._lease.request(KV, of * nbytes, part, done, min_count=1, behind_bytes=left * nbytes)
         if fill > 0:
-            self._lease.request(KV, self.extent_bytes, fill, self._fill_came, min_count=1, for_reserve=True)
+            self._lease.request(KV, self.extent_bytes, fill, self._fill_came, min_count=1, for_reserve=not in_use)
 
     def _to_ask(self) -> int:
         """How many indices are missing and not asked for."""

@@ -27,6 +27,11 @@ class Reports:
         self._due = False
         self._sent_at = 0.0
 
+    @property
+    def running(self) -> bool:
+        """Requests run, as far as was told."""
+        return self._used > 0
+
     def usage(self, used: int, cached: Iterable[tuple[float, int]]) -> None:
         """On any thread: bytes of running requests, and (seconds since last use, bytes) of prefixes."""
         cached = tuple(cached)

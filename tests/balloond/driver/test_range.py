@@ -58,6 +58,20 @@ def test_the_reserve_is_filled_ahead_and_serves_without_asking(lease):
     kv.close()
 
 
+def test_below_the_low_mark_the_reserve_of_who_runs_is_asked_for_as_growth(lease):
+    kv = make(lease, low=4, high=8)
+    lease.settle()
+    kv.usage(PAGE_BYTES, [])
+    assert len(kv.acquire(1)) == 1
+    lease.settle()
+    assert not lease.asked[-1][2]
+    kv.usage(0, [])
+    assert len(kv.acquire(3)) == 3
+    lease.settle()
+    assert lease.asked[-1][2]
+    kv.close()
+
+
 def test_running_out_is_a_reply(lease):
     lease.capacity = 5
     kv = make(lease)
@@ -372,6 +386,23 @@ def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
     lease.settle()
     assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 3 * PAGE_BYTES)]
     assert len(lease.held) == 5
+    kv.close()
+
+
+def test_while_requests_run_a_deep_reclaim_leaves_the_reserve_until_the_engine_did_what_it_could(lease):
+    kv = make(lease, low=2, high=2)
+    extents = kv.acquire(4, timeout_s=TIMEOUT_S)
+    kv.usage(PAGE_BYTES, [])
+    lease.settle()
+    lease.reclaim(7, 3, deep=True)
+    lease.settle()
+    assert kv.take_reclaims() == 3 * PAGE_BYTES
+    kv.release(extents[:2])
+    lease.settle()
+    assert kv.mapped_bytes == 4 * PAGE_BYTES, "two of the engine's, two of reserve"
+    kv.reclaimed()
+    lease.settle()
+    assert [(r.reclaim_id, r.returned) for r in lease.reports if r.reclaim_id] == [(7, 3 * PAGE_BYTES)]
     kv.close()
 
 
