@@ -4,7 +4,8 @@ Parameters go there as SGLang creates them, one after the other, so that a model
 SGLang makes of them after reading a checkpoint (quantised layers) follows behind.
 
 The unit is the storage, not the parameter: tied weights share one and are placed once, views and transposed parameters
-keep their strides. Buffers that are not part of a checkpoint (rotary tables, ...) stay private, where SGLang made them.
+keep their strides. Buffers that are not part of a checkpoint stay private, where SGLang made them, but for the tables
+of rotary embeddings: they are constant, and large where the context is long.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -20,6 +22,8 @@ from services.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
 
 ALIGN_BYTES = 256
 _CHUNK_BYTES = 64 << 20
+_TABLE = "cos_sin_cache"
+"""What SGLang calls the tables of its rotary embeddings, which do not change."""
 _MULTIPLIER = MULTIPLIER - (1 << 64)  # torch has signed words only, and the same bits come out
 
 
@@ -107,11 +111,19 @@ def checkpoint_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tens
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
+def tables(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Constant buffers that a checkpoint does not hold, by name."""
+    for prefix, module in model.named_modules():
+        table = module._buffers.get(_TABLE)
+        if table is not None and _TABLE in module._non_persistent_buffers_set:
+            yield f"{prefix}.{_TABLE}", table
+
+
 def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
     """Moves what of the model's tensors is not in the range behind what is. With `copy` their values move along,
     without it they are whatever the range holds. One storage after the other, so that the second copy stays small."""
     elsewhere: dict[int, list[torch.Tensor]] = {}
-    for _, tensor in checkpoint_tensors(model):
+    for _, tensor in chain(checkpoint_tensors(model), tables(model)):
         if tensor.untyped_storage().nbytes() and range_.offset(tensor) is None:
             elsewhere.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
     for tensors in elsewhere.values():
@@ -124,7 +136,7 @@ def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
 def lay_out(model: torch.nn.Module, range_: Range) -> Layout:
     """What lies where, of a model that is bound: the same for every process that builds the same model."""
     places = []
-    for name, tensor in checkpoint_tensors(model):
+    for name, tensor in chain(checkpoint_tensors(model), tables(model)):
         offset = range_.offset(tensor)
         if offset is not None and tensor.untyped_storage().nbytes():
             places.append(Place(name, offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_scheduler.engines.sglang.errors import NoMemory
 
-SPARE_BYTES = 192 << 20
+SPARE_BYTES = 128 << 20
 """Booked beyond what was measured: batches of other sizes leave holes in what torch keeps for later."""
 
 

@@ -30,7 +30,7 @@ def world(page_size: int, seed: int) -> tuple[Any, Tree, dict[int, bytes]]:
     rows = torch.tensor([[chance.randrange(256) for _ in range(ENVELOPE)] for _ in range(COUNT)], dtype=torch.uint8)
     units = np.arange(envelopes.n_extents)
     kv = SimpleNamespace(envelopes=envelopes, page_size=page_size, rows=rows, ids=HostIds(), units=lambda: units)
-    tree, held = Tree(envelopes), {}
+    tree, held = Tree(), {}
     while kept:
         pages = [kept.pop() for _ in range(min(len(kept), chance.randrange(1, 5)))]
         locked = chance.random() < 0.2

@@ -52,6 +52,23 @@ def test_binding_moves_every_checkpoint_tensor_and_keeps_values_shapes_and_strid
     assert not within(model.table, memory)
 
 
+class Rotary(torch.nn.Module):
+    """As SGLang's: one for all layers, with a table that no checkpoint has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cos_sin_cache", torch.arange(32.0).view(8, 4), persistent=False)
+
+
+def test_tables_of_rotary_embeddings_leave_with_the_weights() -> None:
+    model, rotary = Small(), Rotary()
+    model.first, model.second = rotary, rotary
+    layout, memory = bound(model)
+    assert within(rotary.cos_sin_cache, memory) and torch.equal(rotary.cos_sin_cache, Rotary().cos_sin_cache)
+    assert [place.name for place in layout.places if "cos_sin" in place.name] == ["first.cos_sin_cache"]
+    assert "first.cos_sin_cache" not in dict(weights.checkpoint_tensors(model))
+
+
 def test_tied_weights_are_laid_out_once_and_stay_tied() -> None:
     model = Small()
     layout, _ = bound(model)
