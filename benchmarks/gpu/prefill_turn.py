@@ -4,13 +4,17 @@ protection of decodes.
     python -m benchmarks.gpu.prefill_turn --out DIR --commit HASH [--device cuda:0] [--shape 8b] [--neighbours 1]
 
 Engines of one shape on one device, and the shared queue of a gpu_scheduler in this process, anew for each of the four
-cases. The first model decodes `--streams` streams all the time; its neighbours get prompts of `--prompt` tokens,
-`--in-flight` at a time each. Windows of each case: the first alone, beside the neighbours, alone again. Before the
-cases the first model decodes without neighbours: `--times` its median step is the TPOT target of all cases.
+cases. The first model has `--streams` requests at a time, of `--output` tokens each, one after the other; its
+neighbours get prompts of `--prompt` tokens, `--in-flight` at a time each. Windows of each case: the first alone, beside
+the neighbours, alone again. Before the cases the first model decodes without neighbours: `--times` its median step is
+the TPOT target of all cases.
 
-The aim: with both, the p99 time between two tokens beside the neighbours is at most twice what it is alone.
+Measured of the first model: TPOT, of each request that lies wholly in a window, (last - first) / (n - 1) of its tokens;
+and the time between two tokens, of which no pace promises anything (gpu_scheduler/policy/pace.py says why).
 
-Exit status 1 if a request failed, no prompt was computed in a window beside, or a window saw no token.
+The aim: with both, the p99 TPOT beside the neighbours is at most twice what it is alone.
+
+Exit status 1 if a request failed, no prompt was computed in a window beside, or a window saw no whole request.
 """
 
 from __future__ import annotations
@@ -66,11 +70,12 @@ CASES = (
 def parse() -> argparse.Namespace:
     parser = fleet.parser(__doc__ or "")
     parser.add_argument("--neighbours", type=int, default=1)
-    parser.add_argument("--streams", type=int, default=16, help="that the first model decodes")
+    parser.add_argument("--streams", type=int, default=16, help="requests of the first model at a time")
+    parser.add_argument("--output", type=int, default=128, help="tokens, of the first model's requests")
     parser.add_argument("--prompt", type=int, default=8000, help="tokens, of the neighbours' requests")
     parser.add_argument("--in-flight", type=int, default=2, help="requests of each neighbour")
     parser.add_argument("--context", type=int, default=8192, help="tokens")
-    parser.add_argument("--window", type=float, default=8.0, help="seconds beside the neighbours; alone half of it")
+    parser.add_argument("--window", type=float, default=7.0, help="seconds beside the neighbours; alone half of it")
     parser.add_argument("--times", type=float, default=AIM, help="TPOT target over the median step alone")
     parser.add_argument("--options", default="{}", help="the engines' own, as JSON")
     return parser.parse_args()
@@ -93,6 +98,11 @@ class Answer:
     @property
     def ttft_s(self) -> float:
         return self.arrived_s[0] - self.asked_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Of a whole one. Tokens come one by one."""
+        return (self.arrived_s[-1] - self.arrived_s[0]) / (len(self.arrived_s) - 1)
 
 
 class _Stream(GatewayStream):
@@ -158,14 +168,16 @@ class Caller:
         self._group = group
         self._model = model
         self._prompt = prompt
-        self._output = output_tokens
+        self.output_tokens = output_tokens
         self.answers: list[Answer] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, at_a_time: int) -> None:
-        self._tasks = [tasks.spawn(self._repeat(), f"{self._model} {i}") for i in range(at_a_time)]
+        """The first ones are shorter, so that they do not all end at once."""
+        first = [-(-self.output_tokens * (i + 1) // at_a_time) for i in range(at_a_time)]
+        self._tasks = [tasks.spawn(self._repeat(tokens), f"{self._model} {i}") for i, tokens in enumerate(first)]
 
-    async def _repeat(self) -> None:
+    async def _repeat(self, output_tokens: int) -> None:
         stream = self._group.stream
         while True:
             Caller._numbers += 1
@@ -173,7 +185,7 @@ class Caller:
             prompt = self._prompt()
             answer = stream.open[name] = Answer(time.monotonic())
             self.answers.append(answer)
-            sampling = common_pb2.Sampling(max_new_tokens=self._output, ignore_eos=True)
+            sampling = common_pb2.Sampling(max_new_tokens=output_tokens, ignore_eos=True)
             submit = gpu_scheduler_pb2.Submit(request_id=name, model=self._model, token_ids=prompt, sampling=sampling)
             self._group.dispatcher.submit(submit, stream)
             try:
@@ -183,9 +195,15 @@ class Caller:
                 self._group.dispatcher.cancel(stream, name)
             if not answer.ok:
                 return
+            output_tokens = self.output_tokens
 
     async def stop(self) -> None:
         await tasks.cancel(*self._tasks)
+
+    def whole(self, begin_s: float, end_s: float) -> list[Answer]:
+        """Those of full length, all of whose tokens came in between."""
+        full = (one for one in self.answers if one.ok and len(one.arrived_s) == self.output_tokens)
+        return [one for one in full if begin_s <= one.arrived_s[0] and one.arrived_s[-1] <= end_s]
 
     def failed(self) -> list[str]:
         return [
@@ -207,17 +225,18 @@ class Side:
         self.case = case
         self._prompts = prompts
         self.windows: dict[str, tuple[float, float]] = {}
-        self.gaps: dict[str, list[float]] = {}
+        self.gaps_s: dict[str, list[float]] = {}
+        self.tpots_s: dict[str, list[float]] = {}
         self.ttft_s: list[float] = []
         self.prefilled_per_s = 0.0
         self.chunk_tokens: list[float] = []
         """The bound of a neighbour's prefill steps, sampled."""
-        self.pause_s: list[float] = []
+        self.pause_ratio: list[float] = []
         self.problems: list[str] = []
 
     async def run(self, group: Group, others: Sequence[Client]) -> None:
         given = self._given
-        decoding = Caller(group, FIRST, lambda: self._prompts(PROMPT), given.context - PROMPT - 16)
+        decoding = Caller(group, FIRST, lambda: self._prompts(PROMPT), given.output)
         prefilling = [Caller(group, one.name, lambda: self._prompts(given.prompt), 1) for one in others]
         try:
             decoding.start(given.streams)
@@ -248,7 +267,7 @@ class Side:
             for one in others:
                 pace = group.turn.pace(one.engine.index)
                 self.chunk_tokens.append(pace.chunk_tokens)
-                self.pause_s.append(pace.pause_s)
+                self.pause_ratio.append(pace.pause_ratio)
             await asyncio.sleep(_WATCH_S)
         self.prefilled_per_s = (group.prefilled(names) - before) / (now - begun)
         for caller in prefilling:
@@ -258,33 +277,45 @@ class Side:
 
     def _judge(self, decoding: Caller, prefilling: Sequence[Caller]) -> None:
         streams = [one.arrived_s for one in decoding.answers]
-        self.gaps = {name: gaps_of(streams, *span) for name, span in self.windows.items()}
-        self.gaps["alone"] = [gap for name in ("before", "after") for gap in self.gaps.get(name, ())]
-        self.problems += [f"no token came: {name}" for name, each in self.gaps.items() if not each]
+        for name, span in self.windows.items():
+            self.gaps_s[name] = gaps_of(streams, *span)
+            self.tpots_s[name] = [one.tpot_s for one in decoding.whole(*span)]
+        for kind in (self.gaps_s, self.tpots_s):
+            kind["alone"] = [each for name in ("before", "after") for each in kind.get(name, ())]
+        self.problems += [f"no request was whole: {name}" for name, each in self.tpots_s.items() if not each]
         self.problems += decoding.failed()[:1] + [first for caller in prefilling for first in caller.failed()[:1]]
         if prefilling and not self.ttft_s:
             self.problems.append("no prompt was computed beside it")
 
-    def spread(self, name: str) -> dict[str, float]:
-        return report.spread(self.gaps[name])
-
     @property
     def ratio(self) -> float:
-        """p99 beside the neighbours over p99 alone."""
-        return self.spread("beside")["p99"] / self.spread("alone")["p99"]
+        """p99 TPOT beside the neighbours over that alone."""
+        return _ratio(self.tpots_s)
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "prefill_turn": self.case.prefill_turn,
             "protect_decodes": self.case.protect_decodes,
-            "between_tokens_s": {name: self.spread(name) for name in self.gaps},
-            "p99_ratio": self.ratio,
+            "tpot_s": {name: report.spread(each) for name, each in self.tpots_s.items()},
+            "tpot_p99_ratio": self.ratio,
+            "between_tokens_s": {name: report.spread(each) for name, each in self.gaps_s.items()},
+            "between_tokens_p99_ratio": _ratio(self.gaps_s),
             "prefilled_tokens_per_s": self.prefilled_per_s,
             "ttft_s": report.spread(self.ttft_s),
             "chunk_tokens": report.spread(self.chunk_tokens),
-            "pause_s": report.spread(self.pause_s),
-            "gaps_s": {name: [round(gap, 6) for gap in each] for name, each in self.gaps.items() if name != "alone"},
+            "pause_ratio": report.spread(self.pause_ratio),
+            "tpots_s": _rounded(self.tpots_s),
+            "gaps_s": _rounded(self.gaps_s),
         }
+
+
+def _ratio(samples: dict[str, list[float]]) -> float:
+    return report.quantile(samples["beside"], 0.99) / report.quantile(samples["alone"], 0.99)
+
+
+def _rounded(samples: dict[str, list[float]]) -> dict[str, list[float]]:
+    """By window."""
+    return {name: [round(each, 6) for each in window] for name, window in samples.items() if name != "alone"}
 
 
 async def measure(
@@ -306,35 +337,43 @@ async def measure(
         return made
 
     alone = await side(CASES[0], 1.0, [])
-    target_s = given.times * alone.spread("alone")["p50"]
-    say(f"the target is {1e3 * target_s:.2f} ms, p99 alone {1e3 * alone.spread('alone')['p99']:.2f} ms")
+    step_s, tpot_s = (report.quantile(samples["alone"], 0.5) for samples in (alone.gaps_s, alone.tpots_s))
+    target_s = given.times * step_s
+    say(f"the target is {1e3 * target_s:.2f} ms, TPOT alone {1e3 * tpot_s:.2f} ms")
     sides = []
     for case in CASES:
         sides.append(await side(case, target_s, clients[1:]))
-        say(f"{case.name}: p99 is {sides[-1].ratio:.2f} of alone")
+        say(f"{case.name}: p99 TPOT is {sides[-1].ratio:.2f} of alone")
     return target_s, sides
 
 
 def show(sides: Sequence[Side]) -> None:
-    rows = []
-    for side in sides:
-        alone, beside, ttft = side.spread("alone"), side.spread("beside"), report.spread(side.ttft_s)
-        rows.append(
-            (
-                side.case.name,
-                *(f"{1e3 * each[q]:.2f}" for each in (alone, beside) for q in ("p50", "p99")),
-                f"{side.ratio:.2f}",
-                f"{side.prefilled_per_s:.0f}",
-                f"{1e3 * ttft['p50']:.0f}",
-                f"{1e3 * ttft['p99']:.0f}",
-                f"{report.quantile(side.chunk_tokens, 0.5):.0f}",
-                f"{1e3 * report.quantile(side.pause_s, 0.5):.1f}",
-            )
+    header = ("", "alone p50", "p99", "beside p50", "p99", "p99 ratio")
+    for title, rows in (
+        ("TPOT by request, ms", [(side.case.name, *_figures(side.tpots_s)) for side in sides]),
+        ("between two tokens, ms", [(side.case.name, *_figures(side.gaps_s)) for side in sides]),
+    ):
+        report.table(title, header, rows)
+    prefills = [
+        (
+            side.case.name,
+            f"{side.prefilled_per_s:.0f}",
+            *(f"{1e3 * report.quantile(side.ttft_s, q):.0f}" for q in (0.5, 0.99)),
+            f"{report.quantile(side.chunk_tokens, 0.5):.0f}",
+            f"{report.quantile(side.pause_ratio, 0.5):.2f}",
         )
-    header = ("", "alone p50", "p99", "beside p50", "p99", "p99 ratio", "prefill tokens/s", "TTFT p50", "p99")
-    report.table("between two tokens, TTFT and pause in ms", (*header, "chunk", "pause"), rows)
+        for side in sides
+    ]
+    header = ("", "tokens/s", "TTFT p50, ms", "p99", "chunk", "pause for each second")
+    report.table("prefills of the neighbours", header, prefills)
     ratio = sides[-1].ratio
-    say(f"{sides[-1].case.name}: p99 is {ratio:.2f} of alone, aim {AIM}: {'met' if ratio <= AIM else 'MISSED'}")
+    say(f"{sides[-1].case.name}: p99 TPOT is {ratio:.2f} of alone, aim {AIM}: {'met' if ratio <= AIM else 'MISSED'}")
+
+
+def _figures(samples: dict[str, list[float]]) -> tuple[str, ...]:
+    """p50 and p99 alone and beside, and the ratio of the latter."""
+    each = (report.quantile(samples[name], q) for name in ("alone", "beside") for q in (0.5, 0.99))
+    return *(f"{1e3 * value:.2f}" for value in each), f"{_ratio(samples):.2f}"
 
 
 async def main() -> None:
