@@ -65,23 +65,38 @@ def test_what_is_slow_beside_nobody_is_a_slow_step_alone(group):
     assert group.paces()["b"] != FREE, "a step takes 30 ms"
 
 
-def test_prompts_of_one_step_count_whole_and_long_ones_with_their_pauses(group):
-    """A neighbour whose steps take 2.4 times as long in a prefill step, and as long as alone in a pause."""
-    group.decodes("a", "r1", 0.016)
-    before = group.paces()["b"]
-    step_s = 2 * before.chunk_tokens / 35_000
-    now = 0.0
-    for _ in range(20):
-        group.prefills({"b"}, now)
-        group.step("a", now)
-        for _ in range(4):
-            now += 2.4 * 0.008
-            group.step("a", now)
-        assert 4 * 2.4 * 0.008 < step_s + 0.05
-        group.prefills((), now)
-        now += 0.008
-        group.step("a", now)
-    assert group.paces()["b"].pause_ratio == pytest.approx(before.pause_ratio, rel=0.1)
+class Decodes:
+    """Steps of model a, one after the other, each of 8 ms of work."""
+
+    def __init__(self, group):
+        self.group, self.now, self.left_s = group, 0.0, 0.008
+        group.decodes("a", "r1", 0.016)
+        group.step("a", 0.0)
+
+    def go_on(self, seconds, slowdown=1.0):
+        end = self.now + seconds
+        while self.now + self.left_s * slowdown <= end:
+            self.now += self.left_s * slowdown
+            self.group.step("a", self.now)
+            self.left_s = 0.008
+        self.left_s -= (end - self.now) / slowdown
+        self.now = end
+
+
+@pytest.mark.parametrize("steps_of_a_prompt", [1, 10])
+def test_what_a_step_loses_is_seen_alike_beside_short_prompts_and_long_ones(group, steps_of_a_prompt):
+    decodes = Decodes(group)
+    pace = group.paces()["b"]
+    work_s = 2 * pace.chunk_tokens / 35_000
+    for _ in range(40):
+        group.prefills({"b"}, decodes.now)
+        for step in range(steps_of_a_prompt):
+            if step > 0:
+                decodes.go_on(pace.pause_ratio * work_s)
+            decodes.go_on(work_s, slowdown=2.4)
+        group.prefills((), decodes.now)
+        decodes.go_on(0.1)
+    assert group.paces()["b"].pause_ratio == pytest.approx(pace.pause_ratio, rel=0.02)
 
 
 def test_what_was_measured_anew_holds_from_then_on(group):
