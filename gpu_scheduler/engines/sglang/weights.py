@@ -121,13 +121,15 @@ def tables(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
     """Moves what of the model's tensors is not in the range behind what is. With `copy` their values move along,
-    without it they are whatever the range holds. One storage after the other, so that the second copy stays small."""
+    without it they are whatever the range holds; but for tables, which SGLang extends and converts, into memory of its
+    own, before an image has filled the range. One storage after the other, so that the second copy stays small."""
     elsewhere: dict[int, list[torch.Tensor]] = {}
     for _, tensor in chain(checkpoint_tensors(model), tables(model)):
         if tensor.untyped_storage().nbytes() and range_.offset(tensor) is None:
             elsewhere.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-    for tensors in elsewhere.values():
-        start = range_.take(tensors[0].untyped_storage(), copy)
+    computed = {table.untyped_storage().data_ptr() for _, table in tables(model)}
+    for storage, tensors in elsewhere.items():
+        start = range_.take(tensors[0].untyped_storage(), copy or storage in computed)
         for tensor in tensors:
             if range_.offset(tensor) is None:  # the same tensor may have two names
                 range_.adopt(tensor, start)

@@ -69,6 +69,15 @@ def test_tables_of_rotary_embeddings_leave_with_the_weights() -> None:
     assert "first.cos_sin_cache" not in dict(weights.checkpoint_tensors(model))
 
 
+def test_tables_keep_their_values_where_an_image_fills_the_range_later() -> None:
+    """SGLang extends and converts them before that."""
+    model, rotary = Small(), Rotary()
+    model.first = rotary
+    _, memory = bound(model, copy=False)
+    assert within(rotary.cos_sin_cache, memory) and torch.equal(rotary.cos_sin_cache, Rotary().cos_sin_cache)
+    assert not model.embed.weight.any()
+
+
 def test_tied_weights_are_laid_out_once_and_stay_tied() -> None:
     model = Small()
     layout, _ = bound(model)
