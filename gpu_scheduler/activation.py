@@ -76,35 +76,33 @@ class Activation:
         it was, hibernating or without an engine and a booking."""
         began = time.monotonic()
         resident.steps = []
-        sleeper = resident.engine
-        asleep = sleeper is not None and sleeper.alive
+        asleep = resident.engine is not None and resident.engine.alive
         self._residents.set(resident, common_pb2.WAKING)
         try:
-            await self._make_room(resident, asleep)
-            if asleep:
-                await self._wake_or_load(resident)
-            else:
+            await self._make_room(resident)
+            asleep = asleep and await self._wake(resident)
+            if not asleep:
                 await self._load(resident)
-            if resident.measured.quota_bytes:
-                await self.entitle(resident, awake=True)
+                if resident.measured.quota_bytes:
+                    await self.entitle(resident, awake=True)
         except (PrismError, asyncio.CancelledError):
             await self._undo(resident, asleep)
             raise
         resident.steps.append(("", time.monotonic()))
         await self._apply_operator_limit(resident)
         resident.deaths = 0
-        seconds, woke = time.monotonic() - began, asleep and resident.engine is sleeper
-        if woke:
+        seconds = time.monotonic() - began
+        if asleep:
             resident.wake_s = seconds
         else:
             resident.cold_s = seconds
         steps = {name: round(each, 3) for name, each in resident.step_seconds().items()}
-        _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=woke, steps=steps)
+        _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=asleep, steps=steps)
         self._residents.set(resident, common_pb2.ACTIVE)
 
     # --- memory
 
-    async def _make_room(self, resident: Resident, asleep: bool) -> None:
+    async def _make_room(self, resident: Resident) -> None:
         if self._devices is None:
             return
         self._step(resident, "making room")
@@ -169,7 +167,7 @@ class Activation:
         engine = resident.engine
         if asleep and engine is not None and engine.alive:
             # Still asleep: its failed wake-up rolled its mappings back.
-            await self.entitle(resident, awake=False)
+            await self.rebook(resident, awake=False)
             self._residents.set(resident, common_pb2.HIBERNATING)
             return
         if engine is not None:
@@ -197,16 +195,17 @@ class Activation:
     async def _book_kept(self, resident: Resident, engine: Engine) -> None:
         await self.within(engine.told_kept.wait())
         resident.kept_bytes = engine.kept_bytes
-        await self._book_again(resident, awake=False)
+        await self.rebook(resident, awake=False)
 
     def book_again(self) -> None:
         """A balloond whose keeper died as well knows of our models only what their engines showed: tell it the rest."""
         for resident in self._residents:
             if resident.engine is not None and resident.change is None:
                 awake = resident.residency == common_pb2.ACTIVE
-                tasks.spawn(self._book_again(resident, awake), f"book {resident.spec.name} again")
+                tasks.spawn(self.rebook(resident, awake), f"book {resident.spec.name} again")
 
-    async def _book_again(self, resident: Resident, awake: bool) -> None:
+    async def rebook(self, resident: Resident, awake: bool) -> None:
+        """Books what nothing depends on: balloond may be away, and is told again when it is back."""
         try:
             await self.entitle(resident, awake)
         except PrismError as error:
@@ -240,23 +239,26 @@ class Activation:
             raise Unmet(f"this group has no {kind} engines")
         return self._pools[kind]
 
-    async def _wake_or_load(self, resident: Resident) -> None:
-        """A sleeper whose image was dropped meanwhile starts from the checkpoint."""
+    async def _wake(self, resident: Resident) -> bool:
+        """False: its image was dropped meanwhile; the engine has let go of the model, which has to be loaded. So it has
+        when its weights do not come for another reason. One that could not wake sleeps on."""
+        engine = resident.engine
+        assert engine is not None
+        self._step(resident, "mapping weights")
+        command = self._command(resident, engine, engine_pb2.ToEngine(wake=engine_pb2.Wake()))
         try:
-            await self._wake(resident)
-        except (Unmet, NotFound) as error:
+            await self._fill_from_image(resident, engine, command)
+            await self._finish(resident, command)
+        except (PrismError, asyncio.CancelledError) as error:
+            if command.ended:
+                raise
+            await self.release_engine(resident, engine)
+            if not isinstance(error, (Unmet, NotFound)):
+                raise
             _log.warning("cannot wake", model=resident.spec.name, why=str(error))
             self._image_gone(resident)
-            assert resident.engine is not None
-            await self.release_engine(resident, resident.engine)
-            await self._load(resident)
-
-    async def _wake(self, resident: Resident) -> None:
-        assert resident.engine is not None
-        self._step(resident, "mapping weights")
-        command = self._command(resident, resident.engine, engine_pb2.ToEngine(wake=engine_pb2.Wake()))
-        await self._fill_from_image(resident, resident.engine, command)
-        await self._finish(resident, command)
+            return False
+        return True
 
     async def _load(self, resident: Resident) -> None:
         self._step(resident, "taking an engine")

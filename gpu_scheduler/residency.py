@@ -221,7 +221,7 @@ class Residency:
             await self._activation.drop_booking(resident)
             self._residents.leave(resident)
             raise
-        await self._activation.entitle(resident, awake=False)
+        await self._activation.rebook(resident, awake=False)
         self._residents.set(resident, common_pb2.HIBERNATING)
         self._activation.book_kept(resident, engine)
 

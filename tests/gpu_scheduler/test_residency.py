@@ -8,7 +8,7 @@ from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines import turn as turn_module
-from gpu_scheduler.engines.base import Spawn
+from gpu_scheduler.engines.base import CommandFailed, Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory import GroupMemory
@@ -17,7 +17,7 @@ from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
 from protos import common_pb2, gpu_scheduler_pb2
 from services import tasks
-from services.errors import Conflict, Unmet
+from services.errors import Conflict, NotFound, Unavailable, Unmet
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
@@ -25,7 +25,7 @@ SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1,
 class Group:
     """A gpu_scheduler without its server."""
 
-    def __init__(self, **options):
+    def __init__(self, loader=None, **options):
         config = GpuSchedulerConfig(
             name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="",
             engines={"kind": "echo", "options": options},
@@ -37,7 +37,9 @@ class Group:
             lambda engine: self.residency.engine_died(engine),
         )  # fmt: skip
         self.pools = {"echo": WarmPool(Spawn("echo"), warm=1, limit=3)}
-        activation = Activation(config, self.residents, self.pools, None, None, {})
+        images = {"m": ["sum"]} if loader else {}
+        self.options = config.engines.options
+        activation = Activation(config, self.residents, self.pools, None, loader, images)
         self.residency = Residency(config, self.residents, self.dispatcher, activation, self.pools)
 
     async def bring(self, target, **keys):
@@ -63,6 +65,17 @@ async def answer(stream):
             tokens += chunk.token_ids
             if chunk.finish:
                 return tokens, chunk.finish, chunk.error
+
+
+class Loader:
+    """Has an image of "m"; copies of it end with what `fails` says."""
+
+    def __init__(self):
+        self.fails = None
+
+    async def load_image(self, *_args, **_keys):
+        if self.fails is not None:
+            raise self.fails
 
 
 async def open_group(**options):
@@ -176,3 +189,37 @@ async def test_what_a_cold_start_took_is_not_taken_for_a_wake_up(group):
     await group.bring(common_pb2.ACTIVE)
     resident = group.residents.get("m")
     assert resident.cold_s > 0 and resident.wake_s == 0
+
+
+@pytest.fixture
+async def sleeping():
+    """(group, loader) with a model that sleeps."""
+    loader = Loader()
+    group = await open_group(loader=loader)
+    await group.bring(common_pb2.ACTIVE)
+    await group.bring(common_pb2.HIBERNATING)
+    assert group.residents.get("m").residency == common_pb2.HIBERNATING
+    yield group, loader
+    await close_group(group)
+
+
+async def test_a_sleeper_whose_weights_cannot_be_copied_is_not_taken_for_asleep(sleeping):
+    """Its memory is mapped, and it would refuse to wake ever after."""
+    group, loader = sleeping
+    engine = group.residents.get("m").engine
+    loader.fails = Unavailable("the loader is away")
+    with pytest.raises(Unavailable):
+        await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m") is None
+    loader.fails = None
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    assert group.residents.get("m").engine is engine
+
+
+async def test_a_sleeper_that_lost_its_image_and_cannot_be_loaded_anew_is_not_taken_for_asleep(sleeping):
+    group, loader = sleeping
+    loader.fails = NotFound("no image")
+    group.options["step_ms"] = "none"
+    with pytest.raises(CommandFailed, match="none"):
+        await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m") is None
