@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 _log = log.get(__name__)
 _FAILURE_S = 30.0
-"""How long a rank that failed waits for the others."""
+"""How long a rank that failed waits for the others. They may wait for it in SGLang's collectives and not hear it: then
+this process ends, and the gpu_scheduler ends the rest."""
 
 
 class Engine:
@@ -135,14 +136,13 @@ class Engine:
         return Instance(load, memory, self._channel, self._counters, self._ranks)
 
     def _build(self, instance: Instance) -> None:
-        """Raises CommandError on all ranks. Where one fails between two places at which they agree, the others may wait
-        for it in SGLang's collectives: then this process ends, and the gpu_scheduler ends the rest."""
-        failure: CommandError | None = None
+        """Raises CommandError on all ranks."""
         try:
             self._build_own(instance)
         except CommandError as error:
-            failure = type(error)(str(error))
-        self._ranks.settle(failure, _FAILURE_S if failure is not None else None)
+            self._ranks.settle(error, _FAILURE_S)
+        else:
+            self._ranks.settle(None)
 
     def _build_own(self, instance: Instance) -> None:
         path = instance.load.model.path
@@ -172,5 +172,5 @@ class Engine:
             if instance.state is not State.PROVING:
                 _log.error("out of memory", why=why, quota=instance.booked_bytes)
                 raise
-            raise NoMemory(why) from None
+            self._ranks.settle(NoMemory(why), _FAILURE_S)
         return None

@@ -7,6 +7,8 @@ class CommandError(Exception):
     """The command failed; the engine goes on. `str(error)` is one line for the gpu_scheduler."""
 
     model_at_fault = False
+    settled = False
+    """Every rank of the engine has raised it."""
 
 
 class BrokenModel(CommandError):

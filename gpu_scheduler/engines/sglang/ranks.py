@@ -65,13 +65,14 @@ class Ranks(Protocol):
         """Waits until all ranks are there."""
         ...
 
-    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
-        """Every rank's, in their order. All must call it."""
+    def gather(self, own: T) -> list[T]:
+        """Every rank's, in their order. All must call it. Raises the CommandError of a rank that settles a failure
+        meanwhile: it will not come here."""
         ...
 
     def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
         """Returns when all ranks have come here without a failure. Where one failed all raise: it its own, the others
-        that one's."""
+        that one's. What all have raised already is raised at once."""
         ...
 
 
@@ -103,12 +104,19 @@ class Alone(_Turn):
     def begin(self) -> None:
         pass
 
-    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+    def gather(self, own: T) -> list[T]:
         return [own]
 
     def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
         if failure is not None:
             raise failure
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What a rank tells that failed, wherever the others are."""
+
+    error: CommandError
 
 
 @dataclass(frozen=True)
@@ -151,14 +159,20 @@ class _Several:
     def seed(self) -> int:
         return self._random.getrandbits(63)
 
-    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
-        raise NotImplementedError
+    def gather(self, own: T) -> list[T]:
+        told = self._exchange(own, None)
+        _raise_first(told, None)
+        return told
 
     def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
-        failures = self.gather(failure if failure is None else type(failure)(str(failure)), timeout_s)
-        first = next((one for one in failures if one is not None), None)
-        if first is not None:
-            raise failure or first
+        if failure is not None and failure.settled:
+            raise failure
+        own = None if failure is None else _Failed(type(failure)(str(failure)))
+        _raise_first(self._exchange(own, timeout_s), failure)
+
+    def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
+        """Every rank's, in their order. All must call it, whatever each of them tells."""
+        raise NotImplementedError
 
     def begin(self) -> None:
         self._random.seed(self.gather(secrets.randbits(64))[0])
@@ -199,6 +213,8 @@ class Leader(_Several):
     def _hear(self, index: int) -> Facts | None:
         """What one rank says next, if it is of the step to come. Waits for it."""
         number, facts = _receive(self._others[index])
+        if number == _EXCHANGE:
+            raise SystemExit(f"rank {1 + index} of this engine failed in the middle of a step")
         if number == self._step.number + 1:
             self._told[index] = facts
         return self._told[index]
@@ -206,14 +222,14 @@ class Leader(_Several):
     def _tell(self, what: object) -> None:
         data = pickle.dumps(what)
         for other in self._others:
-            other.send_bytes(data)
+            _send(other, data)
 
-    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
+    def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
         told = [own]
         for other in self._others:
             while True:
                 number, value = _receive(other, timeout_s)
-                if number == _GATHER:
+                if number == _EXCHANGE:
                     break
             told.append(value)
         self._tell(told)
@@ -261,18 +277,32 @@ class Follower(_Several):
         return self._step
 
     def _tell(self, number: int, what: object) -> None:
-        try:
-            self._leader.send_bytes(pickle.dumps((number, what)))
-        except OSError:
-            raise SystemExit("the first rank of this engine is gone") from None
+        _send(self._leader, pickle.dumps((number, what)))
 
-    def gather(self, own: T, timeout_s: float | None = None) -> list[T]:
-        self._tell(_GATHER, own)
-        told: list[T] = _receive(self._leader, timeout_s)
+    def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
+        self._tell(_EXCHANGE, own)
+        told: list[Any] = _receive(self._leader, timeout_s)
         return told
 
 
-_GATHER = 0
+_EXCHANGE = 0
+"""In place of the number of a step."""
+
+
+def _raise_first(told: Sequence[Any], own: CommandError | None) -> None:
+    """Raises what a rank failed with: `own`, or the first one's."""
+    first = next((one.error for one in told if isinstance(one, _Failed)), None)
+    if first is not None:
+        error = own or first
+        error.settled = True
+        raise error
+
+
+def _send(other: Connection, data: bytes) -> None:
+    try:
+        other.send_bytes(data)
+    except OSError:
+        raise SystemExit("another rank of this engine is gone") from None
 
 
 def _receive(other: Connection, timeout_s: float | None = None) -> Any:

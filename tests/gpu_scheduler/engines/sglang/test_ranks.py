@@ -42,6 +42,11 @@ class Three:
     def all(self, work: Callable[[int], Any]) -> list[Any]:
         return [future.result(WAIT_S) for future in self.start(work)]
 
+    def hang_up(self) -> None:
+        """As the death of the first does."""
+        for other in self.leader._others:
+            other.close()
+
     def say(self, text: str) -> None:
         self.parent.send(frame(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=text))))
 
@@ -113,6 +118,36 @@ def test_what_fails_on_one_rank_fails_on_all_and_the_first_says_why() -> None:
     assert three.all(settle) == [None, None, None]
 
 
+def test_a_rank_that_fails_on_its_way_to_where_the_others_agree_fails_them_all() -> None:
+    three = Three()
+
+    def build(rank: int) -> str:
+        try:
+            try:
+                if rank == 2:
+                    raise NoMemory("it has none")
+                three.ranks[rank].gather("a limit")
+                three.ranks[rank].settle(None)
+            except CommandError as error:
+                three.ranks[rank].settle(error)
+        except CommandError as error:
+            return f"{type(error).__name__}: {error}, then {three.ranks[rank].gather(rank)}"
+        return "built"
+
+    assert three.all(build) == ["NoMemory: it has none, then [0, 1, 2]"] * 3
+
+
+def test_a_rank_that_fails_in_the_middle_of_a_step_ends_the_engine() -> None:
+    three = Three()
+    steps = three.start(
+        lambda rank: three.ranks[rank].settle(NoMemory("no more")) if rank == 1 else three.channels[rank].receive()
+    )
+    with pytest.raises(SystemExit, match="rank 1 of this engine failed in the middle of a step"):
+        steps[0].result(WAIT_S)
+    three.hang_up()
+    assert all(isinstance(step.exception(WAIT_S), SystemExit) for step in steps[1:])
+
+
 def test_seeds_that_nobody_named_are_the_same_everywhere() -> None:
     three = Three()
     three.all(lambda rank: three.ranks[rank].begin())
@@ -120,11 +155,13 @@ def test_seeds_that_nobody_named_are_the_same_everywhere() -> None:
     assert seeds.count(seeds[0]) == 3 and len(set(seeds[0])) == 3
 
 
-def test_a_rank_that_is_gone_ends_those_who_wait_for_it() -> None:
+def test_a_rank_that_is_gone_ends_those_who_wait_for_it_or_tell_it() -> None:
     three = Three()
     three.followers[0]._leader.close()
     with pytest.raises(SystemExit, match="another rank of this engine is gone"):
         three.leader.step([], False)
+    with pytest.raises(SystemExit, match="another rank of this engine is gone"):
+        three.leader._tell("what holds")
 
 
 def test_ranks_that_parted_end() -> None:
@@ -134,6 +171,5 @@ def test_ranks_that_parted_end() -> None:
     steps = three.start(lambda rank: three.channels[rank].receive() if rank else three.leader.step([], False))
     with pytest.raises(SystemExit, match="parted"):
         steps[0].result(WAIT_S)
-    for other in three.leader._others:
-        other.close()
+    three.hang_up()
     assert all(isinstance(step.exception(WAIT_S), SystemExit) for step in steps[1:])
