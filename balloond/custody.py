@@ -66,7 +66,8 @@ class Custody:
     async def room(self, device: str, nbytes: int, all_bytes: Callable[[], int]) -> None:
         """Returns when there is room."""
         while not self.has_room(device, nbytes, all_bytes()):
-            await asyncio.wait(self._leaving[device], return_when=asyncio.FIRST_COMPLETED)
+            # The keeper lets go in the order in which it was told to.
+            await asyncio.wait([next(iter(self._leaving[device]))])
 
     def destroy(self, device: str, extents: Iterable[Extent]) -> None:
         """Nobody has them any more: here and in the keeper the last descriptors close. Those that never existed here
