@@ -83,9 +83,9 @@ def lower_stack(device: torch.device) -> None:
 
 
 def restore_stack(device: torch.device) -> None:
-    before = _stack_bytes.pop(device.index or 0, None) if device.type == "cuda" else None
-    if before is not None:
-        _set_stack(before)
+    before = _stack_bytes.get(device.index or 0) if device.type == "cuda" else None
+    if before is not None and _set_stack(before) is not None:
+        del _stack_bytes[device.index or 0]
 
 
 def _set_stack(nbytes: int) -> int | None:

@@ -58,6 +58,8 @@ class Instance:
     """Made by a Load. SGLang's hooks find it through `current` while it exists."""
 
     scheduler: Any
+    server_args: Any
+    """SGLang's, of this model."""
     kv: ElasticKv
     admission: Admission
     loop: Loop
@@ -161,6 +163,7 @@ class Instance:
             loader = ImageLoader
         ranks = self.ranks.size
         arguments = options.server_args(self.load.model, self.load.device, self.options, loader, ranks, peers)
+        self.server_args = arguments
         index = int(self.load.device.partition(":")[2] or 0)
         scheduler = Scheduler(arguments, options.port_args(), index, self.ranks.rank, 0, 0, 0, 0, None)
         self.scheduler = scheduler
@@ -326,7 +329,7 @@ class Instance:
             raise
         kinds = device.kept(self.device, self.graphs)
         if self.options.enforce_quota:
-            quota.enforce(self.device, booked, kinds["driver"], self.graphs)
+            quota.enforce(self.device, policy.left_to_torch(booked, peak, kinds["driver"]), self.graphs)
             self.booked_bytes = booked
         _log.info("private memory", model=spec.name, peak=peak, quota=booked, now=kinds)
         return peak, booked
@@ -344,8 +347,7 @@ class Instance:
         """What stays on the device while the model sleeps. Done once its memory is back: nobody waits for it."""
         if self.state is not State.HIBERNATING or self.device.type != "cuda":
             return
-        if self.options.small_stack:
-            device.lower_stack(self.device)
+        self._lower_stack()
         kinds = device.kept(self.device, self.graphs)
         most = max(self.ranks.gather(device.own(kinds)))
         _log.info("hibernating", model=self.load.model.name, kept=kinds, own=device.own(kinds))
@@ -362,6 +364,7 @@ class Instance:
                     self.graphs.come_back()
         except CommandError:
             self.memory.unmap_weights()
+            self._lower_stack()
             self.ranks.gather(None)
             raise
         self.state = State.FILLING
@@ -370,6 +373,7 @@ class Instance:
     def roll_back(self) -> None:
         """A verification failed: nothing stays mapped, as in hibernation, on any device."""
         self._unmap()
+        self._lower_stack()
         self.state = State.HIBERNATING
         self.ranks.gather(None)
 
@@ -381,6 +385,10 @@ class Instance:
             self.graphs.leave()
         self.kv.give_up_everything()
         self.memory.unmap_weights()
+
+    def _lower_stack(self) -> None:
+        if self.options.small_stack:
+            device.lower_stack(self.device)
 
     # --- leaving
 
@@ -400,7 +408,6 @@ class Instance:
         device.finish(self.device)
         quota.lift(self.device)
         self.memory.close()
-        if self.options.small_stack:
-            device.lower_stack(self.device)
+        self._lower_stack()
         if self.device.type == "cuda":
             _log.info("warm again", left=self.load.model.name, kept=device.kept(self.device))

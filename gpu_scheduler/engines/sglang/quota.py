@@ -17,8 +17,6 @@ from gpu_scheduler.engines.sglang.options import one_line
 from services import log
 
 _log = log.get(__name__)
-_DRIVER_GROWS_BYTES = 64 << 20
-"""Kernels that are first used later are loaded later."""
 
 
 def draw_most(scheduler: Any, rows: int) -> None:
@@ -47,10 +45,9 @@ def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
     del told
 
 
-def enforce(where: torch.device, quota: int, driver: int, graphs: GraphMemory | None) -> None:
-    """Torch stops at the quota less what the driver has. It counts its pools over our ranges as its own."""
-    in_graphs = graphs.taken_bytes if graphs is not None else 0
-    device.allow(where, max(0, quota - driver - _DRIVER_GROWS_BYTES) + in_graphs)
+def enforce(where: torch.device, nbytes: int, graphs: GraphMemory | None) -> None:
+    """Torch takes no more. It counts its pools over our ranges as its own."""
+    device.allow(where, nbytes + (graphs.taken_bytes if graphs is not None else 0))
 
 
 def lift(where: torch.device) -> None:

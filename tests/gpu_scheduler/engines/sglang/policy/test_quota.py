@@ -1,9 +1,10 @@
 import pytest
 
 from gpu_scheduler.engines.sglang.errors import NoMemory
-from gpu_scheduler.engines.sglang.policy.quota import SPARE_BYTES, booked
+from gpu_scheduler.engines.sglang.policy.quota import SPARE_BYTES, booked, left_to_torch
 
 GIB = 1 << 30
+MIB = 1 << 20
 
 
 def test_what_the_catalogue_states_is_booked_if_it_is_enough():
@@ -21,3 +22,9 @@ def test_less_than_was_taken_is_refused_with_both_numbers():
     assert str(refusal.value) == (
         "m needs 2.10 GiB of its device beside weights and KV, its quota is 1.00 GiB: raise quota_bytes"
     )
+
+
+def test_torch_may_take_what_it_took_also_where_little_more_is_stated():
+    assert left_to_torch(2000 * MIB, 2000 * MIB, 700 * MIB) == 1300 * MIB
+    assert left_to_torch(2010 * MIB, 2000 * MIB, 700 * MIB) == 1300 * MIB
+    assert left_to_torch(2128 * MIB, 2000 * MIB, 700 * MIB) == 1364 * MIB
