@@ -18,6 +18,7 @@ from sglang.srt.configs.device_config import DeviceConfig
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
@@ -69,7 +70,7 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         together = current.instance().together()
         with together, blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here:
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
-        current.instance().bind_weights(model, copy=True)
+        _bind(model, model_config, copy=True)
         return model
 
     def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -101,7 +102,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
         instance = current.instance()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=False):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
-        current.instance().bind_weights(model, copy=False)
+        _bind(model, model_config, copy=False)
         return model
 
     def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -127,11 +128,18 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
         instance = current.instance()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
-        instance.bind_weights(model, copy=True)
+        _bind(model, model_config, copy=True)
         return model
 
     def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         return checkpoint(model_config.model_path, model_config.dtype, next(model.parameters()).device)
+
+
+def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
+    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own."""
+    instance = current.instance()
+    reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
+    instance.bind_weights(model, copy=copy)
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

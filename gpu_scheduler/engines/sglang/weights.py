@@ -121,16 +121,20 @@ def tables(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def bind(model: torch.nn.Module, range_: Range, *, copy: bool) -> None:
     """Moves what of the model's tensors is not in the range behind what is. With `copy` their values move along,
-    without it they are whatever the range holds; but for tables, which SGLang extends and converts, into memory of its
-    own, before an image has filled the range. One storage after the other, so that the second copy stays small."""
+    without it they are whatever the range holds; tables keep their values, because nothing reads them from a
+    checkpoint. One storage after the other, so that the second copy stays small."""
+    _move(checkpoint_tensors(model), range_, copy)
+    _move(tables(model), range_, copy=True)
+
+
+def _move(tensors: Iterator[tuple[str, torch.Tensor]], range_: Range, copy: bool) -> None:
     elsewhere: dict[int, list[torch.Tensor]] = {}
-    for _, tensor in chain(checkpoint_tensors(model), tables(model)):
+    for _, tensor in tensors:
         if tensor.untyped_storage().nbytes() and range_.offset(tensor) is None:
             elsewhere.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)
-    computed = {table.untyped_storage().data_ptr() for _, table in tables(model)}
-    for storage, tensors in elsewhere.items():
-        start = range_.take(tensors[0].untyped_storage(), copy or storage in computed)
-        for tensor in tensors:
+    for found in elsewhere.values():
+        start = range_.take(found[0].untyped_storage(), copy)
+        for tensor in found:
             if range_.offset(tensor) is None:  # the same tensor may have two names
                 range_.adopt(tensor, start)
 
