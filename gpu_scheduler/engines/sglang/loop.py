@@ -57,11 +57,12 @@ class Loop:
     # --- where SGLang reads its sockets
 
     def pull(self) -> list[Any]:
-        """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits."""
+        """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits, and
+        there is nothing to do about memory: what ranks agreed on holds until they receive again."""
         instance, channel = self._instance, self._instance.channel
         messages = channel.receive()
         self.pacer.look(self._ranks.now())
-        if not messages and self._stalls():
+        if not messages and self._stalls() and not self._memory_news():
             self._wait_stalled()
             messages = channel.receive()
         if channel.closed:
@@ -87,6 +88,10 @@ class Loop:
         instance = self._instance
         if instance.probe is not None and (generate := instance.probe.next_request()) is not None:
             inputs.append(instance.to_sglang(generate, generate.request_id))
+
+    def _memory_news(self) -> bool:
+        kv = self._instance.memory.kv
+        return kv is not None and kv.woken
 
     def _wake_fds(self) -> list[int]:
         kv = self._instance.memory.kv

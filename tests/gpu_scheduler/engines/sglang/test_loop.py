@@ -1,0 +1,54 @@
+"""What an engine does between two steps, over stand-ins for SGLang and its memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.sglang
+SCRIPT = """
+from unittest.mock import MagicMock
+from gpu_scheduler.engines.sglang import environment
+environment.prepare()
+from gpu_scheduler.engines.sglang.loop import Loop
+from gpu_scheduler.engines.sglang.policy.agreement import Agreed
+
+class Ranks:
+    # Of several: what was agreed on holds until the next messages are received.
+    rank, size, agreed = 0, 2, Agreed()
+    def now(self):
+        return 100.0
+    def pace(self):
+        return None
+    pace_now = pace
+
+ranks, instance = Ranks(), MagicMock()
+agreements = [Agreed(news=True, wanted=7), Agreed()]
+
+def receive():
+    ranks.agreed = agreements.pop(0)
+    return []
+
+instance.ranks, instance.probe = ranks, None
+instance.channel.receive, instance.channel.closed = receive, False
+scheduler, memory, kv = instance.scheduler, instance.memory.kv, instance.kv
+scheduler.waiting_queue, scheduler.chunked_req, scheduler.last_batch = ["waits for its turn"], None, None
+scheduler.tree_cache.root_node.children, scheduler.tree_cache.evictable_size.return_value = {}, 0
+type(memory).woken = property(lambda _: ranks.agreed.news)
+memory.take_reclaims = lambda: ranks.agreed.wanted
+memory.overage_bytes.return_value, memory.extent_bytes, kv.leaving.return_value, kv.used = 0, 1, 7, 0
+instance.counters.evicting_s = 0.0
+
+Loop(instance).pull()
+memory.reclaimed.assert_called_once()
+kv.give_up_empties.assert_called()
+instance.channel.wait.assert_not_called()
+"""
+
+
+def test_what_others_want_is_seen_to_before_a_stalled_engine_waits_for_its_turn() -> None:
+    """Or the next agreement takes its place, and whoever wants it waits in vain."""
+    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
