@@ -27,7 +27,8 @@ class Checkpoint:
     """What the headers say. Sizes are of one device's part, which holds weights and KV in floats of one size."""
 
     generation: int
-    """Another number whenever a file of the folder was changed or replaced; never 0."""
+    """Another number whenever a file of the folder was changed or replaced, and for each number of devices; never
+    0."""
     architecture: str
     context_tokens: int
     layers: int
@@ -49,15 +50,16 @@ def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1) -> 
         raise BrokenCheckpoint(f"{folder} has no config.json")
     try:
         # First of all: files that change while they are read belong to the next generation.
-        generation = fingerprint(folder)
+        generation = fingerprint(folder, devices)
         return _read(folder, dtype_bytes, devices, generation)
     except OSError as error:
         raise BrokenCheckpoint(f"{error.filename or folder}: {error.strerror}") from None
 
 
-def fingerprint(folder: Path) -> int:
-    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode."""
-    digest = hashlib.blake2b(digest_size=8)
+def fingerprint(folder: Path, devices: int = 1) -> int:
+    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, and
+    by among how many devices it is divided."""
+    digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
     for path in sorted(folder.iterdir()):
         if path.suffix in _OF_A_GENERATION and path.is_file():
             stat = path.stat()  # of what a link points to

@@ -69,7 +69,7 @@ class Images:
     def blank(self, model: str, generation: int, total_bytes: int, manifest: bytes, rank: int = 0) -> Iterator[Image]:
         """An image to be filled, which is gone at the end unless it was published. Others are dropped for it where the
         policy says so. Raises Refused when host memory is short, with the arithmetic."""
-        self._make_room((model, rank), image_memory.held_bytes(total_bytes, manifest))
+        self._make_room((model, rank), generation, image_memory.held_bytes(total_bytes, manifest))
         try:
             image = image_memory.create(model, generation, total_bytes, manifest, rank)
         except OSError as error:
@@ -83,17 +83,18 @@ class Images:
                 self._free(image)
             self._on_change()
 
-    def _make_room(self, key: Key, need: int) -> None:
+    def _make_room(self, key: Key, generation: int, need: int) -> None:
         model = key[0]
         by_model: dict[str, list[Image]] = {}
         for image in self._images.values():
             by_model.setdefault(image.model, []).append(image)
-        # The other ranks' parts of the same model stay.
+        # The other ranks' parts of the same image stay.
         own = by_model.pop(model, [])
+        superseded = [image for image in own if _key(image) == key or image.generation != generation]
         held = [self._as_held(parts) for parts in by_model.values()]
-        held += [self._as_held([image], superseded=True) for image in own if _key(image) == key]
-        taken = sum(image.held_bytes for image in self._others)
-        taken += sum(image.held_bytes for image in own if _key(image) != key)
+        if superseded:
+            held.append(self._as_held(superseded, superseded=True))
+        taken = sum(image.held_bytes for image in {*self._others, *own}.difference(superseded))
         room = residency.make_room(held, taken, need, self.capacity_bytes)
         if room.short_bytes:
             raise Refused(
@@ -102,7 +103,7 @@ class Images:
             )
         for other in room.drop:
             _log.info("image dropped for another", model=other, by=model)
-            self._drop([key] if other == model else [_key(part) for part in self.parts(other)])
+            self._drop(superseded if other == model else self.parts(other))
 
     def _as_held(self, parts: Sequence[Image], superseded: bool = False) -> residency.Held:
         """An image's parts: they are of use together only."""
@@ -118,8 +119,8 @@ class Images:
         )
 
     async def publish(self, image: Image, checksum: str) -> None:
-        """`image` is filled: returns once the keeper holds it, in place of an older one of its model. Waits for a
-        keeper that is away."""
+        """`image` is filled: returns once the keeper holds it, in place of an older one of its model, whose other parts
+        are of no use any more. Waits for a keeper that is away."""
         image.checksum = checksum
         image.last_used = self._now()
         key = _key(image)
@@ -138,6 +139,7 @@ class Images:
         self._others.discard(image)
         if older is not None:
             self._let_go(older)
+        self._drop([part for part in self.parts(image.model) if part.generation != image.generation])
         self._on_change()
 
     # --- using
@@ -162,15 +164,14 @@ class Images:
     def drop(self, model: str) -> None:
         """Frees the memory of a model's image, at once or when the copies that read it end. None there: nothing to
         do."""
-        self._drop([_key(part) for part in self.parts(model)])
+        self._drop(self.parts(model))
 
-    def _drop(self, keys: Sequence[Key]) -> None:
-        for key in keys:
-            image = self._images.pop(key, None)
-            if image is not None:
-                self._keeper.forget_soon([image_memory.record_id(*key)])
-                self._let_go(image)
-                self._on_change()
+    def _drop(self, images: Sequence[Image]) -> None:
+        for image in images:
+            del self._images[_key(image)]
+            self._keeper.forget_soon([image_memory.record_id(*_key(image))])
+            self._let_go(image)
+            self._on_change()
 
     def _let_go(self, image: Image) -> None:
         if image.users:

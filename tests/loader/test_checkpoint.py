@@ -215,6 +215,12 @@ def test_a_changed_file_makes_another_generation(tmp_path, file, change):
     assert fingerprint(tmp_path) != before
 
 
+def test_parts_for_another_number_of_devices_are_of_another_generation(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    assert len({fingerprint(tmp_path, devices) for devices in (1, 2, 4)}) == 3
+    assert fingerprint(tmp_path) == fingerprint(tmp_path, 1)
+
+
 def test_files_that_are_no_part_of_the_model_do_not_change_its_generation(tmp_path):
     checkpoints.write(tmp_path)
     before = fingerprint(tmp_path)

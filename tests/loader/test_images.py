@@ -223,3 +223,20 @@ async def test_a_successor_has_every_part(world):
     successor = World(capacity=3 * ONE)
     successor.images.restore(kept)
     assert [(part.rank, bytes(part.memory[:1])) for part in successor.images.parts("a")] == [(0, b"\0"), (1, b"\1")]
+
+
+async def test_parts_of_an_older_image_make_way_for_the_new_one_and_are_gone_with_its_first_part():
+    world = World(2 * ONE)
+    for rank in range(2):
+        await world.save("a", rank=rank)
+    world.generations["a"] = 2
+    await world.save("a", generation=2, content=b"x" * 2 * PAGE)
+    assert [(part.rank, part.generation) for part in world.images.parts("a")] == [(0, 2)]
+
+    world = World(8 * ONE)
+    for rank in range(2):
+        await world.save("a", rank=rank)
+    world.generations["a"] = 2
+    await world.save("a", generation=2, rank=1)
+    assert [(part.rank, part.generation) for part in world.images.parts("a")] == [(1, 2)]
+    assert world.images.used_bytes == ONE
