@@ -117,7 +117,8 @@ class GraphMemory:
             yield
 
     def prepare_stream(self, stream: Any) -> None:
-        """Graphs are captured on this stream: cuBLAS takes its workspace for it now."""
+        """A graph has work on this stream: cuBLAS takes its workspace for it now, and in ordinary memory would lose it
+        while the model sleeps."""
         with torch.cuda.stream(stream), self.scratch():
             some = torch.zeros(16, 16, dtype=torch.bfloat16, device=self._device)
             torch.mm(some, some)
@@ -129,17 +130,11 @@ class GraphMemory:
             self._pieces.reserve(AHEAD_BYTES)
 
     def _find_live(self) -> list[tuple[int, int]]:
-        """Blocks in use that are not scratch. What torch does not say the pool of counts as well."""
-        live = []
-        for segment in self._segments():
-            if tuple(segment.get("segment_pool_id", ())) == tuple(self._scratch.id):
-                continue
-            at = segment["address"]
-            for block in segment["blocks"]:
-                if block["state"] != "inactive":
-                    live.append((block.get("address", at) - self._pieces.address, block["size"]))
-                at += block["size"]
-        return joined(live)
+        segments = self._segments()
+        told = sum(segment["total_size"] for segment in segments)
+        if told < self.taken_bytes:
+            raise RuntimeError(f"torch tells of {told} bytes for CUDA graphs and took {self.taken_bytes}")
+        return live(segments, self._pieces.address, self._scratch.id)
 
     def _segments(self) -> list[dict[str, Any]]:
         start, span = self._pieces.address, self._memory.numel()
@@ -212,6 +207,20 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def live(segments: list[dict[str, Any]], start: int, scratch: tuple[int, int]) -> list[tuple[int, int]]:
+    """(offset from `start`, bytes) of blocks in use in torch's segments, but for those of the pool `scratch`. What
+    torch does not say the pool of counts as well."""
+    found = []
+    for segment in segments:
+        at = segment["address"] - start
+        kept = tuple(segment.get("segment_pool_id", ())) != tuple(scratch)
+        for block in segment["blocks"]:
+            if kept and block["state"] != "inactive":
+                found.append((at, block["size"]))
+            at += block["size"]
+    return joined(found)
 
 
 def joined(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
+from sglang.srt.runtime_context import get_resources
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.options import one_line
@@ -44,9 +45,12 @@ def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows:
 
 
 def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
+    """Graphs are captured on this stream, and parts of some (a mixture's experts) on streams that SGLang keeps by
+    name."""
     graphs = current.instance().graphs
     if graphs is not None:
-        graphs.prepare_stream(stream)
+        for each in (stream, *get_resources().streams.values()):
+            graphs.prepare_stream(each)
     return original(backend, stream)
 
 

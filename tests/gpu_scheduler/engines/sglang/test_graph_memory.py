@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from balloond.backends.cpu import CpuMapper
-from gpu_scheduler.engines.sglang.graph_memory import Source, joined
+from gpu_scheduler.engines.sglang.graph_memory import Source, joined, live
 
 MIB = 1 << 20
 
@@ -71,3 +71,18 @@ def test_without_a_model_there_is_no_memory_and_what_comes_back_late_is_ignored(
 def test_neighbours_are_copied_as_one():
     assert joined([(512, 512), (0, 512), (2048, 8), (1024, 512)]) == [(0, 1536), (2048, 8)]
     assert joined([]) == []
+
+
+def test_what_is_in_use_keeps_its_value_unless_it_is_scratch_or_free():
+    def segment(pool, address, *states):
+        blocks = [{"size": 512, "state": state} for state in states]
+        return {"address": address, "total_size": 512 * len(blocks), "blocks": blocks, **pool}
+
+    graphs, scratch = (0, 4), (0, 5)
+    segments = [
+        segment({"segment_pool_id": graphs}, 4096, "inactive", "active_allocated", "active_pending_free", "inactive"),
+        segment({"segment_pool_id": scratch}, 8192, "active_allocated", "inactive"),
+        segment({"segment_pool_id": (0, 0)}, 12288, "active_allocated"),
+        segment({}, 16384, "active_allocated", "inactive"),
+    ]
+    assert live(segments, 4096, scratch) == [(512, 1024), (8192, 512), (12288, 512)]

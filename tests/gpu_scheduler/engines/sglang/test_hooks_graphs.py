@@ -55,3 +55,23 @@ for fails in (False, True):
 def test_graphs_that_cannot_be_captured_in_memory_that_leaves_are_captured_in_ordinary_memory() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+STREAMS = """
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang import environment
+environment.prepare()
+from sglang.srt.runtime_context import set_stream
+from gpu_scheduler.engines.sglang import current, hooks_graphs
+
+prepared = []
+current.set_instance(SimpleNamespace(graphs=SimpleNamespace(prepare_stream=prepared.append)))
+set_stream("alt", "beside")
+assert hooks_graphs.session(lambda backend, stream: (backend, stream), "full", "own") == ("full", "own")
+assert prepared == ["own", "beside"], prepared
+"""
+
+
+def test_every_stream_that_a_graph_may_use_has_its_workspace_in_memory_that_comes_back() -> None:
+    done = subprocess.run([sys.executable, "-c", STREAMS], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
