@@ -65,7 +65,9 @@ class Activation:
         return bool(self._image_checksums(resident))
 
     def _image_checksums(self, resident: Resident) -> list[str]:
-        return self._images.get(resident.spec.name) or resident.image_checksums
+        checksums = self._images.get(resident.spec.name) or resident.image_checksums
+        # The catalogue may be ahead of the model that is here.
+        return checksums if len(checksums) == len(self._config.devices) else []
 
     def _image_gone(self, resident: Resident) -> None:
         self._images.pop(resident.spec.name, None)
@@ -361,8 +363,18 @@ class Activation:
             _log.info("image made", model=resident.spec.name)
         except PrismError as error:
             _log.warning("no image made", model=resident.spec.name, why=str(error))
+            if len(weights) > 1:
+                await self._drop_image(resident)
         finally:
             resident.saving = None
+
+    async def _drop_image(self, resident: Resident) -> None:
+        """One that is not whole is of no use."""
+        assert self._loader is not None
+        try:
+            await self._loader.drop_image(resident.spec.name)
+        except PrismError as error:
+            _log.warning("parts of an image stay", model=resident.spec.name, why=str(error))
 
     def _step(self, resident: Resident, step: str) -> None:
         resident.steps.append((step, time.monotonic()))

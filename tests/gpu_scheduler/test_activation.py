@@ -8,6 +8,7 @@ from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, engine_pb2
+from services.errors import Refused
 
 MIB = 1 << 20
 
@@ -87,3 +88,35 @@ async def test_a_sleeping_engine_is_booked_with_what_it_keeps_once_that_is_known
     assert devices.booked == [(2100, 0, 0), (616, 0, 0)]
     asleep.engine_gone()
     assert asleep.kept_bytes == 0
+
+
+class Loader:
+    """Has room for the first rank's part of an image."""
+
+    def __init__(self):
+        self.parts = set()
+
+    async def save_image(self, model, generation, lease_id, manifest, checksum, rank, on_progress):
+        if rank:
+            raise Refused("host memory is short")
+        self.parts.add(rank)
+
+    async def drop_image(self, model):
+        self.parts.clear()
+
+
+def on_two(devices, loader, images):
+    config = GpuSchedulerConfig(name="g", listen="unix:/none", group="g", devices=["cpu:0", "cpu:1"], balloond="")
+    return Activation(config, Residents(lambda resident: None), {}, devices, loader, images)
+
+
+async def test_an_image_that_is_not_made_whole_is_not_kept(devices):
+    loader, it = Loader(), resident(devices=2)
+    mapped = [engine_pb2.WeightsMapped(rank=rank) for rank in range(2)]
+    await on_two(devices, loader, {})._save_image(it, mapped)
+    assert not loader.parts and not it.image_checksums
+
+
+async def test_an_image_for_another_number_of_devices_is_none(devices):
+    assert not on_two(devices, Loader(), {"m": ["whole"]}).has_image(resident(devices=2))
+    assert on_two(devices, Loader(), {"m": ["front", "back"]}).has_image(resident(devices=2))
