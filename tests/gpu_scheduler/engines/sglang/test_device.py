@@ -1,5 +1,8 @@
 """The stack of a GPU's threads: what the driver is asked for, and what it refuses."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -43,3 +46,45 @@ def test_what_it_was_is_known_after_the_driver_refused_it(stack):
     device.lower_stack(GPU)
     device.restore_stack(GPU)
     assert stack["bytes"] == 1024
+
+
+WAKE = """
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang import environment
+environment.prepare()
+import torch
+from balloond.driver import private
+from gpu_scheduler.engines.sglang import device
+from gpu_scheduler.engines.sglang.errors import NoMemory
+from gpu_scheduler.engines.sglang.instance import Instance
+from gpu_scheduler.engines.sglang.ranks import Alone
+from gpu_scheduler.engines.sglang.residency import State
+
+has = {"stack": 1024, "mapped": 0}
+
+def set_stack(nbytes):
+    before, has["stack"] = has["stack"], nbytes
+    return before
+
+def refuse():
+    raise NoMemory("none for the graphs")
+
+private.set_stack = set_stack
+instance = Instance.__new__(Instance)
+instance.device, instance.ranks = torch.device("cuda:0"), Alone(None, 0)
+instance.options = SimpleNamespace(small_stack=1)
+instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
+instance.graphs, instance.state = SimpleNamespace(come_back=refuse), State.HIBERNATING
+device.lower_stack(instance.device)
+try:
+    instance.wake()
+except NoMemory:
+    pass
+assert (instance.state, has) == (State.HIBERNATING, {"stack": 128, "mapped": 0}), has
+"""
+
+
+@pytest.mark.sglang
+def test_a_wake_up_that_is_refused_half_way_leaves_nothing_mapped_and_the_stack_small() -> None:
+    done = subprocess.run([sys.executable, "-c", WAKE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
