@@ -30,7 +30,7 @@ async def test_a_model_on_two_devices_serves_what_transformers_says_though_a_ran
 
         assert await answers()
         resident = await it.measured(MODEL)
-        assert resident.weights_bytes == 8 * MIB and resident.kv_bytes_per_token == 3072, "of both devices"
+        assert resident.weights_bytes == 9 * MIB and resident.kv_bytes_per_token == 3072, "of both devices"
 
         # A model for one device has no place here, and is told so.
         status, answer = await it.post("/v1/completions", {"model": "qwen3-perl", "prompt": "x", "max_tokens": 1})
