@@ -91,8 +91,14 @@ class Devices:
         )
 
     async def set_limit(self, model: str, bytes: int) -> balloond_pb2.SetLimitResponse:
-        """-1: the whole devices. The first device's answer."""
-        return (await self._on_each(lambda device: self._balloond.set_limit(device, model, bytes)))[0]
+        """-1: the whole devices. Answers for all together: bytes of all, APPLIED where every device has applied it."""
+        answers = await self._on_each(lambda device: self._balloond.set_limit(device, model, bytes))
+        return balloond_pb2.SetLimitResponse(
+            state=max(answer.state for answer in answers),
+            revision=max(answer.revision for answer in answers),
+            held_bytes=sum(answer.held_bytes for answer in answers),
+            overage_bytes=sum(answer.overage_bytes for answer in answers),
+        )
 
     async def set_demand(self, weights: Mapping[str, float]) -> None:
         await self._on_each(lambda device: self._balloond.set_demand(device, weights))

@@ -24,9 +24,12 @@ def groups(wanted: str, cpu_mib: Sequence[Sequence[int]]) -> list[Group]:
         return [{f"cpu:{next(numbers)}": mib * MIB for mib in group} for group in cpu_mib]
     there = [f"cuda:{number}" for number in range(_gpus())]
     named = [[name] for name in there] if wanted == "cuda" else [group.split("+") for group in wanted.split(",")]
-    for name in itertools.chain(*named):
+    names = list(itertools.chain(*named))
+    for name in names:
         if name not in there:
             raise Invalid(f"there is no device {name!r}; this machine has {', '.join(there)}")
+        if names.count(name) > 1:
+            raise Invalid(f"the device {name!r} is given twice: it belongs to one group")
     return [dict.fromkeys(group) for group in named]
 
 

@@ -16,6 +16,9 @@ def test_gpus_are_all_or_those_named_with_what_is_free_of_them(monkeypatch):
     assert devices.groups("cuda:2,cuda:0+cuda:1", ()) == [{"cuda:2": None}, {"cuda:0": None, "cuda:1": None}]
     with pytest.raises(Invalid, match="there is no device 'cuda:3'; this machine has cuda:0, cuda:1, cuda:2"):
         devices.groups("cuda:0+cuda:3", ())
+    for twice in ("cuda:0,cuda:0+cuda:1", "cuda:1,cuda:0+cuda:0"):
+        with pytest.raises(Invalid, match="the device 'cuda:0' is given twice"):
+            devices.groups(twice, ())
 
 
 def test_a_machine_without_a_gpu_says_so_in_one_line():
