@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import logging
+import os
+import traceback
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.engines.sglang import environment
@@ -58,7 +62,19 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     else:
         ranks = follower = Follower(fds[0], given.rank, given.ranks)
         channel = FollowerChannel(follower)
-    Engine(channel, ranks, open_memory or on_balloond.open_memory).run()
+    with contextlib.nullcontext() if given.ranks == 1 else _leaving_at_once():
+        Engine(channel, ranks, open_memory or on_balloond.open_memory).run()
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """For a rank that fails: at the interpreter's end it could wait for the others in what it shares with them, and its
+    death is what the gpu_scheduler goes by."""
+    try:
+        yield
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from gpu_scheduler.engines.sglang.ranks import Follower, Leader
 from protos import engine_pb2
 from services.framing import frame
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Three:

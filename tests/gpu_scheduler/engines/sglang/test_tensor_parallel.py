@@ -11,10 +11,10 @@ import pytest
 
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, engine, load, node
 from tests.gpu_scheduler.engines.sglang.test_engine import burst
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 FLOOR = 16 * KV_EXTENT
 RESERVE = 4 * KV_EXTENT
 OTHER = "cpu:1"
@@ -137,6 +137,13 @@ async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
         await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
         await burst(end, "after", prompts, said["qwen"], 1)
+
+        # Asleep, each rank waits for the other alone: one that dies takes it along.
+        await end.do(hibernate=engine_pb2.Hibernate())
+        end.ranks[1].kill()
+        async with asyncio.timeout(STEP_S):
+            assert await end.ranks[0].wait() == 1
+        await at.until(lambda: _at_most(at.leased_bytes(), 0))
 
 
 async def _at_most(value: object, most: int) -> bool:
