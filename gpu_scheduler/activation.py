@@ -162,7 +162,7 @@ class Activation:
         if engine is None or not engine.alive:
             return stated
         if not awake and resident.kept_bytes:
-            return resident.kept_bytes + _KEPT_SPARE_BYTES
+            return resident.kept_bytes
         return resident.measured.quota_bytes if spec.quota_is_default and resident.measured.quota_bytes else stated
 
     async def _undo(self, resident: Resident, asleep: bool) -> None:
@@ -196,7 +196,7 @@ class Activation:
 
     async def _book_kept(self, resident: Resident, engine: Engine) -> None:
         await self.within(engine.told_kept.wait())
-        resident.kept_bytes = engine.kept_bytes
+        resident.kept_bytes = engine.kept_bytes + _KEPT_SPARE_BYTES
         await self.rebook(resident, awake=False)
 
     def book_again(self) -> None:

@@ -43,7 +43,7 @@ class Resident:
     image_checksums: list[str] = field(default_factory=list)
     """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
     kept_bytes: int = 0
-    """What its sleeping engine was found to keep of each device, leases aside; 0: not known."""
+    """To be booked of each device for its sleeping engine, which was found to keep a little less; 0: not known."""
     asking: asyncio.Task[None] | None = None
     """Waiting to hear that, after it fell asleep."""
     change: Change | None = None

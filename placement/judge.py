@@ -114,12 +114,16 @@ class Judge:
         extent = max((group.state.weights_extent_bytes for group in self._cluster.groups.values()), default=0) or 1
         parts = max(1, spec.devices)
         weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
+        quota, graphs, kept = spec.quota_bytes, 0, 0
+        if resident is not None:
+            quota, graphs, kept = resident.quota_bytes or quota, resident.graph_bytes, resident.kept_bytes
         return kvpr.Model(
             name=spec.name,
             demand=self._demand(spec),
-            weights=weights,
+            weights=weights + graphs,
             floor=spec.floor_bytes,
-            quota=spec.quota_bytes,
+            quota=quota,
+            kept=kept,
             parts=parts,
             pinned=spec.pinned,
         )

@@ -1,9 +1,9 @@
 """Eviction under demand: an idle model leaves only when its memory is wanted.
 
 Two conditions: a model has been idle for `idle_s` (the paper's sensitivity study finds 45 s best), and memory is
-wanted. Hibernation first: weights and floor go, the engine keeps its addresses, graphs and quota. Where that is not
-enough, or host memory is wanted, models go cold and give back quota and engine too. Pinned models never leave. The
-least wake-up time per byte freed goes first, and nothing goes that the others make needless.
+wanted. Hibernation first: weights, graphs and floor go, the engine keeps its addresses and a part of its quota. Where
+that is not enough, or host memory is wanted, models go cold and give back that and the engine too. Pinned models never
+leave. The least wake-up time per byte freed goes first, and nothing goes that the others make needless.
 
 Bytes are bytes on one device, seconds are durations; there is no clock here.
 """
@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from placement.policy.decisions import GoCold, Hibernate, LifecycleRules, Resident
-from placement.policy.kvpr import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,8 @@ class _Eviction:
     def _frees(resident: Resident, cold: bool) -> dict[str, int]:
         """Bytes on each device: of falling asleep, or of the engine's going."""
         model = resident.model
-        amount = share(model.quota, model.parts) if cold else model.needed - model.asleep().needed
+        asleep = model.asleep().needed
+        amount = asleep if cold else model.needed - asleep
         return dict.fromkeys(resident.place.devices, amount)
 
     def _short(self, steps: Sequence[tuple[Resident, bool]]) -> dict[str, int]:

@@ -4,9 +4,9 @@
     pressure  sum of w / (S - weights and engine quotas)                     (1/s^2; only comparisons matter)
 
 From the Prism paper, section "Load-Aware Model Placement". `S` is what balloond's ledger has for models on the device.
-What is not elastic is taken off it: weights, and the private quota of each engine, hibernating ones included. A floor
-is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota and floor are
-free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.
+What is not elastic is taken off it: weights, and the private quota of each engine, or what a hibernating one keeps. A
+floor is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota and floor
+are free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.
 
 Bytes of a model are of the whole model. A tensor-parallel model is n equal parts on n distinct devices of one group,
 each with 1/n of the bytes and of the demand (paper, appendix on tensor parallelism).
@@ -59,6 +59,8 @@ class Model:
     parts: int = 1
     pinned: bool = False
     """It never leaves the place it has."""
+    kept: int = 0
+    """What is left of the quota while it hibernates; 0: all of it, as far as is known."""
 
     @property
     def fixed(self) -> int:
@@ -76,8 +78,8 @@ class Model:
         return self.demand / self.parts
 
     def asleep(self) -> Model:
-        """The same model hibernating: its quota stays booked, everything else is gone."""
-        return replace(self, demand=0.0, weights=0, floor=0)
+        """The same model hibernating: what its engine keeps stays booked, everything else is gone."""
+        return replace(self, demand=0.0, weights=0, floor=0, quota=self.kept or self.quota)
 
 
 def share(amount: int, parts: int) -> int:

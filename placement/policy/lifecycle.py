@@ -72,7 +72,8 @@ def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleR
     """The model's place on one group, with the evictions that it takes; None if there is none."""
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
-    if mine is not None:  # its engine is bound to its devices
+    if mine is not None:  # its engine is bound to its devices, and was measured
+        model = replace(mine.model, demand=model.demand)
         group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
     books = _booked(group, others)
     pressure, devices = books.best(model, group)

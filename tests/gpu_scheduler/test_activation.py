@@ -1,5 +1,6 @@
 """What is booked for a model in which state; devices that only write it down."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -83,8 +84,10 @@ async def test_a_fresh_engine_may_take_the_default_again_while_it_builds_the_mod
 async def test_a_sleeping_engine_is_booked_with_what_it_keeps_once_that_is_known(activation, devices):
     asleep = measured(resident())
     await activation.entitle(asleep, awake=False)
-    asleep.kept_bytes = 600 * MIB
-    await activation.entitle(asleep, awake=False)
+    asleep.engine.kept_bytes, asleep.engine.told_kept = 600 * MIB, asyncio.Event()
+    asleep.engine.told_kept.set()
+    activation.book_kept(asleep, asleep.engine)
+    await asleep.asking
     assert devices.booked == [(2100, 0, 0), (616, 0, 0)]
     asleep.engine_gone()
     assert asleep.kept_bytes == 0

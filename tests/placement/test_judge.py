@@ -45,3 +45,34 @@ def test_every_device_of_a_group_has_to_hold_its_part():
     wide = world.model("wide", weights=120 * MIB, floor=2 * MIB, quota=2 * MIB, devices=2)
     world.tell()
     assert "on each of 2 devices" in world.judge.refused(wide)
+
+
+def test_a_sleeper_counts_with_what_its_engine_keeps_and_not_with_its_quota():
+    world = FakeCluster(groups=1)
+    world.model("asleep", quota=60 * MIB)
+    new = world.model("new", weights=70 * MIB, floor=MIB)
+    measured = {"quota_bytes": 50 * MIB, "kept_bytes": 5 * MIB}
+    world.groups[0].put("asleep", common_pb2.HIBERNATING, **measured)
+    world.tell()
+    verdict = world.judge.activation(new)
+    assert verdict.group is not None and not verdict.yields
+
+
+def test_a_model_that_was_measured_counts_with_its_graphs_and_the_quota_that_it_needs():
+    world = FakeCluster(groups=1)
+    world.model("awake", weights=30 * MIB, floor=MIB, quota=40 * MIB)
+    small, large = (world.model(name, weights=nbytes * MIB, floor=MIB) for name, nbytes in (("s", 45), ("l", 50)))
+    world.groups[0].put("awake", quota_bytes=12 * MIB, graph_bytes=8 * MIB)
+    world.tell()
+    assert world.judge.activation(small).group is not None
+    assert world.judge.activation(large).group is None
+
+
+def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
+    world = FakeCluster(groups=1)
+    asleep = world.model("asleep", weights=30 * MIB, floor=MIB, quota=60 * MIB)
+    world.model("awake", weights=40 * MIB, floor=MIB)
+    world.groups[0].put("awake")
+    world.groups[0].put("asleep", common_pb2.HIBERNATING, quota_bytes=20 * MIB, kept_bytes=5 * MIB)
+    world.tell()
+    assert world.judge.activation(asleep).group is not None

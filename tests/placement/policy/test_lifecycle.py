@@ -67,7 +67,7 @@ def test_a_hibernating_model_wakes_where_it_sleeps_unless_the_gain_is_worth_a_co
 
 
 def test_its_own_quota_is_there_already_when_it_wakes():
-    home = on("A", "new", 90, quota=10, hibernating=True)
+    home = on("A", "new", 89, quota=10, hibernating=True)
     activation = activate(Model("new", 1.0, 89, quota=10), GROUPS[:1], [home])
     assert isinstance(activation.outcome, Activate)
     assert activation.evictions == ()
