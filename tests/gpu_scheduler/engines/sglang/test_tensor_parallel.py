@@ -66,7 +66,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
             end.ask(name, prompts[0], 20, temperature=1.0, seed=7)
             drawn[name] = (await end.answer(name)).tokens
         assert drawn["once"] == drawn["again"]
-        end.ask("unseeded", prompts[0], 20, temperature=1.0)
+        end.ask("unseeded", prompts[0], 20, temperature=1.0, ignore_eos=True)
         assert (await end.answer("unseeded")).finish == common_pb2.LENGTH
 
         mover = asyncio.get_running_loop().create_task(move_limits(at, "qwen", [16, 20, 24, 40, 200]))
