@@ -24,12 +24,12 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu import fleet, neighbours, report
-from benchmarks.gpu.fleet import Client, say
+from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
@@ -81,43 +81,23 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-@dataclass
-class Answer:
-    """What came of one request."""
-
-    asked_s: float
-    arrived_s: list[float] = field(default_factory=list)
-    finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
-    error: str = ""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def ok(self) -> bool:
-        return self.finish == common_pb2.LENGTH
-
-    @property
-    def ttft_s(self) -> float:
-        return self.arrived_s[0] - self.asked_s
-
-    @property
-    def tpot_s(self) -> float:
-        """Of a whole one. Tokens come one by one."""
-        return (self.arrived_s[-1] - self.arrived_s[0]) / (len(self.arrived_s) - 1)
-
-
 class _Stream(GatewayStream):
     """Where a gateway would be: an answer is told at once."""
 
     def __init__(self) -> None:
         super().__init__(1, lambda: None)
-        self.open: dict[str, Answer] = {}
+        self.open: dict[str, Reply] = {}
 
     def push(self, chunk: common_pb2.TokenChunk) -> None:
         answer = self.open.get(chunk.request_id)
         if answer is None:
             return
         if chunk.token_ids:
-            answer.arrived_s.append(time.monotonic())
+            now = time.monotonic()
+            answer.first_s = answer.first_s or now
+            answer.last_s = now
+            answer.arrived_s.append(now)
+            answer.tokens.extend(chunk.token_ids)
         if chunk.finish:
             answer.finish, answer.error = chunk.finish, chunk.error
             answer.ended.set()
@@ -169,7 +149,7 @@ class Caller:
         self._model = model
         self._prompt = prompt
         self.output_tokens = output_tokens
-        self.answers: list[Answer] = []
+        self.answers: list[Reply] = []
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self, at_a_time: int) -> None:
@@ -183,7 +163,7 @@ class Caller:
             Caller._numbers += 1
             name = f"benchmark-{Caller._numbers}"
             prompt = self._prompt()
-            answer = stream.open[name] = Answer(time.monotonic())
+            answer = stream.open[name] = Reply((), time.monotonic())
             self.answers.append(answer)
             sampling = common_pb2.Sampling(max_new_tokens=output_tokens, ignore_eos=True)
             submit = gpu_scheduler_pb2.Submit(request_id=name, model=self._model, token_ids=prompt, sampling=sampling)
@@ -200,7 +180,7 @@ class Caller:
     async def stop(self) -> None:
         await tasks.cancel(*self._tasks)
 
-    def whole(self, begin_s: float, end_s: float) -> list[Answer]:
+    def whole(self, begin_s: float, end_s: float) -> list[Reply]:
         """Those of full length, all of whose tokens came in between."""
         full = (one for one in self.answers if one.ok and len(one.arrived_s) == self.output_tokens)
         return [one for one in full if begin_s <= one.arrived_s[0] and one.arrived_s[-1] <= end_s]

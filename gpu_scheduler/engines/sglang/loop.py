@@ -170,33 +170,32 @@ class Loop:
             instance.scheduler.running_batch.batch_is_full = False
             if (wanted := memory.take_reclaims()) > 0:
                 kv.settle()
-                # All leaves at once: unmapping on the lease's thread would slow the walk over the tree.
-                self._evict_extents(wanted - kv.leaving() * memory.extent_bytes)
-                kv.give_up_empties()
+                self._give_up(wanted)
                 self._report()
                 memory.reclaimed()
                 self.changed()
         if memory.overage_bytes() > 0:
             kv.settle()
-            kv.give_up_empties()
-            self._evict_extents(memory.overage_bytes())
+            self._give_up(memory.overage_bytes())
             self._report()
             self.changed()
         elif now >= self._empties_at and not self._idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 
-    def _evict_extents(self, nbytes: int) -> None:
+    def _give_up(self, nbytes: int) -> None:
+        """What is empty leaves, and of cached prefixes what is needed for `nbytes`. All at once: unmapping on the
+        lease's thread would slow the walk over the tree."""
         instance = self._instance
         memory, kv = instance.memory.kv, instance.kv
-        if memory is None or nbytes <= 0:
-            return
-        begun, tree = time.monotonic(), instance.scheduler.tree_cache
-        evicted = eviction.empty_extents(tree, kv, -(-nbytes // memory.extent_bytes))
-        if evicted:
+        assert memory is not None
+        wanted = -(-nbytes // memory.extent_bytes) - kv.leaving()
+        if wanted > 0:
+            begun = time.monotonic()
+            evicted = eviction.empty_extents(instance.scheduler.tree_cache, kv, wanted)
             instance.counters.evicted_tokens += evicted
-            kv.give_up_empties()
-        instance.counters.evicting_s += time.monotonic() - begun
+            instance.counters.evicting_s += time.monotonic() - begun
+        kv.give_up_empties()
 
     def _report(self) -> None:
         instance = self._instance
@@ -254,8 +253,7 @@ class Loop:
         while memory is not None and memory.overage_bytes() > 0 and retract(*arguments):
             self._instance.counters.retractions += 1
             self._instance.kv.settle()
-            self._instance.kv.give_up_empties()
-            self._evict_extents(memory.overage_bytes())
+            self._give_up(memory.overage_bytes())
 
     # --- where SGLang sleeps
 

@@ -16,6 +16,7 @@ import random
 import secrets
 import select
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
@@ -131,7 +132,7 @@ class _Step:
     agreed: Agreed
 
 
-class _Several:
+class _Several(ABC):
     """What the first and the other ranks have in common."""
 
     rank: int
@@ -170,9 +171,9 @@ class _Several:
         own = None if failure is None else _Failed(type(failure)(str(failure)))
         _raise_first(self._exchange(own, timeout_s), failure)
 
+    @abstractmethod
     def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
         """Every rank's, in their order. All must call it, whatever each of them tells."""
-        raise NotImplementedError
 
     def begin(self) -> None:
         self._random.seed(self.gather(secrets.randbits(64))[0])
