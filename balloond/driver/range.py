@@ -19,6 +19,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -344,7 +345,21 @@ class ElasticRange:
         finished.wait(_CLOSE_S)
 
     def check(self) -> None:
-        """Raises AssertionError when an extent is missing or counted twice."""
+        """Raises AssertionError when an extent is missing or counted twice. Looked at between two callbacks of the
+        lease's thread: in the middle of one, what it unmaps is nowhere."""
+        found: Future[None] = Future()
+
+        def look() -> None:
+            try:
+                self._check()
+                found.set_result(None)
+            except AssertionError as error:
+                found.set_exception(error)
+
+        self._lease.loop.call(look)
+        found.result(_CLOSE_S)
+
+    def _check(self) -> None:
         with self._changed:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
