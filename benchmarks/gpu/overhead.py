@@ -1,22 +1,20 @@
-"""What elastic memory costs: our engine beside SGLang with a pool of its own, on one GPU, in alternating windows.
+"""What elastic memory costs: our engine beside SGLang with a pool of its own, on one GPU, in turns.
 
     python -m benchmarks.gpu.overhead --out DIR --commit HASH [--parts one] [--loads 28,32,full]
 
-Both sides are there all the time, with the same random weights, the same arguments and as many bytes for KV; only one
-has load at a time, in the order A B, B A, A B, ... Requests have random prompts, so every one leaves something in the
-prefix cache that later ones push out. Parts:
+Both sides are there all the time, with the same random weights, the same arguments and as many bytes for KV. They run
+in turns of half a second (A B, B A, A B, ...; `turns`), each under a load of its own, equal to the other's, and by a
+clock that stands while the side does. Prompts are random, so every one leaves something in the prefix cache that
+later ones push out. Parts:
 
     one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
     two    two elastic engines on the GPU and two of SGLang's, each with half of the load
     users  one elastic engine, and sglang.Engine with its own processes, as its users have it
 
-With `--grow` the elastic engines give their KV back before each of their windows, so that they grow under load; else
-they have soon grown to their limit, as the reference has from the start, and evict.
-
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
 
-A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. Ratios are ours over
-theirs, pair by pair, with a 95 % confidence interval of their mean.
+A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. It is cut into windows;
+ratios are ours over theirs, window by window, with a 95 % confidence interval of their mean.
 """
 
 from __future__ import annotations
@@ -32,9 +30,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import cores, fleet, pairs, report, shapes, windows
+from benchmarks.gpu import cores, fleet, pairs, report, shapes, turns, windows
 from benchmarks.gpu.fleet import Client, Model, say
-from benchmarks.gpu.windows import Shape, Side, Window
+from benchmarks.gpu.windows import Load, Shape, Side, Window
 from tests.gpu_scheduler.engines.sglang import harness
 
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
@@ -46,15 +44,15 @@ def parse() -> argparse.Namespace:
     parser = fleet.parser(__doc__ or "")
     parser.add_argument("--parts", default="one", help="of one,two,users")
     parser.add_argument("--loads", default="28,32,full")
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--window", type=float, default=4.0, help="seconds")
-    parser.add_argument("--lead-in", type=float, default=1.5, help="seconds of a rate that are not counted")
+    parser.add_argument("--windows", type=int, default=15)
+    parser.add_argument("--window", type=float, default=4.0, help="seconds of each side")
+    parser.add_argument("--turn", type=float, default=0.5, help="seconds")
+    parser.add_argument("--lead-in", type=float, default=4.0, help="seconds of each side that are not counted")
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
     parser.add_argument("--output", type=int, default=128, help="tokens")
     parser.add_argument("--context", type=int, default=4096, help="tokens, of the model as it is served")
     parser.add_argument("--kv-gib", type=float, help="of each side, shared by its engines (40; 24 for `two`)")
-    parser.add_argument("--grow", action="store_true")
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
@@ -83,6 +81,7 @@ class Part:
         self.rows: list[dict[str, Any]] = []
         """Of the summary."""
         self._windows: list[dict[str, Any]] = []
+        self._stats: dict[str, Any] = {}
         self._about: dict[str, Any] = {}
 
     async def run(self) -> None:
@@ -119,8 +118,7 @@ class Part:
         say(f"warm after {time.monotonic() - begun:.1f} s")
         pinned = cores.plan(self._count, sorted(os.sched_getaffinity(0)))
         if pinned is not None:
-            sides = [[client.engine.pid for client in side.clients] for side in (ours, theirs)]
-            cores.apply(pinned, sides, main_thread=self._front == "scheduler")
+            cores.apply(pinned, [side.pids() for side in (ours, theirs)], main_thread=self._front == "scheduler")
         self._about = {
             "cores": None if pinned is None else {name: sorted(value) for name, value in vars(pinned).items()},
             "measured": {client.name: fleet.as_dict(client.measured) for client in clients},
@@ -154,24 +152,49 @@ class Part:
 
     async def _compare(self, ours: Side, theirs: Side, load: str, seed: int) -> list[dict[str, Any]]:
         sides = (ours, theirs)
-        found: dict[str, list[Window]] = {ours.name: [], theirs.name: []}
-        for pair, turns in enumerate(pairs.order(self._given.pairs)):
-            for side in (sides[turn] for turn in turns):
-                window = await self._window(side, load, self._given.seed * 10_000 + seed + pair)
-                found[side.name].append(window)
-                self._windows.append({"load": load, "pair": pair, **asdict(window)})
-                shown = {name: round(value, 5) for name, value in window.measures().items()}
-                say(f"{self._name}, {load}, pair {pair}, {side.name}: {shown}, failed {window.failed}")
-        return _ratios(self._name, load, found[ours.name], found[theirs.name])
+        clocks = [turns.Clock() for _ in sides]
+        processes = [turns.Processes(side.pids()) for side in sides]
+        loads = [
+            Load(side, clock, self._shape, self._given.seed * 10_000 + seed)
+            for side, clock in zip(sides, clocks, strict=True)
+        ]
+        with windows.no_collector():
+            try:
+                await self._in_turns(load, loads, clocks, processes)
+            finally:
+                for each in processes:
+                    each.go_on()
+            await asyncio.gather(*(each.end() for each in loads))
+        found = [each.windows() for each in loads]
+        for side, each, some in zip(sides, loads, found, strict=True):
+            self._windows += [{"load": load, "number": k, **asdict(window)} for k, window in enumerate(some)]
+            self._stats[f"{load}, {side.name}"] = {"before": each.before, "after": side.stats()}
+        stats = [(each.before, side.stats()) for side, each in zip(sides, loads, strict=True)]
+        return _ratios(self._name, load, *found, stats)
 
-    async def _window(self, side: Side, load: str, seed: int) -> Window:
+    async def _in_turns(
+        self, load: str, loads: list[Load], clocks: list[turns.Clock], processes: list[turns.Processes]
+    ) -> None:
         given = self._given
-        if given.grow and side.name == "elastic":
-            for client in side.clients:
-                await fleet.give_up(self._at, client, self._floor, self._limit)
-        if load == "full":
-            return await windows.full(side, self._shape, given.in_flight, given.window, seed)
-        return await windows.steady(side, self._shape, float(load), given.lead_in, given.window, seed)
+        for each in loads:
+            if load == "full":
+                each.begin_full(given.in_flight)
+            else:
+                each.begin_steady(float(load))
+        for each in processes:
+            each.stop()
+        await self._turns(clocks, processes, given.lead_in)
+        for number in range(given.windows):
+            for each in loads:
+                each.edge()
+            await self._turns(clocks, processes, given.window)
+            say(f"{self._name}, {load}: window {number + 1} of {given.windows}")
+        for each in loads:
+            each.edge()
+
+    async def _turns(self, clocks: list[turns.Clock], processes: list[turns.Processes], seconds: float) -> None:
+        rounds = max(1, int(seconds / (2 * self._given.turn)))
+        await turns.take(clocks, processes, self._given.turn, 4 * rounds)
 
     def _write(self) -> None:
         body = {
@@ -179,13 +202,17 @@ class Part:
             "arguments": {key: str(value) for key, value in vars(self._given).items() if key != "out"},
             **self._about,
             "summary": self.rows,
+            "stats": self._stats,
             "windows": self._windows,
         }
-        name = f"gpu_overhead_{self._name}{'_grow' if self._given.grow else ''}"
-        report.write(self._given.out, name, self._given.commit, body)
+        report.write(self._given.out, f"gpu_overhead_{self._name}", self._given.commit, body)
 
 
-def _ratios(part: str, load: str, ours: list[Window], theirs: list[Window]) -> list[dict[str, Any]]:
+Stats = tuple[list[dict[str, Any]], list[dict[str, Any]]]
+"""Of a side's engines, before and after a load."""
+
+
+def _ratios(part: str, load: str, ours: list[Window], theirs: list[Window], stats: list[Stats]) -> list[dict[str, Any]]:
     rows = []
     for measure in ours[0].measures():
         a = [window.measures()[measure] for window in ours]
@@ -203,19 +230,15 @@ def _ratios(part: str, load: str, ours: list[Window], theirs: list[Window]) -> l
                 "half": found.half,
                 "ratios": each,
                 "failed": sum(window.failed for window in (*ours, *theirs)),
-                "evicted_tokens": [_gained(windows_, "evicted_tokens") for windows_ in (ours, theirs)],
-                "retractions": [_gained(windows_, "retractions") for windows_ in (ours, theirs)],
+                "evicted_tokens": [_gained(side, "evicted_tokens") for side in stats],
+                "retractions": [_gained(side, "retractions") for side in stats],
             }
         )
     return rows
 
 
-def _gained(found: list[Window], counter: str) -> int:
-    return sum(
-        after.get(counter, 0) - before.get(counter, 0)
-        for window in found
-        for before, after in zip(window.before, window.after, strict=True)
-    )
+def _gained(side: Stats, counter: str) -> int:
+    return sum(after.get(counter, 0) - before.get(counter, 0) for before, after in zip(*side, strict=True))
 
 
 def show(rows: list[dict[str, Any]]) -> None:

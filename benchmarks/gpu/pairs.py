@@ -52,11 +52,6 @@ def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(ours, theirs, strict=True)]
 
 
-def order(pairs: int) -> list[tuple[int, int]]:
-    """Which of two sides goes first in each pair: 0 1, 1 0, 0 1, ... so that a drift of the machine cancels out."""
-    return [(number % 2, 1 - number % 2) for number in range(pairs)]
-
-
 def poisson(rate: float, seconds: float, seed: int) -> list[float]:
     """Arrival times within [0, seconds) of a Poisson process, ascending: the same for the same seed."""
     chance = random.Random(seed)

@@ -89,7 +89,10 @@ class Run:
         waiting = iter(order)
         async with asyncio.timeout(RUN_S):
             await asyncio.gather(*(self._ask(waiting) for _ in range(in_flight)))
-        say(f"{self._client.name}: {len(order)} prompts, {in_flight} at a time: {time.monotonic() - begun:.1f} s")
+        say(
+            f"{self._client.name}: {len(order)} prompts, {in_flight} at a time: {time.monotonic() - begun:.1f} s; "
+            f"the GPU has {report.smi('memory.used') or 'no'} MiB in use"
+        )
         return [Answer(reply.tokens, reply.top) for reply in self._replies if reply is not None]
 
     async def _ask(self, waiting: Any) -> None:
@@ -165,17 +168,22 @@ class Comparison:
                 fleet.reference("reference", self._model, self._pool(self._tokens)),
                 fleet.reference("reference with little", self._model, self._pool(least)),
             )
+            image = Image(at.handoff, self._given.device, clients[0].measured.weights_bytes)
             try:
-                await self._compare(at, *clients)
+                await self._compare(at, image, *clients)
             finally:
+                await image.close()
                 await fleet.stop(clients)
         return self._problems
 
     def _pool(self, tokens: int) -> int:
         return -(-int(1.1 * tokens) // 64) * 64
 
-    async def _compare(self, at: harness.Node, elastic: Client, reference: Client, little: Client) -> None:
+    async def _compare(
+        self, at: harness.Node, image: Image, elastic: Client, reference: Client, little: Client
+    ) -> None:
         given = self._given
+        await image.take(elastic.lease_id)
         reruns = {
             "at once": await self._run(reference).answers(len(self._prompts)),
             "warm, another order": await self._run(reference).answers(max(2, given.in_flight // 4), 2),
@@ -188,8 +196,6 @@ class Comparison:
             for b in list(reruns)[number + 1 :]
         }
         bound = max(widest(found) for found in own.values())
-        image = Image(at.handoff, given.device, elastic.measured.weights_bytes)
-        await image.take(elastic.lease_id)
         mover = Mover(at, "elastic", self._needed)
         moving = tasks.spawn(mover.move(given.seed), "move the limit")
         found: list[list[Parting]] = []
@@ -206,7 +212,6 @@ class Comparison:
         except Exception as error:  # what was found so far is written all the same
             self._problems.append(f"run {len(found)}: {type(error).__name__}: {error}")
         await tasks.cancel(moving)
-        await image.close()
         self._judge(found, bound, elastic)
         self._report(own, bound, found, mover, naps, [elastic, reference, little], base)
 

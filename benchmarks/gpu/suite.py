@@ -39,6 +39,11 @@ class Program:
         return f"benchmarks.gpu.{self.module or self.name}"
 
 
+_SHORT = (
+    *("--windows", "2", "--window", "2", "--lead-in", "1", "--in-flight", "4"),
+    *("--prompt", "32", "--output", "16", "--kv-gib", "0.05", "--context", "256"),
+)
+
 PROGRAMS = (
     Program("residency", 150, ("--device", "cpu:0", "--shapes", "tiny", "--cycles", "3"), ("--cycles", "10")),
     Program(
@@ -62,13 +67,41 @@ PROGRAMS = (
     Program(
         "overhead",
         900,
-        (*_TINY, "--pairs", "2", "--window", "2", "--loads", "2,full", "--in-flight", "4", "--prompt", "32")
+        (
+            *_TINY,
+            "--windows",
+            "2",
+            "--window",
+            "2",
+            "--lead-in",
+            "1",
+            "--loads",
+            "2,full",
+            "--in-flight",
+            "4",
+            "--prompt",
+            "32",
+        )
         + ("--output", "16", "--kv-gib", "0.05", "--context", "256"),
     ),
     Program(
         "overhead_two",
         900,
-        (*_TINY, "--parts", "two", "--pairs", "2", "--window", "2", "--loads", "full", "--in-flight", "4")
+        (
+            *_TINY,
+            "--parts",
+            "two",
+            "--windows",
+            "2",
+            "--window",
+            "2",
+            "--lead-in",
+            "1",
+            "--loads",
+            "full",
+            "--in-flight",
+            "4",
+        )
         + ("--prompt", "32", "--output", "16", "--kv-gib", "0.05", "--context", "256"),
         ("--parts", "two"),
         module="overhead",

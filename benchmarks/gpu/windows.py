@@ -1,20 +1,23 @@
-"""One window of load on one side of a comparison, as its client sees it."""
+"""Load on one side of a comparison, as its client sees it, by the clock of the side (`turns`), cut into windows."""
 
 from __future__ import annotations
 
 import asyncio
+import bisect
 import gc
+import itertools
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from benchmarks.gpu import cores, pairs, report
+from benchmarks.gpu import cores, report
 from benchmarks.gpu.fleet import Client, Reply, as_dict
+from benchmarks.gpu.turns import Clock
+from protos import common_pb2
 from services import tasks
 
 DRAIN_S = 120.0
@@ -35,32 +38,32 @@ class Shape:
 
 @dataclass
 class Window:
-    """What was measured. Times in seconds."""
+    """What was measured. Times in seconds of the side's clock."""
 
     side: str
-    tokens_per_s: float
-    ttft_s: list[float]
-    tpot_s: list[float]
-    requests: int
-    failed: int
-    parked: int
-    cpu_s: float = 0.0
-    """What the side's engines had of their cores while tokens were counted."""
-    waited_s: float = 0.0
-    """How long their threads waited for a core meanwhile."""
+    seconds: float = 0.0
     tokens: int = 0
-    """Counted."""
+    """That arrived."""
+    ttft_s: list[float] = field(default_factory=list)
+    """Of requests whose first token came in the window."""
+    tpot_s: list[float] = field(default_factory=list)
+    """Of requests whose last token did."""
+    requests: int = 0
+    """That ended."""
+    failed: int = 0
+    parked: int = 0
+    cpu_s: float = 0.0
+    """What the side's engines had of their cores. Waiting for a GPU is work for a core."""
+    waited_s: float = 0.0
+    """How long their threads waited for a core."""
     late_s: float = 0.0
     """How much later than due the client sent, at worst."""
-    before: list[dict[str, Any]] = field(default_factory=list)
-    after: list[dict[str, Any]] = field(default_factory=list)
-    """Statistics of the side's engines."""
 
     def measures(self) -> dict[str, float]:
         return {
             "mean TTFT": _mean(self.ttft_s),
             "mean TPOT": _mean(self.tpot_s),
-            "tokens/s": self.tokens_per_s,
+            "tokens/s": self.tokens / self.seconds,
             "p99 TTFT": report.quantile(self.ttft_s, 0.99),
             "p99 TPOT": report.quantile(self.tpot_s, 0.99),
             "CPU / 1000 tokens": 1e3 * self.cpu_s / self.tokens if self.tokens else float("nan"),
@@ -80,82 +83,127 @@ class Side:
     async def quiet(self) -> None:
         await asyncio.gather(*(client.quiet(DRAIN_S) for client in self.clients))
 
-    def used_s(self) -> tuple[float, float]:
-        return cores.used_s([client.engine.pid for client in self.clients])
+    def pids(self) -> list[int]:
+        return [client.engine.pid for client in self.clients]
 
     def stats(self) -> list[dict[str, Any]]:
         return [as_dict(client.stats) for client in self.clients]
 
 
 @dataclass(frozen=True)
-class Count:
-    """Of the tokens that arrived in a time."""
+class _Edge:
+    """Between two windows."""
 
-    tokens: int
-    seconds: float
+    at: float
+    received: int
     cpu_s: float
     waited_s: float
 
 
-async def steady(side: Side, shape: Shape, rate: float, lead_in_s: float, window_s: float, seed: int) -> Window:
-    """Poisson arrivals at `rate` requests per second over all engines of the side. Counted are those that arrive after
-    the lead-in."""
-    prompt = shape.prompts(seed)
-    chance = random.Random(seed)
-    plan = [
-        (due, prompt(), chance.randrange(len(side.clients))) for due in pairs.poisson(rate, lead_in_s + window_s, seed)
-    ]
-    before = side.stats()
-    replies: list[Reply] = []
-    late = 0.0
-    with _no_collector():
-        begun = time.monotonic()
-        counting = tasks.spawn(_rate(side, begun + lead_in_s, window_s), "count tokens")
-        for due, tokens, number in plan:
-            await asyncio.sleep(max(0.0, begun + due - time.monotonic()))
-            late = max(late, time.monotonic() - begun - due)
-            replies.append(side.clients[number].ask(tokens, shape.output_tokens, asked_s=begun + due))
-        count = await counting
-        await side.quiet()
-    counted = [reply for reply in replies if reply.asked_s >= begun + lead_in_s]
-    return _window(side, count, counted, counted, before, late)
+@dataclass
+class _Request:
+    reply: Reply
+    due: float
 
 
-async def full(side: Side, shape: Shape, in_flight: int, window_s: float, seed: int) -> Window:
-    """As many requests as `in_flight` at all times, over all engines. The first ones are of uneven lengths, so that
-    they do not end together; the window begins when all of them have begun."""
-    prompt = shape.prompts(seed)
-    before = side.stats()
-    replies: list[Reply] = []
-    ending = False
+class Load:
+    """Requests on one side, from `begin` to `end`."""
 
-    async def slot(number: int) -> None:
-        client = side.clients[number % len(side.clients)]
-        length = max(2, shape.output_tokens * (number + 1) // in_flight)
-        while not ending:
-            replies.append(reply := client.ask(prompt(), length))
+    def __init__(self, side: Side, clock: Clock, shape: Shape, seed: int) -> None:
+        self._side = side
+        self._clock = clock
+        self._shape = shape
+        self._seed = seed
+        self._prompt = shape.prompts(seed)
+        self._requests: list[_Request] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._edges: list[_Edge] = []
+        self.before = side.stats()
+
+    def begin_steady(self, rate: float) -> None:
+        """Poisson arrivals at `rate` requests per second over all engines of the side, by its clock."""
+        self._spawn(self._arrive(rate))
+
+    def begin_full(self, in_flight: int) -> None:
+        """As many requests as `in_flight` at all times, over all engines. The first ones are of uneven lengths, so that
+        they do not end together."""
+        for number in range(in_flight):
+            self._spawn(self._slot(number, in_flight))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(tasks.spawn(work, "load"))
+
+    async def _arrive(self, rate: float) -> None:
+        chance = random.Random(self._seed)
+        due = 0.0
+        while True:
+            due += chance.expovariate(rate)
+            client = self._side.clients[chance.randrange(len(self._side.clients))]
+            await self._clock.reach(due)
+            self._ask(client, self._shape.output_tokens, due)
+
+    async def _slot(self, number: int, in_flight: int) -> None:
+        client = self._side.clients[number % len(self._side.clients)]
+        length = max(2, self._shape.output_tokens * (number + 1) // in_flight)
+        while True:
+            reply = self._ask(client, length, self._clock.now())
             await reply.ended.wait()
-            length = shape.output_tokens
+            length = self._shape.output_tokens
             if reply.error:
                 return
 
-    with _no_collector():
-        slots = [tasks.spawn(slot(number), f"slot {number}") for number in range(in_flight)]
-        while len(replies) < in_flight or not all(reply.first_s or reply.error for reply in replies[:in_flight]):
-            await asyncio.sleep(0.01)
-        begun = time.monotonic()
-        count = await _rate(side, begun, window_s)
-        ended = time.monotonic()
-        done = [reply for reply in replies if reply.ended.is_set()]
-        ending = True
-        for client in side.clients:
+    def _ask(self, client: Client, length: int, due: float) -> Reply:
+        reply = client.ask(self._prompt(), length)
+        self._requests.append(_Request(reply, due))
+        return reply
+
+    def edge(self) -> None:
+        """A window ends here, and the next one begins. The side stands."""
+        cpu_s, waited_s = cores.used_s(self._side.pids())
+        self._edges.append(_Edge(self._clock.now(), self._side.received(), cpu_s, waited_s))
+
+    async def end(self) -> None:
+        """The side runs."""
+        await tasks.cancel(*self._tasks)
+        for client in self._side.clients:
             client.abort_all()
-        await side.quiet()
-        await asyncio.gather(*slots)
-    started = [reply for reply in replies if begun <= reply.first_s < ended]
-    finished = [reply for reply in done if begun <= reply.last_s and 2 * len(reply.tokens) >= shape.output_tokens]
-    failed = [reply for reply in done if not reply.ok]
-    return _window(side, count, started, [*finished, *failed], before)
+        await self._side.quiet()
+
+    def windows(self) -> list[Window]:
+        """One between each two edges."""
+        found = [
+            Window(
+                self._side.name,
+                after.at - before.at,
+                after.received - before.received,
+                cpu_s=after.cpu_s - before.cpu_s,
+                waited_s=after.waited_s - before.waited_s,
+            )
+            for before, after in itertools.pairwise(self._edges)
+        ]
+        for request in self._requests:
+            self._sort_in(request, found)
+        return found
+
+    def _sort_in(self, request: _Request, found: list[Window]) -> None:
+        reply = request.reply
+        first, last = self._clock.at(reply.first_s), self._clock.at(reply.last_s)
+        if reply.first_s and (window := self._at(first, found)) is not None:
+            window.ttft_s.append(round(first - request.due, 6))
+            late = self._clock.at(reply.asked_s) - request.due
+            window.late_s = max(window.late_s, late)
+        if reply.ended.is_set() and reply.finish != common_pb2.ABORTED:
+            window = self._at(last if reply.last_s else self._clock.at(reply.asked_s), found)
+            if window is not None:
+                window.requests += 1
+                window.failed += not reply.ok
+                window.parked += reply.parked
+                if reply.ok and 2 * len(reply.tokens) >= self._shape.output_tokens:
+                    window.tpot_s.append(round((last - first) / (len(reply.tokens) - 1), 7))
+
+    def _at(self, when: float, found: list[Window]) -> Window | None:
+        number = bisect.bisect_right([edge.at for edge in self._edges], when) - 1
+        return found[number] if 0 <= number < len(found) else None
 
 
 async def warm_up(client: Client, shape: Shape, most: int, seed: int) -> None:
@@ -173,48 +221,8 @@ async def warm_up(client: Client, shape: Shape, most: int, seed: int) -> None:
     await client.quiet(DRAIN_S)
 
 
-async def _rate(side: Side, begin_s: float, window_s: float) -> Count:
-    """What arrives in a window that begins at `begin_s`."""
-    await asyncio.sleep(begin_s - time.monotonic())
-    cpu_s, waited_s = side.used_s()
-    begun, before = time.monotonic(), side.received()
-    await asyncio.sleep(window_s)
-    tokens, seconds = side.received() - before, time.monotonic() - begun
-    cpu_then_s, waited_then_s = side.used_s()
-    return Count(tokens, seconds, cpu_then_s - cpu_s, waited_then_s - waited_s)
-
-
-def _window(
-    side: Side,
-    count: Count,
-    started: Sequence[Reply],
-    finished: Sequence[Reply],
-    before: list[dict[str, Any]],
-    late_s: float = 0.0,
-) -> Window:
-    return Window(
-        side.name,
-        count.tokens / count.seconds,
-        [round(reply.ttft_s, 6) for reply in started if reply.first_s],
-        [round(reply.tpot_s, 7) for reply in finished if reply.ok],
-        len(finished),
-        sum(not reply.ok for reply in finished),
-        sum(reply.parked for reply in finished),
-        count.cpu_s,
-        count.waited_s,
-        count.tokens,
-        late_s,
-        before,
-        side.stats(),
-    )
-
-
-def _mean(samples: Sequence[float]) -> float:
-    return sum(samples) / len(samples) if samples else float("nan")
-
-
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """Python's collector would stop the client in the middle."""
     gc.collect()
     gc.disable()
@@ -222,3 +230,7 @@ def _no_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def _mean(samples: Sequence[float]) -> float:
+    return sum(samples) / len(samples) if samples else float("nan")

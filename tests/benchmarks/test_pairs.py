@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks.gpu.pairs import Interval, interval, order, poisson, ratios, student_t
+from benchmarks.gpu.pairs import Interval, interval, poisson, ratios, student_t
 
 
 @pytest.mark.parametrize(
@@ -30,10 +30,6 @@ def test_ratios_are_pair_by_pair():
     assert ratios([1.0, 6.0], [2.0, 3.0]) == [0.5, 2.0]
     with pytest.raises(ValueError, match="longer"):
         ratios([1.0], [2.0, 3.0])
-
-
-def test_each_side_goes_first_in_every_other_pair():
-    assert order(3) == [(0, 1), (1, 0), (0, 1)]
 
 
 def test_arrivals_are_the_same_for_the_same_seed_and_other_ones_for_another():
