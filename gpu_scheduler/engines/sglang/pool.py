@@ -11,12 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.jit_kernel.kvcache import can_use_store_cache, store_cache
 from sglang.srt.mem_cache.layout.page_major import build_page_major_mha_views
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, PageMajorMHATokenToKVPool
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.ids import CudaIds, HostIds
 from gpu_scheduler.engines.sglang.kv import ElasticKv
+from gpu_scheduler.engines.sglang.rows import Rows
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.memory import Memory
@@ -69,12 +71,18 @@ class ElasticPool(MHATokenToKVPool):  # type: ignore[misc]
 
 
 class ElasticPageMajorPool(PageMajorMHATokenToKVPool):  # type: ignore[misc]
-    """On a GPU. Created by SGLang with its own arguments."""
+    """On a GPU. Created by SGLang with its own arguments.
+
+    SGLang's kernel for storing into views of this layout takes two to six times as long as the one for ordinary pools,
+    and is launched by way of Triton, for every layer. Where K and V are of one size the whole range is also an ordinary
+    pool, of rows: so the ordinary kernel stores here too, and which row a token has is computed once a step.
+    """
 
     kv: ElasticKv
 
     def _create_buffers(self) -> None:
         self.kv, self._raw = _open(self)
+        num_pages = self.size // self.page_size + 1
         self.k_buffer, self.v_buffer = build_page_major_mha_views(
             self._raw,
             layer_num=self.layer_num,
@@ -83,10 +91,30 @@ class ElasticPageMajorPool(PageMajorMHATokenToKVPool):  # type: ignore[misc]
             v_head_dim=self.v_head_dim,
             store_dtype=self.store_dtype,
             page_size=self.page_size,
-            num_pages=self.size // self.page_size + 1,
+            num_pages=num_pages,
         )
         # What SGLang's own pool has beside its views.
         views = [*self.k_buffer, *self.v_buffer]
         self.data_ptrs = torch.tensor([view.data_ptr() for view in views], dtype=torch.uint64, device=self.device)
         self.k_data_ptrs, self.v_data_ptrs = self.data_ptrs.split(self.layer_num)
         self.data_strides = torch.tensor([view.stride(0) * view.dtype.itemsize for view in views], device=self.device)
+        self._rows: Rows | None = None
+        row = self.head_num * self.head_dim
+        if self.head_dim == self.v_head_dim and can_use_store_cache(row * self.store_dtype.itemsize):
+            self._rows = Rows(self._raw.view(self.store_dtype), self.layer_num, self.page_size, row)
+
+    def _store_kv_layer(self, layer: int, loc: torch.Tensor, cache_k: torch.Tensor, cache_v: torch.Tensor) -> None:
+        if self._rows is None:
+            super()._store_kv_layer(layer, loc, cache_k, cache_v)
+            return
+        k_rows, v_rows = self._rows.of_layer(layer)
+        row = k_rows.shape[1]
+        store_cache(
+            cache_k.view(-1, row),
+            cache_v.view(-1, row),
+            k_rows,
+            v_rows,
+            self._rows.of_step(layer, loc),
+            row_bytes=row * k_rows.itemsize,
+            size_limit=len(k_rows),
+        )
