@@ -3,17 +3,24 @@ objects, imports nothing of SGLang.
 
 Order in which memory is found: mapped and free; the driver's reserve; balloond, for a short time; cached prefixes;
 running requests.
+
+On a GPU what is evicted can be used once its numbers have come from the device, and a step that waits for them leaves
+the device idle. So where memory cannot grow, prefixes are evicted a step or two before their place is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Any
 
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 
 _AHEAD = 32
-"""Which part of what is cached may be evicted ahead of need, when some has to be."""
+"""Which part of what is cached may be evicted ahead of need."""
+_FORGETS = 0.9
+"""What is left of the largest need after another step."""
+_LATELY_S = 1.0
 
 
 class Admission:
@@ -28,9 +35,27 @@ class Admission:
         self._evict = evict
         self.refused = False
         """A waiting request found no memory since this was last cleared."""
+        self._need = 0.0
+        """Tokens of the largest of the last steps."""
+        self._evicted_at = -inf
+
+    def ahead(self, tree: Any, now: float) -> None:
+        """Between two steps: evicts for the next ones where memory cannot grow. Waits for nothing."""
+        kv = self._kv
+        there = kv.available + kv.coming
+        if there >= self._need or kv.may_grow():
+            return
+        if (some := min(int(2 * self._need) - there, tree.evictable_size() // _AHEAD)) > 0:
+            self._evict(tree, some)
+            self._evicted_at = now
+
+    def evicts(self, now: float) -> bool:
+        """Whether it has evicted for its own steps lately: what is empty now is for the next ones."""
+        return now - self._evicted_at < _LATELY_S
 
     def before_allocation(self, tree: Any, tokens: int) -> None:
         """SGLang is about to take `tokens` slots, for a decode step or for a prefill that was admitted."""
+        self._need = max(float(tokens), _FORGETS * self._need)
         short = tokens - self._kv.available
         if short <= 0:
             return
@@ -43,9 +68,7 @@ class Admission:
             return
         short = tokens - self._kv.available
         if short > 0 and evictable:
-            # Finding the oldest leaves, and waiting for what they free, costs the same for one as for many: where
-            # much is cached, a little of it goes for the next steps.
-            self._evict(tree, max(short, min(tokens, evictable // _AHEAD)))
+            self._evict(tree, short)
             self._kv.settle()
 
     def fits(self, tree: Any, tokens: int) -> bool:

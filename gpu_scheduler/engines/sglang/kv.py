@@ -69,6 +69,11 @@ class ElasticKv:
         return self.envelopes.available * self.page_size
 
     @property
+    def coming(self) -> int:
+        """Tokens whose places were freed and whose numbers are on their way here."""
+        return self._leaving * self.page_size
+
+    @property
     def used(self) -> int:
         """Tokens that requests and cached prefixes have a place for."""
         return (self.envelopes.live - self.has_dummy - self._leaving) * self.page_size
@@ -119,7 +124,7 @@ class ElasticKv:
         deadline = self._clock() + wait_s
         while self.envelopes.available < target:
             now = self._clock()
-            left = max(0.0, deadline - now) if now >= self._no_wait_before and self.memory.headroom() > 0 else 0.0
+            left = max(0.0, deadline - now) if self.may_grow() else 0.0
             extents = self.memory.acquire(self.envelopes.needed_for(target - self.envelopes.available), timeout_s=left)
             if not extents:
                 if left > 0:
@@ -127,6 +132,10 @@ class ElasticKv:
                 return False
             self._hold(extents)
         return True
+
+    def may_grow(self) -> bool:
+        """Whether it is worth while to wait for balloond."""
+        return self._clock() >= self._no_wait_before and self.memory.headroom() > 0
 
     def may_wait_again(self) -> None:
         """Memory may have come: the next growth asks balloond again."""

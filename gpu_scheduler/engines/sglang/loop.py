@@ -179,7 +179,9 @@ class Loop:
             self._give_up(memory.overage_bytes())
             self._report()
             self.changed()
-        elif now >= self._empties_at and not self._idle():
+            return
+        instance.admission.ahead(instance.scheduler.tree_cache, now)
+        if now >= self._empties_at and not instance.admission.evicts(now) and not self._idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 

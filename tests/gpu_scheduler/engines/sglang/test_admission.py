@@ -10,6 +10,7 @@ from gpu_scheduler.engines.sglang.kv import ElasticKv
 from tests.gpu_scheduler.engines.sglang.scripted import Clock, ScriptedRange
 
 SOFT_S, HARD_S = 0.005, 0.05
+NOW = 50.0
 
 
 class Tree:
@@ -73,12 +74,54 @@ def test_only_what_is_missing_is_evicted_when_nothing_can_grow() -> None:
     assert kv.available == 9 and tree.evictable_size() == 11
 
 
-def test_a_little_more_is_evicted_where_much_is_cached() -> None:
-    admission, kv, _, tree = made(extents=40, limit=40, cached=384)
+def test_between_two_steps_a_little_of_much_is_evicted_for_the_next_ones_and_they_wait_for_nothing() -> None:
+    admission, kv, memory, tree = made(extents=40, limit=40, cached=390)
+    admission.before_allocation(tree, 11)
+    assert tree.evictable_size() == 389
+    kv.envelopes.take(11)
+    memory.waits.clear()
+    admission.ahead(tree, NOW)
+    assert kv.available == 12 and tree.evictable_size() == 377, "a thirty-second part"
+    admission.ahead(tree, NOW)
+    admission.before_allocation(tree, 11)
+    assert tree.evictable_size() == 377 and memory.waits == []
+
+
+def test_nothing_is_evicted_ahead_while_memory_can_grow() -> None:
+    admission, kv, _, tree = made(extents=40, limit=41, cached=390)
     admission.before_allocation(tree, 20)
-    assert kv.available == 28 and tree.evictable_size() == 372
-    admission.before_allocation(tree, 28)
-    assert tree.evictable_size() == 372
+    kv.envelopes.take(kv.available)
+    kv.memory.limit = 42  # type: ignore[attr-defined]
+    admission.ahead(tree, NOW)
+    assert tree.evictable_size() == 390
+
+
+def test_what_is_on_its_way_from_the_device_is_not_evicted_for_again() -> None:
+    admission, kv, _, tree = made(extents=40, limit=40, cached=400)
+    admission.before_allocation(tree, 12)
+    kv.envelopes.take(12)
+    kv._leaving = 12
+    admission.ahead(tree, NOW)
+    assert tree.evictable_size() == 388
+
+
+def test_small_steps_make_a_large_one_forgotten() -> None:
+    admission, kv, _, tree = made(extents=40, limit=40, cached=380)
+    admission.before_allocation(tree, 20)
+    kv.envelopes.take(18)
+    for _ in range(30):
+        admission.before_allocation(tree, 1)
+    admission.ahead(tree, NOW)
+    assert tree.evictable_size() == 380
+
+
+def test_what_an_engine_evicted_for_itself_is_not_given_back_for_a_while() -> None:
+    admission, kv, _, tree = made(extents=40, limit=40, cached=400)
+    assert not admission.evicts(NOW)
+    admission.before_allocation(tree, 12)
+    kv.envelopes.take(12)
+    admission.ahead(tree, NOW)
+    assert admission.evicts(NOW + 0.9) and not admission.evicts(NOW + 1.1)
 
 
 def test_a_decode_that_would_be_retracted_waits_longer() -> None:
