@@ -277,14 +277,15 @@ async def reference(
     pool_tokens: int,
     front: str = "scheduler",
     environment: Mapping[str, str] | None = None,
+    most_bytes: int = 0,
 ) -> Client:
     """Unmodified SGLang with a pool of `pool_tokens`, a multiple of the page size. Several ranks only with the front
-    "engine"."""
+    "engine". `most_bytes`: of the device for torch, with the front "scheduler"; 0: as many as there are."""
     assert front in stock.FRONTS
     client = Client(name, await _warm("stock", {stock.FRONT_VARIABLE: front, **(environment or {})}))
     options = {key: str(value) for key, value in model.options.items()}
     spec = common_pb2.ModelSpec(name=name, path=str(model.path), context_tokens=model.context_tokens)
-    options["pool_tokens"] = str(pool_tokens)
+    options |= {"pool_tokens": str(pool_tokens), "most_bytes": str(most_bytes)}
     load = engine_pb2.Load(model=spec, device=model.device, options=options, others=_parts(model))
     begun = time.monotonic()
     async with asyncio.timeout(START_S):

@@ -26,6 +26,7 @@ import os
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,11 @@ PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": 
 SLACK_BYTES = 1 << 30
 
 
-def parse() -> argparse.Namespace:
-    parser = fleet.parser(__doc__ or "")
-    parser.add_argument("--parts", default="one", help="of one,two,users")
+def arguments(description: str) -> argparse.ArgumentParser:
+    """With what says which engines there are and what they are asked."""
+    parser = fleet.parser(description)
     parser.add_argument("--loads", default="28,32,full")
-    parser.add_argument("--windows", type=int, default=15)
     parser.add_argument("--window", type=float, default=4.0, help="seconds of each side")
-    parser.add_argument("--turn", type=float, default=0.5, help="seconds")
     parser.add_argument("--lead-in", type=float, default=4.0, help="seconds of each side that are not counted")
     parser.add_argument("--in-flight", type=int, default=256, help="requests, at full load")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
@@ -55,6 +54,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kv-gib", type=float, help="of each side, shared by its engines (40; 24 for `two`)")
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
     parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+def parse() -> argparse.Namespace:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--parts", default="one", help="of one,two,users")
+    parser.add_argument("--windows", type=int, default=15)
+    parser.add_argument("--turn", type=float, default=0.5, help="seconds")
     return parser.parse_args()
 
 
@@ -94,9 +101,13 @@ class Part:
                 await at.book(name, floor_bytes=self._floor, weights_bytes=weights)
                 await at.limit(name, self._limit)
             say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
-            starting = [fleet.elastic(at, name, self._model) for name in names] + [
-                fleet.reference(f"stock-{number}", self._model, self._pool_tokens, self._front)
-                for number in range(self._count)
+            starting = [
+                fleet.elastic(at, name, self._model, environment=self._environment(name, "sglang")) for name in names
+            ] + [
+                fleet.reference(
+                    name, self._model, self._pool_tokens, self._front, environment=self._environment(name, "stock")
+                )
+                for name in (f"stock-{number}" for number in range(self._count))
             ]
             clients = await asyncio.gather(*starting)
             try:
@@ -105,8 +116,11 @@ class Part:
             finally:
                 await fleet.stop(clients)
 
-    async def _measure(self, ours: Side, theirs: Side) -> None:
-        clients = [*ours.clients, *theirs.clients]
+    def _environment(self, _name: str, _kind: str) -> Mapping[str, str]:
+        """Of an engine's process."""
+        return {}
+
+    async def _warm_up(self, clients: Sequence[Client]) -> None:
         begun = time.monotonic()
         most = int(self._model.options.get("max_running_requests", self._given.in_flight))
         await asyncio.gather(
@@ -116,6 +130,10 @@ class Part:
             )
         )
         say(f"warm after {time.monotonic() - begun:.1f} s")
+
+    async def _measure(self, ours: Side, theirs: Side) -> None:
+        clients = [*ours.clients, *theirs.clients]
+        await self._warm_up(clients)
         pinned = cores.plan(self._count, sorted(os.sched_getaffinity(0)))
         if pinned is not None:
             cores.apply(pinned, [side.pids() for side in (ours, theirs)], main_thread=self._front == "scheduler")

@@ -37,6 +37,8 @@ LEAST = 0.2
 """Of what the run needs: the lowest limit, and the memory of the reference that has little."""
 MOVE_S = 0.2
 RUN_S = 240.0
+_MOST_BYTES = 32 << 30
+"""Of the device for each reference: log-probabilities of many batch sizes leave it tens of GiB that it does not use."""
 ENVIRONMENT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 
 
@@ -165,8 +167,8 @@ class Comparison:
             least = int(LEAST * self._tokens)
             clients = await asyncio.gather(
                 fleet.elastic(at, "elastic", self._model, poison=True, environment=ENVIRONMENT),
-                fleet.reference("reference", self._model, self._pool(self._tokens)),
-                fleet.reference("reference with little", self._model, self._pool(least)),
+                fleet.reference("reference", self._model, self._pool(self._tokens), most_bytes=_MOST_BYTES),
+                fleet.reference("reference with little", self._model, self._pool(least), most_bytes=_MOST_BYTES),
             )
             image = Image(at.handoff, self._given.device, clients[0].measured.weights_bytes)
             try:

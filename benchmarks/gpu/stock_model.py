@@ -30,6 +30,7 @@ def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
     """What our engine would give SGLang, with a pool of `pool_tokens`."""
     given = dict(load.options)
     pool_tokens = int(given.pop("pool_tokens"))
+    given.pop("most_bytes", None)
     options = Options.parse(given, load.device)
     named = arguments(load.model, load.device, options, RandomLoader, 1 + len(load.others))
     named |= {"max_total_tokens": pool_tokens, "load_format": RandomLoader if options.random_weights else "auto"}
@@ -38,6 +39,15 @@ def sglang_arguments(load: engine_pb2.Load) -> dict[str, Any]:
     else:
         named["page_size"] = 1  # SGLang's own paged allocator is a GPU's kernel
     return named
+
+
+def bound(load: engine_pb2.Load) -> None:
+    """Torch keeps blocks of all sizes that it once made, until the device is full; `most_bytes` is when it is for this
+    process."""
+    most = int(load.options.get("most_bytes", 0))
+    if most and kind_of(load.device) == "cuda":
+        total = torch.cuda.get_device_properties(load.device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), load.device)
 
 
 def check_pool(wanted_tokens: int, tokens: int) -> None:

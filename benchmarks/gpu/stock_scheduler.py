@@ -87,6 +87,7 @@ class Front:
     def build(self, load: engine_pb2.Load) -> None:
         named = stock_model.sglang_arguments(load)
         index = int(load.device.partition(":")[2] or 0)
+        stock_model.bound(load)
         self.scheduler = Scheduler(ServerArgs(**named), options.port_args(), index, 0, 0, 0, 0, 0, None)
         stock_model.check_pool(named["max_total_tokens"], self.scheduler.max_total_num_tokens)
         self._context_tokens = int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS

@@ -107,6 +107,12 @@ PROGRAMS = (
         module="overhead",
     ),
     Program(
+        "where",
+        200,
+        (*_TINY, "--loads", "2,full", "--window", "1", "--lead-in", "1", *_SHORT[6:]),
+        by_default=False,
+    ),
+    Program(
         "tensor_parallel",
         240,
         ("--device", "cpu:0,cpu:1", "--shape", "tiny", "--prompts", "8", "--longest", "60", "--new", "12"),

@@ -1,0 +1,112 @@
+"""Where the time of a step goes: our engine and unmodified SGLang, each recorded under the same loads.
+
+    python -m benchmarks.gpu.where --out DIR --commit HASH [--loads 28,full]
+
+The engines and loads of `overhead`, one side after the other. Each is recorded twice (`profiled`): what runs on the
+device, then what Python does, which slows it down. Shown is what differs most between the two, per forward step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu import fleet, overhead, profiled, report, turns, windows
+from benchmarks.gpu.fleet import say
+from benchmarks.gpu.windows import Load, Side
+
+_MOST = 30
+"""Rows of a table."""
+_WRITTEN_S = 120.0
+
+
+class Where(overhead.Part):
+    def _environment(self, name: str, kind: str) -> Mapping[str, str]:
+        return {profiled.KIND_VARIABLE: kind, profiled.FILE_VARIABLE: str(self._folder / name)}
+
+    async def _measure(self, ours: Side, theirs: Side) -> None:
+        await self._warm_up([*ours.clients, *theirs.clients])
+        for load in self._given.loads.split(","):
+            sides = [await self._record(side, load) for side in (ours, theirs)]
+            self._found.append({"load": load, "elastic": sides[0], "reference": sides[1]})
+            for recorder in ("device", "python"):
+                show(load, recorder, *sides)
+
+    _found: list[dict[str, Any]]
+
+    async def _record(self, side: Side, load: str) -> dict[str, Any]:
+        """By recorder, what was found and in how many steps."""
+        clock = turns.Clock()
+        clock.start()
+        running = Load(side, clock, self._shape, self._given.seed)
+        running.begin_steady(float(load)) if load != "full" else running.begin_full(self._given.in_flight)
+        found: dict[str, Any] = {}
+        with windows.no_collector():
+            for recorder in ("device", "python"):
+                await asyncio.sleep(self._given.lead_in)
+                found[recorder] = await self._recorded(side, recorder)
+                say(f"{side.name}, {load}, {recorder}: {found[recorder]['steps']} steps")
+            await running.end()
+        return found
+
+    async def _recorded(self, side: Side, recorder: str) -> dict[str, Any]:
+        client = side.clients[0]
+        path = self._folder / f"{client.name}.{recorder}"
+        path.unlink(missing_ok=True)
+        before = client.stats.forward_steps
+        os.kill(client.engine.pid, signal.SIGUSR1)
+        await asyncio.sleep(self._given.window)
+        steps = client.stats.forward_steps - before
+        os.kill(client.engine.pid, signal.SIGUSR1)
+        async with asyncio.timeout(_WRITTEN_S):
+            while not path.exists():
+                await asyncio.sleep(0.05)
+        return {"steps": steps, "found": json.loads(path.read_text())}
+
+    def write(self) -> None:
+        report.write(self._given.out, "gpu_where", self._given.commit, {"loads": self._found})
+
+
+def show(load: str, recorder: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    a, b = ours[recorder], theirs[recorder]
+    rows = []
+    for name in {*a["found"], *b["found"]}:
+        per_step = []
+        for side in (a, b):
+            times, seconds = side["found"].get(name, (0, 0.0))
+            per_step += [times / max(1, side["steps"]), 1e6 * seconds / max(1, side["steps"])]
+        rows.append((per_step[1] - per_step[3], name, *per_step))
+    rows.sort(key=lambda row: -abs(row[0]))
+    total = [sum(row[column] for row in rows) for column in (3, 5)]
+    cells = [(row[1][:90], *(f"{value:.1f}" for value in (*row[2:], row[0]))) for row in rows[:_MOST]]
+    header = (f"{recorder}, per step", "times", "us", "reference: times", "us", "difference")
+    report.table(f"{load}: {total[0]:.0f} us of ours, {total[1]:.0f} us of theirs", header, cells)
+
+
+def parse() -> argparse.Namespace:
+    parser = overhead.arguments(__doc__ or "")
+    parser.set_defaults(loads="28,full", window=2.0, lead_in=3.0)
+    return parser.parse_args()
+
+
+async def main() -> None:
+    fleet.begin()
+    given = parse()
+    for kind in profiled.MAINS:
+        fleet.MODULES[kind] = "benchmarks.gpu.profiled"
+    with tempfile.TemporaryDirectory() as folder:
+        part = Where(given, "one", Path(folder))
+        part._found = []
+        await part.run()
+        part.write()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
