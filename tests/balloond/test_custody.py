@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import os
 
 import pytest
@@ -42,6 +43,7 @@ def extents(*ids):
 
 
 def open_descriptors():
+    gc.collect()  # what other tests left behind
     return len(os.listdir("/proc/self/fd"))
 
 

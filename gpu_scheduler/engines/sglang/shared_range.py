@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 class SharedRange:
     """A KvRange (gpu_scheduler.engines.sglang.memory) over this rank's own. What it answers is the same on all ranks,
-    but for `mapped_bytes` and `headroom`, by which nothing is decided but how long to wait."""
+    but for `mapped_bytes`, by which nothing is decided."""
 
     def __init__(self, own: OfferingRange, ranks: Ranks, limit: Callable[[], int]) -> None:
         self._own = own
@@ -51,7 +51,7 @@ class SharedRange:
 
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
         """What all ranks have. What one has more stays in its reserve."""
-        count = min(count, self.limit_bytes // self.extent_bytes - self._in_use)
+        count = min(count, self.headroom())
         if count <= 0:
             return []
         taken = common(self._ranks.gather(self._own.offer(count, timeout_s=timeout_s)), count)
@@ -64,7 +64,7 @@ class SharedRange:
         self._in_use -= len(indices)
 
     def headroom(self) -> int:
-        return self._own.headroom()
+        return max(0, self.limit_bytes // self.extent_bytes - self._in_use)
 
     def overage_bytes(self) -> int:
         return max(0, self._in_use * self.extent_bytes - self.limit_bytes)
