@@ -218,11 +218,16 @@ class Daemon:
         if str(borrower) not in self._deaths:
             self._deaths.watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
 
-    async def borrow(self, borrower: Process, lease_id: str) -> tuple[str, list[Extent], list[int]]:
-        """The device of a lease, its weights extents and their descriptors, once the keeper knows. Raises NotFound."""
+    async def borrow(
+        self, borrower: Process, lease_id: str, ids: Sequence[int] = ()
+    ) -> tuple[str, list[Extent], list[int]]:
+        """The device of a lease, its weights extents or the KV extents that are named, and their descriptors, once the
+        keeper knows. Raises NotFound."""
         device = self._device_of(lease_id)
-        lent = device.ledger.borrow(lease_id, str(borrower))
-        facts = BorrowFacts(borrower, lease_id, tuple(extent.id for extent in lent))
+        lent = device.ledger.borrow(lease_id, str(borrower), ids)
+        before = self._borrows.get((str(borrower), lease_id))
+        all_of_it = {*(before.extents if before is not None else ()), *(extent.id for extent in lent)}
+        facts = BorrowFacts(borrower, lease_id, tuple(sorted(all_of_it)))
         self._borrows[str(borrower), lease_id] = facts
         await self._keeper.keep([(records.encode(facts), None)])
         there = [extent for extent in lent if extent in self._custody]

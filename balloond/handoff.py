@@ -194,7 +194,7 @@ class _Session:
 
     async def _borrow(self, borrow: handoff_pb2.Borrow) -> None:
         try:
-            device, extents, fds = await self._daemon.borrow(self._process, borrow.lease_id)
+            device, extents, fds = await self._daemon.borrow(self._process, borrow.lease_id, borrow.extent_ids)
         except NotFound as error:
             self.refused(borrow.request_id, "unknown", 0, str(error))
             return

@@ -28,8 +28,10 @@ _REMEMBERED_RETURNS = 64
 class _Loan:
     """One Borrow: under way until `answered`, then the extents are here until it is returned."""
 
-    def __init__(self, lease_id: str) -> None:
+    def __init__(self, lease_id: str, extent_ids: Sequence[int] = ()) -> None:
         self.lease_id = lease_id
+        self.extent_ids = tuple(extent_ids)
+        """Of KV; none: the weights."""
         self.extents: list[Borrowed] = []
         self.refusal: PrismError | None = None
         self.answered = asyncio.Event()
@@ -52,20 +54,22 @@ class HandoffClient:
         self._ids = itertools.count(1)
         self._loans: dict[int, _Loan] = {}
         """By request_id, from the Borrow to the Return."""
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._returned: deque[tuple[str, tuple[int, ...]]] = deque(maxlen=_REMEMBERED_RETURNS)
+        self._locks: WeakValueDictionary[tuple[str, bool], asyncio.Lock] = WeakValueDictionary()
+        self._returned: deque[tuple[str, bool, tuple[int, ...]]] = deque(maxlen=_REMEMBERED_RETURNS)
+        """(lease, whether of KV, which; none: whatever the lease lent)"""
 
     @contextlib.asynccontextmanager
-    async def borrowed(self, lease_id: str) -> AsyncIterator[Sequence[Borrowed]]:
-        """The weights extents of a lease, in the order of the range; they go back at the end. One at a time for a
-        lease: a Return names extents, and must not end somebody else's borrowing of the same ones. Raises NotFound
-        when there is no such lease, Unavailable when balloond does not answer in time."""
-        lock = self._locks.setdefault(lease_id, asyncio.Lock())
+    async def borrowed(self, lease_id: str, extent_ids: Sequence[int] = ()) -> AsyncIterator[Sequence[Borrowed]]:
+        """The weights extents of a lease, in the order of the range, or those of its KV extents that are named,
+        ascending; they go back at the end. One at a time for a lease, weights and KV apart: a Return names extents, and
+        must not end somebody else's borrowing of the same ones. Raises NotFound when there is no such lease or extent,
+        Unavailable when balloond does not answer in time."""
+        lock = self._locks.setdefault((lease_id, bool(extent_ids)), asyncio.Lock())
         async with lock:
             try:
                 async with asyncio.timeout(self._answer_timeout_s):
                     await self._abandoned(lease_id)
-                    request_id, loan = self._ask(lease_id)
+                    request_id, loan = self._ask(lease_id, extent_ids)
                     try:
                         await loan.answered.wait()
                     except BaseException:
@@ -103,11 +107,14 @@ class HandoffClient:
 
     # --- asking and returning
 
-    def _ask(self, lease_id: str) -> tuple[int, _Loan]:
-        request_id, loan = next(self._ids), _Loan(lease_id)
+    def _ask(self, lease_id: str, extent_ids: Sequence[int]) -> tuple[int, _Loan]:
+        request_id, loan = next(self._ids), _Loan(lease_id, extent_ids)
         self._loans[request_id] = loan
-        self._send(borrow=handoff_pb2.Borrow(request_id=request_id, lease_id=lease_id))
+        self._borrow(request_id, loan)
         return request_id, loan
+
+    def _borrow(self, request_id: int, loan: _Loan) -> None:
+        self._send(borrow=handoff_pb2.Borrow(request_id=request_id, lease_id=loan.lease_id, extent_ids=loan.extent_ids))
 
     async def _abandoned(self, lease_id: str) -> None:
         """Returns when no abandoned borrow of the lease is under way, whose Return would come after our Borrow."""
@@ -123,7 +130,7 @@ class HandoffClient:
         if loan.refusal is None:
             ids = tuple(extent.id for extent in loan.extents)
             loan.close()
-            self._returned.append((loan.lease_id, ids))
+            self._returned.append((loan.lease_id, bool(loan.extent_ids), ids))
             self._give_back(loan.lease_id, ids)
 
     def _give_back(self, lease_id: str, ids: Sequence[int]) -> None:
@@ -137,13 +144,14 @@ class HandoffClient:
 
     def _greet(self) -> None:
         self._send(attach=handoff_pb2.Attach(role=handoff_pb2.Attach.LOADER))
-        on_loan = {loan.lease_id for loan in self._loans.values()}
-        for lease_id, ids in self._returned:
-            if lease_id not in on_loan:
+        on_loan = {(loan.lease_id, bool(loan.extent_ids)) for loan in self._loans.values()}
+        for lease_id, of_kv, ids in self._returned:
+            kinds = {of_kv} if ids else {True, False}
+            if not any((lease_id, kind) in on_loan for kind in kinds):
                 self._give_back(lease_id, ids)
         for request_id, loan in self._loans.items():
             if not loan.answered.is_set():
-                self._send(borrow=handoff_pb2.Borrow(request_id=request_id, lease_id=loan.lease_id))
+                self._borrow(request_id, loan)
 
     async def _receive(self, connection: seqpacket.SeqpacketConnection) -> bool:
         """Until the connection ends; whether balloond had taken us in."""
@@ -199,5 +207,5 @@ class HandoffClient:
             if loan.abandoned:
                 del self._loans[request_id]
                 # The successor may know of the borrow from the keeper; nothing of it is here.
-                self._returned.append((loan.lease_id, ()))
+                self._returned.append((loan.lease_id, bool(loan.extent_ids), ()))
                 loan.answered.set()

@@ -259,6 +259,12 @@ class ElasticRange:
                 self._lease.loop.call(self._tend)
             self._reports.soon()
 
+    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
+        """Of each of these, all mapped: the id of the extent that it is in, and at which byte of it."""
+        with self._changed:
+            firsts = [(index, int(self.extents[index])) for index in indices]
+            return [(self._ids[first], (index - first) * self.extent_bytes) for index, first in firsts]
+
     def headroom(self) -> int:
         """How many more extents the limit and the addresses allow; the device may still refuse them."""
         with self._changed:

@@ -201,10 +201,17 @@ class Ledger:
         """An extent that the keeper knows of, when the ledger is rebuilt."""
         self._add(self.lease(lease_id), Extent(id, nbytes, kind, lease_id))
 
-    def borrow(self, lease_id: str, borrower: str) -> list[Extent]:
-        """All weights extents of a lease that have a descriptor, now also held by `borrower`. Raises NotFound."""
-        lease = self.lease(lease_id)
-        lent = [e for e in lease.extents.values() if e.kind == "weights" and e.held and not e.stranded]
+    def borrow(self, lease_id: str, borrower: str, ids: Iterable[int] = ()) -> list[Extent]:
+        """All weights extents of a lease that have a descriptor, or those of its KV extents that are named, now also
+        held by `borrower`. Raises NotFound, also for an extent that is not there to be lent."""
+        lease, ids = self.lease(lease_id), list(ids)
+        kind = "kv" if ids else "weights"
+        lent = [e for e in lease.extents.values() if e.kind == kind and e.held and not e.stranded]
+        if ids:
+            there = {extent.id: extent for extent in lent}
+            if missing := [id for id in ids if id not in there]:
+                raise NotFound(f"lease {lease_id} has no KV extent {missing[0]}")
+            lent = [there[id] for id in ids]
         for extent in lent:
             extent.borrowers = (extent.borrowers or set()) | {borrower}
         return lent

@@ -74,6 +74,9 @@ class Child:
         self.held += got
         return len(got)
 
+    def kv_ids(self) -> str:
+        return " ".join(str(id) for id, _ in self.range.located(self.held))
+
     def release(self, count: str) -> str:
         self.range.release([self.held.pop() for _ in range(int(count))])
         return "ok"

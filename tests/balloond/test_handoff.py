@@ -240,6 +240,39 @@ async def test_a_borrowed_extent_is_free_when_engine_and_loader_gave_it_back(sha
     close_all(fds)
 
 
+async def test_kv_is_lent_beside_the_weights_and_either_goes_back_alone(shared, connect, child):
+    await shared.book("a", weights=MIB)
+    one = child("a")
+    one.ask("grow_weights", MIB)
+    one.ask("acquire", 2)
+    lease_id = one.ask("lease_id")
+    loader = connect()
+    loader.attach(role=LOADER)
+    weights, fds = await borrowed(loader, lease_id)
+    ids = [int(id) for id in one.ask("kv_ids").split()]
+    loader.send(borrow=handoff_pb2.Borrow(request_id=10, lease_id=lease_id, extent_ids=ids[:1]))
+    kv, more = await asyncio.to_thread(loader.expect, "granted")
+    assert [extent.id for extent in kv.extents] == ids[:1] and kv.extents[0].kind == handoff_pb2.KV
+    loader.send(**{"return": handoff_pb2.Return(lease_id=lease_id, extent_ids=[e.id for e in weights.extents])})
+    one.ask("leave_weights")
+    await shared.until(lambda device: device.leases[0].weights_bytes == 0)
+    one.kill()
+    await shared.until(lambda device: device.leased_bytes == kv.extents[0].bytes)
+    loader.send(**{"return": handoff_pb2.Return(lease_id=lease_id, extent_ids=ids[:1])})
+    await shared.until(lambda device: device.leased_bytes == 0)
+    close_all([*fds, *more])
+
+
+async def test_a_kv_extent_that_is_not_there_is_refused_by_its_number(shared, connect, child):
+    await shared.book("a", weights=MIB)
+    lease_id = child("a").ask("lease_id")
+    loader = connect()
+    loader.attach(role=LOADER)
+    loader.send(borrow=handoff_pb2.Borrow(request_id=10, lease_id=lease_id, extent_ids=[12345]))
+    refused, _ = await asyncio.to_thread(loader.expect, "refused")
+    assert refused.detail == f"lease {lease_id} has no KV extent 12345"
+
+
 async def test_borrowed_extents_outlive_their_engine_until_the_loader_returns_them(shared, connect, child):
     await shared.book("a", weights=2 * MIB)
     one = child("a")

@@ -205,6 +205,16 @@ def test_where_much_is_missing_large_extents_come_and_small_ones_for_the_rest(le
     assert lease.held == set()
 
 
+def test_an_index_is_found_by_its_extent_and_the_byte_in_it(lease):
+    kv = bulk(lease)
+    kv.acquire(18, timeout_s=TIMEOUT_S)
+    found = kv.located([0, 3, 4, 16, 17])
+    ids = [id for id, _ in found]
+    assert ids[0] == ids[1] and len(set(ids)) == 4 and set(ids) <= lease.held
+    assert [offset for _, offset in found] == [0, 3 * PAGE_BYTES, 0, 0, 0]
+    kv.close()
+
+
 def test_a_few_extents_more_are_small_ones(lease):
     kv = bulk(lease)
     assert len(kv.acquire(15, timeout_s=TIMEOUT_S)) == 15

@@ -106,6 +106,19 @@ def test_a_borrowed_extent_is_free_only_when_both_gave_it_back(ledger):
     assert [extent.id for extent in ledger.give_back("a", [2])] == [2]
 
 
+def test_kv_is_lent_by_its_ids_and_nothing_else_is(ledger):
+    ledger.grant("a", "weights", 10, [1])
+    ledger.grant("a", "kv", 10, [2, 3, 4])
+    assert [extent.id for extent in ledger.borrow("a", "loader", [4, 2])] == [4, 2]
+    assert ledger.give_back("a", [2, 3]) and ledger.leased == 30
+    for missing in (1, 2, 3, 99):
+        with pytest.raises(NotFound, match=f"no KV extent {missing}"):
+            ledger.borrow("a", "other", [4, missing])
+    assert [extent.id for extent in ledger.give_back("a", [2], "loader")] == [2]
+    assert ledger.give_back("a", [4], "loader") == []
+    ledger.check()
+
+
 def test_memory_of_graphs_counts_with_the_weights_and_is_lent_to_nobody(ledger):
     ledger.grant("a", "graphs", 10, [1, 2])
     ledger.grant("a", "weights", 10, [3])
@@ -282,6 +295,17 @@ class LedgerMachine(RuleBasedStateMachine):
         assert lent == mine
         for id in mine:
             self.things[id].borrowers.add(loader)
+
+    @rule(lease=leases, loader=st.sampled_from(LOADERS), data=st.data())
+    def borrow_kv(self, lease, loader, data):
+        mine = [
+            id for id, t in self.things.items() if (t.lease, t.kind, t.held, t.stranded) == (lease, "kv", True, False)
+        ]
+        if mine:
+            ids = data.draw(st.lists(st.sampled_from(mine), min_size=1, unique=True))
+            assert [extent.id for extent in self.ledger.borrow(lease, loader, ids)] == ids
+            for id in ids:
+                self.things[id].borrowers.add(loader)
 
     @rule(loader=st.sampled_from(LOADERS), data=st.data())
     def end_borrow(self, loader, data):
