@@ -1,0 +1,132 @@
+"""Which link of which copy moves what next.
+
+A link is a device's own way to host memory, or from one device to another. Every link asks for work when it has room in
+its window, so one that is twice as fast carries twice as much. Of several copies that use a link each has its turn. A
+link whose device is busy with something else is spared: it carries at most a part of what the free ones carry, and
+nothing where they would be done without it as soon.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
+
+
+class Work(Protocol):
+    """What is handed out: some bytes that one link moves at once."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+W = TypeVar("W", bound=Work)
+
+
+class _Copy(Generic[W]):
+    """What one copy has left, and over which links it goes."""
+
+    def __init__(self, total_bytes: int, busy: dict[str, float]) -> None:
+        self.left_bytes = total_bytes
+        """That no link has taken yet, whether offered or not."""
+        self.busy = busy
+        """Of each link that works for the copy: its part of the time that belongs to others, 0 to 1."""
+        self.offered: deque[W] = deque()
+        self.carried = dict.fromkeys(busy, 0)
+        """Bytes that each link has taken."""
+        self.under_way = dict.fromkeys(busy, 0)
+        """Those of them that are not done."""
+
+
+class Links(Generic[W]):
+    """All copies under way and all links, by name. A copy is a number of the caller's.
+
+    The window is of bytes that a link has under way, over all copies; work that is larger than the window goes alone.
+    """
+
+    def __init__(self, window_bytes: int) -> None:
+        self._window_bytes = window_bytes
+        self._copies: dict[int, _Copy[W]] = {}
+        self._turns: dict[str, deque[int]] = {}
+        """The copies that use each link; the first is the next to be served."""
+        self._under_way: dict[str, int] = {}
+
+    def open(self, copy: int, links: Sequence[str], total_bytes: int, busy: Mapping[str, float] | None = None) -> None:
+        """A copy of so many bytes begins. `busy` says which part of their time the links' devices work for others, 0
+        for those that it does not name."""
+        self._copies[copy] = _Copy(total_bytes, {link: (busy or {}).get(link, 0.0) for link in links})
+        for link in links:
+            self._turns.setdefault(link, deque()).append(copy)
+
+    def offer(self, copy: int, work: W) -> None:
+        """May be moved from now on."""
+        self._copies[copy].offered.append(work)
+
+    def take(self, link: str) -> tuple[int, W] | None:
+        """What the link is to move now, and whose it is; None when it has to wait, for room or for work."""
+        for number in self._turns.get(link, ()):
+            copy = self._copies[number]
+            if not copy.offered or _spared(copy, link, copy.offered[0].nbytes):
+                continue
+            nbytes, under_way = copy.offered[0].nbytes, self._under_way.get(link, 0)
+            if under_way and under_way + nbytes > self._window_bytes:
+                return None  # nobody passes the one whose turn it is, or small work would starve large
+            self._turns[link].remove(number)
+            self._turns[link].append(number)
+            self._under_way[link] = under_way + nbytes
+            copy.under_way[link] += nbytes
+            copy.carried[link] += nbytes
+            copy.left_bytes -= nbytes
+            return number, copy.offered.popleft()
+        return None
+
+    def done(self, link: str, copy: int, work: W) -> None:
+        """The link has moved it."""
+        self._under_way[link] -= work.nbytes
+        self._copies[copy].under_way[link] -= work.nbytes
+
+    def failed(self, link: str, copy: int, work: W) -> bool:
+        """The link could not move it and gets no more of this copy; another one will. False when there is no other.
+        What else of the copy the link has under way is done, or fails, by itself."""
+        self.done(link, copy, work)
+        state = self._copies[copy]
+        state.left_bytes += work.nbytes
+        state.offered.appendleft(work)
+        self._leave(link, copy)
+        return bool(state.busy)
+
+    def withdraw(self, copy: int) -> None:
+        """Nothing more of the copy is handed out. What is under way has yet to be done, or to fail."""
+        for link in list(self._copies[copy].busy):
+            self._leave(link, copy)
+
+    def _leave(self, link: str, copy: int) -> None:
+        if self._copies[copy].busy.pop(link, None) is not None:
+            self._turns[link].remove(copy)
+
+    def under_way(self, copy: int) -> int:
+        """Bytes of the copy that links have taken and not done."""
+        return sum(self._copies[copy].under_way.values())
+
+    def close(self, copy: int) -> None:
+        """Nothing of the copy is under way any more."""
+        self.withdraw(copy)
+        del self._copies[copy]
+
+    def used(self, link: str) -> bool:
+        """Some copy goes over it that was not withdrawn."""
+        return bool(self._turns.get(link))
+
+
+def _spared(copy: _Copy[W], link: str, nbytes: int) -> bool:
+    """Whether the link leaves this work of the copy to others. The least busy ones never do, so that every copy ends.
+    A busier one carries at most (1 - busy) times what one of those has carried, and only where it would be done with
+    the work before they are done with all that is left, were all links equally fast."""
+    least = min(copy.busy.values())
+    if copy.busy[link] <= least:
+        return False
+    free = [other for other, busy in copy.busy.items() if busy == least]
+    if copy.carried[link] + nbytes > (1 - copy.busy[link]) * max(copy.carried[other] for other in free):
+        return True
+    theirs = copy.left_bytes + sum(copy.under_way[other] for other in free)
+    return len(free) * (copy.under_way[link] + nbytes) >= theirs
