@@ -27,6 +27,8 @@ class Open:
     ending: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     """How it is to end once SGLang lets go of it, when it is we who end it."""
     error: str = ""
+    withheld: bool = False
+    """Its end is not told yet: its KV goes elsewhere first."""
 
 
 class Book:

@@ -55,6 +55,9 @@ class Commands:
         self._draining = False
         """Nothing is started any more, until the next activation."""
         self._hibernate_id: int | None = None
+        self._export_id: int | None = None
+        self._withheld: list[Open] = []
+        """Requests that end with the drain that follows an export."""
 
     # --- dispatch
 
@@ -77,6 +80,9 @@ class Commands:
             "wake": self._wake,
             "unload": self._unload,
             "drain": self._drain,
+            "export_kv": self._export_kv,
+            "import_kv": self._import_kv,
+            "imported_kv": self._imported_kv,
         }
         try:
             residency.check(kind, self._instance.state)
@@ -156,14 +162,17 @@ class Commands:
     # --- residency; each may return inputs for SGLang
 
     def _drain(self, command: engine_pb2.Drain) -> list[Any]:
-        if self._drain_until is not None:
+        if self._drain_until is not None or self._export_id is not None:
             raise NotNow("a drain is under way")
         self._draining = True
+        self._end_withheld()
         self._drain_until = (command.command_id, self._instance.ranks.now() + command.finish_ms / 1e3)
         return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
 
     def tick(self, now: float) -> list[Any]:
         """Work that is due by the clock or by what has ended."""
+        if self._export_id is not None and not len(self._instance.book):
+            self._exported()
         if self._drain_until is None:
             return []
         command_id, until = self._drain_until
@@ -173,6 +182,51 @@ class Commands:
             return []
         # What is retracted meanwhile would have to start again.
         return self._hand_back_waiting() if now < until else self._hand_back_all()
+
+    # --- KV that moves
+
+    def _export_kv(self, command: engine_pb2.ExportKv) -> list[Any]:
+        self._only_alone()
+        if self._draining:
+            raise NotNow("a drain is under way")
+        self._draining = True
+        self._export_id = command.command_id
+        aborts = self._hand_back_waiting()
+        for entry in self._instance.book:
+            if not entry.ending:
+                entry.withheld = True
+                self._withheld.append(entry)
+        return aborts + self._hand_back_all()
+
+    def _exported(self) -> None:
+        """Nothing runs any more."""
+        command_id, self._export_id = self._export_id, None
+        assert command_id is not None
+        instance = self._instance
+        stopped, instance.outputs.stopped = instance.outputs.stopped, {}
+        # One that ended by itself, or had not said anything, was told so.
+        self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
+        requests = [(entry.request_id, stopped[entry.rid]) for entry in self._withheld]
+        instance.channel.send(kv_places=instance.moving.export(command_id, requests))
+        self._done(command_id)
+
+    def _end_withheld(self) -> None:
+        self._instance.moving.let_go()
+        for entry in self._withheld:
+            self._refuse(entry.request_id, common_pb2.FAILED, _HANDED_BACK)
+        self._withheld.clear()
+
+    def _import_kv(self, command: engine_pb2.ImportKv) -> None:
+        self._only_alone()
+        self._instance.channel.send(kv_places=self._instance.moving.begin_import(command))
+
+    def _imported_kv(self, command: engine_pb2.ImportedKv) -> None:
+        self._instance.moving.end_import(command.command_id, command.failed)
+        self._done(command.command_id)
+
+    def _only_alone(self) -> None:
+        if self._instance.ranks.size > 1:
+            raise NotNow("an engine of several ranks does not move its KV")
 
     def next_deadline_s(self, now: float) -> float | None:
         """Seconds until `tick` has something to do without an event."""
@@ -194,6 +248,8 @@ class Commands:
     def _hibernate(self, command: engine_pb2.Hibernate) -> None:
         if len(self._instance.book):
             raise NotNow(f"hibernate is refused: {len(self._instance.book)} requests run; drain first")
+        self._end_withheld()
+        self._instance.moving.abandon()
         self._hibernate_id = command.command_id
 
     def _wake(self, command: engine_pb2.Wake) -> None:
@@ -201,6 +257,7 @@ class Commands:
         self._instance.wake()
 
     def _unload(self, command: engine_pb2.Unload) -> None:
+        self._end_withheld()
         for entry in self._instance.book:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
         # Whoever waits for a command that this one overtakes hears of it.

@@ -116,6 +116,12 @@ def put(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     return on_host.to(device, non_blocking=True)
 
 
+def wait(device: torch.device) -> None:
+    """Until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def finish(device: torch.device) -> None:
     """Waits for the device and returns what its allocator only keeps for later: memory is about to leave."""
     if device.type == "cuda":

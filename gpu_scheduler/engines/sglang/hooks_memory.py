@@ -89,10 +89,12 @@ def eager_buffers(original: Callable[..., Any], *, max_bs: int, max_num_token: i
 
 
 def held_elsewhere(result: int, _observer: Any) -> int:
-    """SGLang's check for leaks adds up its pool. What has no memory under it counts as held, and so does a page that a
-    prompt half computed has begun: SGLang expects such a prompt in the last batch, and here it may have to wait."""
+    """SGLang's check for leaks adds up its pool. What has no memory under it counts as held, what comes from another
+    engine, and a page that a prompt half computed has begun: SGLang expects such a prompt in the last batch, and here
+    it may have to wait."""
     instance = current.instance()
-    return result + instance.kv.balloon + _begun_by_a_waiting_chunk(instance.scheduler, instance.kv.page_size)
+    held = instance.kv.balloon + instance.moving.held_tokens
+    return result + held + _begun_by_a_waiting_chunk(instance.scheduler, instance.kv.page_size)
 
 
 def _begun_by_a_waiting_chunk(scheduler: Any, page_size: int) -> int:

@@ -28,6 +28,7 @@ from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
 from gpu_scheduler.engines.sglang.memory import Memory
+from gpu_scheduler.engines.sglang.moving import Moving
 from gpu_scheduler.engines.sglang.outputs import Outputs
 from gpu_scheduler.engines.sglang.policy import quota as policy
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
@@ -62,6 +63,7 @@ class Instance:
     """SGLang's, of this model."""
     kv: ElasticKv
     admission: Admission
+    moving: Moving
     loop: Loop
 
     def __init__(
@@ -175,6 +177,7 @@ class Instance:
         self.admission = Admission(
             self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
         )
+        self.moving = Moving(self)
         self.state = State.FILLING if self.load.from_image else State.PROVING
         if not self.load.from_image:
             self._begin_probe()

@@ -3,7 +3,7 @@ balloond's driver."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -41,6 +41,8 @@ class KvRange(Protocol):
     def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]: ...
 
     def release(self, indices: Sequence[int]) -> None: ...
+
+    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]: ...
 
     def headroom(self) -> int: ...
 

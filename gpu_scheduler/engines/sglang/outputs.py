@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.managers.io_struct import AbortReq
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from gpu_scheduler.engines.sglang.book import Book, Open
 from protos import common_pb2, engine_pb2
@@ -29,6 +30,8 @@ class Outputs:
         self._send = send
         self._on_probe = on_probe
         """Tokens of a request that is not in the book: the engine's own."""
+        self.stopped: dict[str, Sequence[int]] = {}
+        """Of withheld requests that SGLang let go of, by rid: prompt and all that was said."""
 
     def stream(self, requests: Iterable[Any], skipped: Any = None) -> None:
         """What SGLang's requests have said since they were last here. One call is one step."""
@@ -44,6 +47,9 @@ class Outputs:
                 if request.finished_len is None:
                     request.finished_len = end
                 end = min(end, request.finished_len)
+                entry = self._book.by_rid(request.rid)
+                if entry is not None and entry.withheld and isinstance(reason, FINISH_ABORT):
+                    self.stopped[request.rid] = [*request.origin_input_ids, *said[:end]]
             request.send_token_offset = end
             self.add(
                 message,
@@ -70,6 +76,9 @@ class Outputs:
             values = [float(value) for value in logprobs[0]] if logprobs is not None else []
             self._on_probe(rid, list(token_ids), values, reason is not None)
             return
+        if reason is not None and entry.withheld and reason["type"] == "abort":
+            self._book.close(entry)
+            reason = None
         if not token_ids and reason is None:
             return
         chunk = message.tokens.chunks.add()

@@ -24,6 +24,9 @@ _ALLOWED = {
     "wake": {State.HIBERNATING},
     "unload": set(State),
     "drain": set(State),
+    "export_kv": {State.ACTIVE},
+    "import_kv": {State.ACTIVE},
+    "imported_kv": {State.ACTIVE},
 }
 
 

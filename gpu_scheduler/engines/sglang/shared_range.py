@@ -4,7 +4,7 @@ limits and reclaims are those of the rank that is worst off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.engines.sglang.policy.agreement import Facts, common
@@ -62,6 +62,9 @@ class SharedRange:
     def release(self, indices: Sequence[int]) -> None:
         self._own.release(indices)
         self._in_use -= len(indices)
+
+    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
+        return self._own.located(indices)
 
     def headroom(self) -> int:
         return max(0, self.limit_bytes // self.extent_bytes - self._in_use)

@@ -1,0 +1,189 @@
+"""Requests that move to an engine on another device with their KV: they say what they would have said, and compute
+nothing again but the last page."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from loader.handoff_client import HandoffClient
+from protos import common_pb2, engine_pb2
+from services import tasks
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Node, engine, load, node
+
+pytestmark = pytest.mark.sglang
+OTHER = "cpu:1"
+FLOOR = 16 * KV_EXTENT
+CAPACITY = 512 << 20
+PAGE = 4
+
+
+@dataclass
+class Pair:
+    """Two engines of one node, each on a device of its own, with the same model, and the loader's connection."""
+
+    at: Node
+    source: EngineEnd
+    target: EngineEnd
+    handoff: HandoffClient
+
+    async def copy(self, source: engine_pb2.KvPlaces, target: engine_pb2.KvPlaces, first_tokens: Sequence[int]) -> None:
+        """What a loader does: the bytes of each sequence, from its first missing token on."""
+        async with contextlib.AsyncExitStack() as stack:
+            fds = {}
+            for places in (source, target):
+                ids = sorted({piece.extent_id for one in places.sequences for piece in one.pieces})
+                if ids:
+                    lent = await stack.enter_async_context(self.handoff.borrowed(places.lease_id, ids))
+                    fds |= {extent.id: extent.fd for extent in lent}
+
+            def read(pieces: Sequence[engine_pb2.KvPlaces.Piece]) -> bytes:
+                return b"".join(os.pread(fds[one.extent_id], one.bytes, one.offset) for one in pieces)
+
+            for left, right, first in zip(source.sequences, target.sequences, first_tokens, strict=True):
+                content = memoryview(read(left.pieces))[first // source.page_tokens * source.page_bytes :]
+                for piece in right.pieces:
+                    os.pwrite(fds[piece.extent_id], content[: piece.bytes], piece.offset)
+                    content = content[piece.bytes :]
+
+    async def move(self) -> engine_pb2.KvPlaces:
+        """All that runs at the source; what the target made room for."""
+        self.source.send(export_kv=engine_pb2.ExportKv())
+        places = (await self.source.hear("kv_places")).kv_places
+        await self.source.hear("done")
+        number = self.target.send(import_kv=wanted(places))
+        room = (await self.target.hear("kv_places")).kv_places
+        await self.copy(places, room, [one.first_token for one in room.sequences])
+        await self.target.do(imported_kv=engine_pb2.ImportedKv(command_id=number))
+        await self.source.do(drain=engine_pb2.Drain())
+        return room
+
+
+def wanted(places: engine_pb2.KvPlaces) -> engine_pb2.ImportKv:
+    sequences = [engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids) for one in places.sequences]
+    return engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
+
+
+@contextlib.asynccontextmanager
+async def pair(folder: Path, path: Path, **others: int) -> AsyncIterator[Pair]:
+    async with node(folder, others={OTHER: CAPACITY}) as at, engine() as source, engine() as target:
+        await at.book("qwen", floor_bytes=FLOOR)
+        for end, device, page_size in ((source, at.device, PAGE), (target, OTHER, others.get("page_size", PAGE))):
+            one = Node(at.client, at.handoff, device)
+            await end.hold(load(one, "qwen", path, context_tokens=CONTEXT, page_size=page_size))
+        handoff = HandoffClient(at.handoff, answer_timeout_s=10.0)
+        running = tasks.spawn(handoff.run(), "handoff")
+        try:
+            yield Pair(at, source, target, handoff)
+        finally:
+            await tasks.cancel(running)
+
+
+async def begin(end: EngineEnd, prompts: list[list[int]], tokens: int) -> None:
+    """Until every request has said so many."""
+    for i, prompt in enumerate(prompts):
+        end.ask(f"r{i}", prompt, NEW_TOKENS, ignore_eos=True)
+    await end.until(lambda: all(len(end.answers[f"r{i}"].tokens) >= tokens for i in range(len(prompts))))
+
+
+async def go_on(end: EngineEnd, name: str, prompt: list[int], so_far: list[int]) -> list[int]:
+    """All that it says, there and here."""
+    end.ask(name, prompt, NEW_TOKENS - len(so_far), resumed=so_far, ignore_eos=True)
+    answer = await end.answer(name)
+    assert answer.finish == common_pb2.LENGTH
+    return [*so_far, *answer.tokens]
+
+
+async def test_what_runs_goes_on_elsewhere_from_its_own_kv(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with pair(tmp_path, models["qwen"]) as both:
+        await begin(both.source, prompts, 5)
+        await both.move()
+        before = both.target.stats.prefill_tokens
+        for i, prompt in enumerate(prompts):
+            left = both.source.answers[f"r{i}"]
+            if left.finish == common_pb2.LENGTH:  # it had said all before it was asked to stop
+                assert left.tokens == said["qwen"][i]
+                continue
+            assert (left.finish, left.error) == (common_pb2.FAILED, "handed back")
+            assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
+            moved = both.target.answers[f"m{i}"]
+            assert moved.prompt_tokens - moved.cached_tokens <= PAGE + 1, "all but the last page came along"
+        assert both.target.stats.prefill_tokens - before <= len(prompts) * (PAGE + 1)
+        # The source serves nobody any more and can go.
+        await both.source.do(unload=engine_pb2.Unload())
+
+
+async def test_nothing_is_lost_and_nothing_new_starts_while_kv_is_on_its_way(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with pair(tmp_path, models["qwen"]) as both:
+        await begin(both.source, prompts[:2], 5)
+        both.source.send(export_kv=engine_pb2.ExportKv())
+        places = (await both.source.hear("kv_places")).kv_places
+        await both.source.hear("done")
+        both.source.ask("late", prompts[3], 4)
+        assert (await both.source.answer("late")).error == "not serving"
+        assert not any(both.source.answers[one.request_id].ended.is_set() for one in places.sequences)
+        # A limit that falls takes nothing of what is being read.
+        await both.at.limit("qwen", FLOOR)
+        await both.source.until(lambda: 0 < both.source.stats.kv_held_bytes <= FLOOR)
+
+        number = both.target.send(import_kv=wanted(places))
+        room = (await both.target.hear("kv_places")).kv_places
+        # While the room is empty the target serves, and its requests do not find it.
+        assert await go_on(both.target, "meanwhile", prompts[0], []) == said["qwen"][0]
+        await both.copy(places, room, [one.first_token for one in room.sequences])
+        await both.target.do(imported_kv=engine_pb2.ImportedKv(command_id=number))
+        await both.source.do(drain=engine_pb2.Drain())
+        for one in places.sequences:
+            i = int(one.request_id[1:])
+            left = both.source.answers[one.request_id]
+            assert left.error == "handed back"
+            assert await go_on(both.target, f"m{i}", prompts[i], left.tokens) == said["qwen"][i]
+
+
+async def test_a_move_that_fails_leaves_room_and_requests_that_begin_again(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with pair(tmp_path, models["qwen"]) as both:
+        await begin(both.source, prompts[:3], 5)
+        both.source.send(export_kv=engine_pb2.ExportKv())
+        places = (await both.source.hear("kv_places")).kv_places
+        await both.source.hear("done")
+        number = both.target.send(import_kv=wanted(places))
+        await both.target.hear("kv_places")
+        await both.target.do(imported_kv=engine_pb2.ImportedKv(command_id=number, failed=True))
+        again = await both.target.fail(imported_kv=engine_pb2.ImportedKv(command_id=number))
+        assert again.reason == f"no import {number} is under way"
+        await both.source.do(drain=engine_pb2.Drain())
+        for i in range(3):
+            left = both.source.answers[f"r{i}"]
+            assert left.error == "handed back"
+            assert await go_on(both.target, f"m{i}", prompts[i], left.tokens) == said["qwen"][i]
+        # What waits for KV when the model has to sleep waits in vain.
+        number = both.target.send(import_kv=wanted(places))
+        await both.target.hear("kv_places")
+        await both.target.do(hibernate=engine_pb2.Hibernate())
+
+
+async def test_an_engine_with_other_pages_takes_nothing(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]]
+) -> None:
+    async with pair(tmp_path, models["qwen"], page_size=8) as both:
+        await begin(both.source, prompts[:1], 3)
+        both.source.send(export_kv=engine_pb2.ExportKv())
+        places = (await both.source.hear("kv_places")).kv_places
+        await both.source.hear("done")
+        failed = await both.target.fail(import_kv=wanted(places))
+        assert failed.reason.startswith("pages of 4 tokens and ") and "do not fit those of 8 and" in failed.reason
+        await asyncio.wait_for(both.source.do(drain=engine_pb2.Drain()), 60)
