@@ -1,9 +1,10 @@
-"""How a copy between an image and the extents of a lease is cut into steps."""
+"""How a copy between an image and the extents of a lease, or between two leases, is cut into steps."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -15,6 +16,18 @@ class Chunk:
     offset: int
     at: int
     nbytes: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One step from extents to other extents: the same bytes of the range, where they lie in either."""
+
+    source: Chunk
+    target: Chunk
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
 
 
 def plan(extents: Sequence[int], total_bytes: int, chunk_bytes: int) -> tuple[Chunk, ...]:
@@ -36,3 +49,22 @@ def plan(extents: Sequence[int], total_bytes: int, chunk_bytes: int) -> tuple[Ch
             offset += nbytes
             at += nbytes
     return tuple(chunks)
+
+
+def pairs(sources: Sequence[int], targets: Sequence[int], total_bytes: int, chunk_bytes: int) -> tuple[Pair, ...]:
+    """The steps from extents of some sizes to extents of others, each within one extent of either side. See `plan`."""
+    found: list[Pair] = []
+    waiting = deque(plan(targets, total_bytes, chunk_bytes))
+    for source in plan(sources, total_bytes, chunk_bytes):
+        while source.nbytes:
+            target = waiting.popleft()
+            nbytes = min(source.nbytes, target.nbytes)
+            found.append(Pair(replace(source, nbytes=nbytes), replace(target, nbytes=nbytes)))
+            source = _after(source, nbytes)
+            if nbytes < target.nbytes:
+                waiting.appendleft(_after(target, nbytes))
+    return tuple(found)
+
+
+def _after(chunk: Chunk, nbytes: int) -> Chunk:
+    return Chunk(chunk.extent, chunk.offset + nbytes, chunk.at + nbytes, chunk.nbytes - nbytes)

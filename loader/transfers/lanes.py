@@ -1,0 +1,184 @@
+"""The threads that carry copies: one for each link, for as long as a copy goes over it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from loader.policy.links import Links, Work
+from services import log
+
+_log = log.get(__name__)
+W = TypeVar("W", bound=Work)
+Move = Callable[[Any], None]
+"""Has the bytes of one chunk moved; the argument is the link's stream, where it has one."""
+
+
+class Lane(Protocol):
+    """One link. Only its thread uses it."""
+
+    def begin(self, move: Move) -> None:
+        """Nothing of it is under way when it raises."""
+        ...
+
+    def finish(self) -> None:
+        """Returns when the oldest that was begun is done. When it raises, nothing of it is under way either."""
+        ...
+
+    def close(self) -> None:
+        """Nothing is under way."""
+        ...
+
+
+class _Copy(Generic[W]):
+    """One call of `carry`, as the links' threads see it."""
+
+    def __init__(self, number: int, move: Callable[[W, Any], None], lock: threading.Lock) -> None:
+        self.number = number
+        self.move = move
+        self.arrived: deque[W] = deque()
+        """Moved, and not told yet."""
+        self.error: Exception | None = None
+        """No link is left."""
+        self.changed = threading.Condition(lock)
+
+
+class Lanes(Generic[W]):
+    """Several copies may be carried at a time, each by a thread that calls."""
+
+    def __init__(
+        self, make: Callable[[str], Lane], window_bytes: int, busy: Callable[[], Mapping[str, float]] = dict
+    ) -> None:
+        """`make` gives the lane of a link, which is opened by its first work. `window_bytes` and `busy`, asked when a
+        copy begins, are those of `loader.policy.links`."""
+        self._make = make
+        self._busy = busy
+        self._window_bytes = window_bytes
+        self._links: Links[W] = Links(window_bytes)
+        self._copies: dict[int, _Copy[W]] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._waiting: dict[str, threading.Condition] = {}
+        """Of each link that has a thread: what the thread waits for when it has nothing to do."""
+
+    def carry(
+        self,
+        links: Sequence[str],
+        plan: Sequence[W],
+        *,
+        move: Callable[[W, Any], None],
+        done: Callable[[W], None],
+        prepare: Callable[[W], None] = lambda work: None,
+    ) -> None:
+        """Returns when all of the plan is moved. `prepare` and `done` are called here: with each part in the plan's
+        order before a link may have it, and with each that was moved, as they come. A link that fails is left out, and
+        what the last one raised is raised here. However the call ends, nothing is being moved any more."""
+        ahead = len(links) * (self._window_bytes + max((work.nbytes for work in plan), default=0))
+        untold = 0
+        with self._opened(links, sum(work.nbytes for work in plan), move) as copy:
+            for work in plan:
+                # No further than the links need: what is told should still be in the processor's caches.
+                while untold and untold + work.nbytes > ahead:
+                    untold -= self._tell(copy, done)
+                prepare(work)
+                untold += work.nbytes
+                with self._lock:
+                    self._links.offer(copy.number, work)
+                    self._stir()
+            while untold:
+                untold -= self._tell(copy, done)
+
+    @contextmanager
+    def _opened(self, links: Sequence[str], total: int, move: Callable[[W, Any], None]) -> Iterator[_Copy[W]]:
+        copy = _Copy(next(self._numbers), move, self._lock)
+        with self._lock:
+            self._copies[copy.number] = copy
+            self._links.open(copy.number, links, total, self._busy())
+            for link in links:
+                if link not in self._waiting:
+                    threading.Thread(target=self._serve, args=(link,), name=f"link {link}").start()
+                    self._waiting[link] = threading.Condition(self._lock)
+        try:
+            yield copy
+        finally:
+            with self._lock:
+                self._links.withdraw(copy.number)
+                self._stir()
+                while self._links.under_way(copy.number):
+                    copy.changed.wait()
+                self._links.close(copy.number)
+                del self._copies[copy.number]
+
+    def _tell(self, copy: _Copy[W], done: Callable[[W], None]) -> int:
+        """What has arrived, at least one part; how many bytes."""
+        with self._lock:
+            while not copy.arrived:
+                if copy.error is not None:
+                    raise copy.error
+                copy.changed.wait()
+            arrived = list(copy.arrived)
+            copy.arrived.clear()
+        for work in arrived:
+            done(work)
+        return sum(work.nbytes for work in arrived)
+
+    # --- the links' threads
+
+    def _serve(self, link: str) -> None:
+        lane = self._make(link)
+        begun: deque[tuple[_Copy[W], W]] = deque()
+        while True:
+            taken = self._take(link, wait=not begun)
+            if taken is not None:
+                copy, work = taken
+                if self._survived(link, copy, work, lane.begin, partial(copy.move, work)):
+                    begun.append(taken)
+            elif begun:
+                copy, work = begun.popleft()
+                if self._survived(link, copy, work, lane.finish):
+                    self._arrived(link, copy, work)
+            else:
+                break
+        lane.close()
+
+    def _take(self, link: str, wait: bool) -> tuple[_Copy[W], W] | None:
+        """None when there is nothing to begin; if it was to wait for that, the link's thread is not wanted any more."""
+        with self._lock:
+            while (taken := self._links.take(link)) is None and wait:
+                if not self._links.used(link):
+                    del self._waiting[link]
+                    return None
+                self._waiting[link].wait()
+            if taken is None:
+                return None
+            self._stir()  # a spared link may have more because this one has
+            number, work = taken
+            return self._copies[number], work
+
+    def _survived(self, link: str, copy: _Copy[W], work: W, act: Callable[..., None], *arguments: Move) -> bool:
+        try:
+            act(*arguments)
+        except Exception as error:  # whatever it is: somebody waits for this work
+            with self._lock:
+                if not self._links.failed(link, copy.number, work):
+                    copy.error = error
+                self._stir()
+                copy.changed.notify()
+            _log.warning("a link failed a copy", link=link, why=str(error))
+            return False
+        return True
+
+    def _arrived(self, link: str, copy: _Copy[W], work: W) -> None:
+        with self._lock:
+            self._links.done(link, copy.number, work)
+            copy.arrived.append(work)
+            copy.changed.notify()
+
+    def _stir(self) -> None:
+        for waiting in self._waiting.values():
+            waiting.notify()

@@ -1,0 +1,219 @@
+"""Copies over several links, each with a thread: lanes here are a test's, which says when they end and how."""
+
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from loader.transfers.base import Cancelled
+from loader.transfers.lanes import Lanes
+
+A, B, C = "cpu:0", "cpu:1", "cpu:2"
+WAIT_S = 30
+
+
+@dataclass(frozen=True)
+class Part:
+    number: int
+    nbytes: int = 1
+
+
+PLAN = [Part(number) for number in range(20)]
+
+
+class StandIn:
+    """A lane whose work is begun at once and done when the test lets it go on."""
+
+    def __init__(self):
+        self.begun = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.under_way = 0
+        self.fails_to_begin = False
+        self.fails_to_finish = False
+        self.closed = threading.Event()
+
+    def begin(self, move):
+        if self.fails_to_begin:
+            raise OSError(5, "no such stream")
+        move(None)
+        self.under_way += 1
+        self.begun.release()
+
+    def finish(self):
+        assert self.gate.wait(WAIT_S)
+        self.under_way -= 1
+        if self.fails_to_finish:
+            raise OSError(5, "the device failed")
+
+    def close(self):
+        self.closed.set()
+
+
+@pytest.fixture
+def stand_ins():
+    return {name: StandIn() for name in (A, B, C)}
+
+
+def lanes(stand_ins, window=2, **keys):
+    return Lanes(stand_ins.__getitem__, window, **keys)
+
+
+def test_all_is_prepared_in_order_before_it_is_moved_and_told_when_it_was(stand_ins):
+    prepared, moved, told = [], [], []
+
+    def move(part, stream):
+        assert part in prepared
+        moved.append(part)
+
+    def done(part):
+        assert part in moved
+        told.append(part)
+
+    lanes(stand_ins).carry([A, B], PLAN, prepare=prepared.append, move=move, done=done)
+    assert prepared == PLAN
+    assert sorted(moved, key=lambda part: part.number) == sorted(told, key=lambda part: part.number) == PLAN
+
+
+def test_one_link_keeps_the_order(stand_ins):
+    told = []
+    lanes(stand_ins).carry([A], PLAN, move=lambda part, stream: None, done=told.append)
+    assert told == PLAN
+
+
+def test_links_work_at_the_same_time_each_with_a_full_window(stand_ins):
+    for name in (A, B):
+        stand_ins[name].gate.clear()
+    told = []
+    enough = threading.Event()  # what both windows take is there
+
+    def prepare(part):
+        if part.number == 7:
+            enough.set()
+
+    def move(part, stream):
+        assert enough.wait(WAIT_S)
+
+    copy = threading.Thread(
+        target=lanes(stand_ins, window=3).carry,
+        args=([A, B], PLAN),
+        kwargs={"prepare": prepare, "move": move, "done": told.append},
+    )
+    copy.start()
+    for name in (A, B):
+        for _ in range(3):
+            assert stand_ins[name].begun.acquire(timeout=WAIT_S)
+        assert not stand_ins[name].begun.acquire(blocking=False)
+    assert not told
+    for name in (A, B):
+        stand_ins[name].gate.set()
+    copy.join(WAIT_S)
+    assert len(told) == len(PLAN)
+
+
+@pytest.mark.parametrize("how", ["fails_to_begin", "fails_to_finish"])
+def test_what_a_failing_link_had_goes_over_the_others(stand_ins, how):
+    setattr(stand_ins[A], how, True)
+    told = []
+    lanes(stand_ins).carry([A, B], PLAN, move=lambda part, stream: None, done=told.append)
+    assert sorted(told, key=lambda part: part.number) == PLAN
+
+
+@pytest.mark.parametrize("how", ["fails_to_begin", "fails_to_finish"])
+def test_the_last_links_failure_is_the_copys(stand_ins, how):
+    for name in (A, B):
+        setattr(stand_ins[name], how, True)
+    told = []
+    carrying = lanes(stand_ins)
+    with pytest.raises(OSError, match="no such stream|the device failed"):
+        carrying.carry([A, B], PLAN, move=lambda part, stream: None, done=told.append)
+    assert not told
+    carrying.carry([C], PLAN, move=lambda part, stream: None, done=told.append)
+    assert told == PLAN
+
+
+def test_a_fault_of_the_move_itself_ends_the_copy_too(stand_ins):
+    def move(part, stream):
+        raise ValueError("a released view")
+
+    with pytest.raises(ValueError, match="a released view"):
+        lanes(stand_ins).carry([A, B], PLAN, move=move, done=lambda part: None)
+
+
+def test_a_cancelled_copy_ends_when_no_link_moves_any_of_it(stand_ins):
+    slow = stand_ins[B]
+    slow.gate.clear()
+    ended = threading.Event()
+
+    def done(part):
+        raise Cancelled
+
+    def copy():
+        with pytest.raises(Cancelled):
+            lanes(stand_ins).carry([A, B], PLAN, move=lambda part, stream: None, done=done)
+        ended.set()
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    assert slow.begun.acquire(timeout=WAIT_S)
+    assert stand_ins[A].closed.wait(WAIT_S)  # the copy was cancelled: the link has nobody to work for
+    assert not ended.is_set() and slow.under_way
+    slow.gate.set()
+    assert ended.wait(WAIT_S) and not slow.under_way
+    thread.join()
+
+
+def test_a_failing_preparation_ends_the_copy_and_leaves_nothing_under_way(stand_ins):
+    def prepare(part):
+        if part.number == 5:
+            raise OSError(12, "no memory")
+
+    with pytest.raises(OSError, match="no memory"):
+        lanes(stand_ins).carry([A, B], PLAN, prepare=prepare, move=lambda part, stream: None, done=lambda part: None)
+    assert not any(lane.under_way for lane in stand_ins.values())
+
+
+def test_two_copies_share_a_link_and_both_come_on(stand_ins):
+    stand_ins[A].gate.clear()
+    carrying = lanes(stand_ins, window=1)
+    order = []
+    arrived = threading.Barrier(2)
+
+    def copy(name):
+        arrived.wait(WAIT_S)
+        carrying.carry([A], PLAN, move=lambda part, stream: order.append(name), done=lambda part: None)
+
+    threads = [threading.Thread(target=copy, args=(name,)) for name in "xy"]
+    for thread in threads:
+        thread.start()
+    assert stand_ins[A].begun.acquire(timeout=WAIT_S)
+    stand_ins[A].gate.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert order.count("x") == order.count("y") == len(PLAN)
+
+
+def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
+    moved = []
+    carrying = lanes(stand_ins, window=1, busy=lambda: {A: 0.75})
+    plan = [Part(number) for number in range(200)]
+    by_thread = {}
+
+    def move(part, stream):
+        moved.append(part)
+        name = threading.current_thread().name
+        by_thread[name] = by_thread.get(name, 0) + 1
+
+    carrying.carry([A, B], plan, move=move, done=lambda part: None)
+    assert len(moved) == 200
+    assert by_thread.get(f"link {A}", 0) <= 0.25 * by_thread[f"link {B}"]
+
+
+def test_a_links_thread_lives_while_copies_go_over_it(stand_ins):
+    carrying = lanes(stand_ins)
+    for _ in range(2):
+        carrying.carry([A, B], PLAN, move=lambda part, stream: None, done=lambda part: None)
+        for name in (A, B):
+            assert stand_ins[name].closed.wait(WAIT_S)
+            stand_ins[name].closed.clear()
+    assert not stand_ins[C].closed.is_set()
