@@ -8,15 +8,19 @@ import signal
 import time
 
 from balloond.keeper_client import KeeperClient
-from loader import added, metrics, wire
+from loader import added, metrics, pins, wire
 from loader.config import LoaderConfig
 from loader.copying import Copying
+from loader.disk import DiskImages
 from loader.handoff_client import HandoffClient
-from loader.image_memory import OWNER
+from loader.image_memory import OWNER, Image
 from loader.images import Images
-from loader.models import Models, Sizes
+from loader.jobs import Jobs
+from loader.models import Model, Models, Sizes
+from loader.pins import Pins
 from loader.server import NAME, LoaderServicer
 from loader.transfers import Transfers
+from loader.work import Work
 from protos import loader_pb2, loader_pb2_grpc
 from services import log
 from services.errors import Invalid
@@ -34,21 +38,47 @@ async def build(service: Service) -> None:
     sizes = Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
 
     def changed() -> None:
-        entries = [wire.entry(model, images.parts(model.listed.name)) for model in models.all()]
+        entries = [
+            wire.entry(model, images.parts(model.listed.name), disk.parts(model.generation), is_pinned(model))
+            for model in models.all()
+        ]
         catalogue.set(wire.catalogue(entries, images.capacity_bytes, images.used_bytes, catalogue.revision + 1))
         metrics.HELD.set(images.used_bytes)
+        metrics.DISK_HELD.set(disk.used_bytes)
         broken = sum(bool(entry.error) for entry in entries)
         metrics.MODELS.labels("error").set(broken)
         metrics.MODELS.labels("ready").set(len(entries) - broken)
 
+    def is_pinned(model: Model) -> bool:
+        return model.listed.pinned or model.listed.name in pinned
+
     def describe(name: str) -> tuple[bool, int | None]:
         model = models.find(name)
-        return (False, None) if model is None else (model.listed.pinned, model.generation)
+        return (False, None) if model is None else (is_pinned(model), model.generation)
+
+    def describe_generation(generation: int) -> tuple[bool, bool]:
+        having = [model for model in models.all() if model.generation == generation]
+        return any(map(is_pinned, having)), bool(having)
+
+    def write_to_disk(image: Image) -> None:
+        disk.write_soon(image)
 
     keeper = KeeperClient(config.keeper, OWNER)
     models = Models(sizes, changed, keeper)
+    pinned = Pins(keeper, changed)
     transfers = Transfers()
-    images = Images(keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget)
+    images = Images(
+        keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget, write_to_disk
+    )
+    disk = DiskImages(
+        config.disk_folder,
+        config.disk_capacity_bytes,
+        images,
+        describe_generation,
+        changed,
+        threads=config.disk_threads,
+        answer_timeout_s=config.answer_timeout_s,
+    )
     handoff = HandoffClient(config.handoff, config.answer_timeout_s)
     copying = Copying(
         models,
@@ -60,7 +90,10 @@ async def build(service: Service) -> None:
         answer_timeout_s=config.answer_timeout_s,
     )
     metrics.CAPACITY.set(config.host_capacity_bytes)
-    service.add(loader_pb2_grpc.add_LoaderServicer_to_server, LoaderServicer(models, images, copying, catalogue), NAME)
+    jobs = Jobs(time.monotonic)
+    work = Work(models, images, disk, copying, jobs)
+    servicer = LoaderServicer(models, images, disk, pinned, jobs, work, catalogue)
+    service.add(loader_pb2_grpc.add_LoaderServicer_to_server, servicer, NAME)
 
     try:
         await models.reload(config.catalogue)
@@ -68,16 +101,22 @@ async def build(service: Service) -> None:
         raise Invalid(str(error)) from None
     kept = await keeper.start(config.answer_timeout_s)
     service.on_stop(keeper.close)
-    keeper.follow(lambda: [*images.everything(), *models.everything()])
-    calls = [record for record, _ in kept if record.kind == added.KIND]
-    images.restore((record, fd) for record, fd in kept if record.kind != added.KIND)
-    await models.restore(calls)
+    keeper.follow(lambda: [*images.everything(), *models.everything(), *pinned.everything()])
+    pinned.restore(record for record, _ in kept if record.kind == pins.KIND)
+    images.restore((record, fd) for record, fd in kept if record.kind not in (added.KIND, pins.KIND))
+    await models.restore([record for record, _ in kept if record.kind == added.KIND])
+    try:
+        await disk.start()
+    except OSError as error:
+        raise Invalid(f"disk_folder {config.disk_folder}: {error.strerror}") from None
+    for image in images.all():
+        disk.write_soon(image)
     service.spawn(handoff.run(), "balloond")
-    service.spawn(_reload_on_hangup(models, images, config.catalogue), "reload on SIGHUP")
+    service.spawn(_reload_on_hangup(models, images, pinned, config.catalogue), "reload on SIGHUP")
     await service.ready()
 
 
-async def _reload_on_hangup(models: Models, images: Images, path: str) -> None:
+async def _reload_on_hangup(models: Models, images: Images, pinned: Pins, path: str) -> None:
     """SIGHUP: the catalogue file and all checkpoints are read afresh. A file that cannot be used changes nothing."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, asked.set)
@@ -89,6 +128,7 @@ async def _reload_on_hangup(models: Models, images: Images, path: str) -> None:
         except ValueError as error:
             _log.error("catalogue not reloaded", why=str(error))
             continue
+        pinned.keep_only(model.listed.name for model in models.all())
         for image in images.all():
             if models.find(image.model) is None:
                 images.drop(image.model)

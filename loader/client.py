@@ -34,11 +34,32 @@ class LoaderClient:
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
         """What adding it would give. Raises Unmet with the reason when the checkpoint is broken, Invalid for what makes
         no sense, a relative path for one."""
-        return await self._call(self._stub.Inspect, loader_pb2.AddRequest(model=listing))  # type: ignore[no-any-return]
+        answer = await self._call(self._stub.Inspect, loader_pb2.InspectRequest(model=listing))
+        return answer.model  # type: ignore[no-any-return]
+
+    async def state(self, name: str) -> loader_pb2.Inspection:
+        """A model of the catalogue: its checkpoint as it is now, its images, and what is under way for it. Raises
+        NotFound, and Unmet when the checkpoint is broken."""
+        request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
+        return await self._call(self._stub.Inspect, request)  # type: ignore[no-any-return]
 
     async def add(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
         """Adds a model. Raises Exists when the name has another path, and as `inspect` does."""
         return await self._call(self._stub.Add, loader_pb2.AddRequest(model=listing))  # type: ignore[no-any-return]
+
+    async def register(
+        self, listing: common_pb2.ModelListing, *, prefetch: bool = False, on_progress: Progressed | None = None
+    ) -> common_pb2.ModelSpec:
+        """Adds a model and makes ready what can be: with `prefetch`, or when it is pinned, its image is read from disk
+        into host memory. Raises as `add` does, and Refused when host memory is short: it is added then."""
+        request = loader_pb2.RegisterRequest(model=listing, prefetch=prefetch)
+        spec = common_pb2.ModelSpec()
+        async for message in _messages(self._stub.Register(request)):
+            if message.HasField("model"):
+                spec = message.model
+            elif on_progress is not None:
+                on_progress(message.progress)
+        return spec
 
     async def remove(self, name: str) -> None:
         """Raises NotFound."""
@@ -73,15 +94,29 @@ class LoaderClient:
         on_progress: Progressed | None = None,
     ) -> loader_pb2.ImageProgress:
         """Returns the last message once the lease's weights are the image's. Raises Unmet when there is no image like
-        that, NotFound when the lease is gone."""
+        that, NotFound when the lease is gone, Conflict when a caller cancelled it."""
         request = loader_pb2.LoadImageRequest(
             model=model, generation=generation, lease_id=lease_id, manifest=manifest, rank=rank
         )
         return await _last(self._stub.LoadImage(request), on_progress)
 
-    async def drop_image(self, model: str) -> None:
+    async def drop_image(self, model: str, *, from_disk: bool = False) -> None:
         """Idempotent."""
-        await self._call(self._stub.DropImage, loader_pb2.DropImageRequest(model=model))
+        await self._call(self._stub.DropImage, loader_pb2.DropImageRequest(model=model, from_disk=from_disk))
+
+    async def cancel(self, model: str, lease_id: str = "") -> int:
+        """Ends the saves, loads and reads of a model, or of one lease of it; returns how many, once they have
+        ended."""
+        request = loader_pb2.CancelRequest(model=model, lease_id=lease_id)
+        return int((await self._call(self._stub.Cancel, request)).ended)
+
+    async def pin(self, model: str) -> None:
+        """The model's image gives way to no other. Idempotent. Raises NotFound."""
+        await self._call(self._stub.Pin, loader_pb2.PinRequest(model=model))
+
+    async def unpin(self, model: str) -> None:
+        """Idempotent. Raises Unmet for a model that is listed as pinned."""
+        await self._call(self._stub.Unpin, loader_pb2.UnpinRequest(model=model))
 
     async def _call(self, method: Any, request: Any) -> Any:
         try:
@@ -92,12 +127,18 @@ class LoaderClient:
 
 async def _last(stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
     last = loader_pb2.ImageProgress()
+    async for last in _messages(stream):
+        if on_progress is not None:
+            on_progress(last.progress)
+    return last
+
+
+async def _messages(stream: Any) -> AsyncIterator[Any]:
+    """The messages of a call, which ends with the iteration."""
     try:
-        async for last in stream:
-            if on_progress is not None:
-                on_progress(last.progress)
+        async for message in stream:
+            yield message
     except grpc.aio.AioRpcError as error:
         raise from_rpc(error) from None
     finally:
         stream.cancel()
-    return last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from services.config import Config
 
@@ -31,5 +31,18 @@ class LoaderConfig(Config):
     own cost shows."""
     copy_threads: int = Field(default=2, ge=1)
     """Copies that run at the same time; more wait for their turn."""
+    disk_folder: str = ""
+    """Where images are kept on local disk as well, to come back from there after a restart of the host or when they
+    had to leave its memory; this loader's alone. Empty: they are not."""
+    disk_capacity_bytes: int = Field(default=0, ge=0)
+    """Most that they may take there."""
+    disk_threads: int = Field(default=4, ge=1)
+    """That read or write one file."""
     answer_timeout_s: float = Field(default=20.0, gt=0)
     """How long a call waits for the keeper or balloond while they are away (a restart takes a second or two)."""
+
+    @model_validator(mode="after")
+    def _a_folder_has_a_capacity(self) -> LoaderConfig:
+        if bool(self.disk_folder) != bool(self.disk_capacity_bytes):
+            raise ValueError("disk_folder and disk_capacity_bytes go together")
+        return self

@@ -52,6 +52,12 @@ class Image:
         with memoryview(self.memory) as whole, whole[: self.total_bytes] as weights:
             yield weights
 
+    @contextlib.contextmanager
+    def pages(self) -> Iterator[memoryview]:
+        """The weights range with the rest of its last page."""
+        with memoryview(self.memory) as whole, whole[: _whole_pages(self.total_bytes)] as pages:
+            yield pages
+
     def close(self) -> None:
         """Gives the memory up as far as it is ours; safe to repeat."""
         if self.fd >= 0:

@@ -24,7 +24,8 @@ Key = tuple[str, int]
 class Images:
     """All images. `now` is in seconds on any clock; `describe` says of a model whether it is pinned and which
     generation is the present one (None: it is not in the catalogue); `on_change` is called after each change,
-    `before_freeing` in a thread, with the weights of an image that nobody uses any more."""
+    `on_publish` with every new image, `before_freeing` in a thread, with the weights of an image that nobody uses any
+    more."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Images:
         describe: Callable[[str], tuple[bool, int | None]],
         on_change: Callable[[], None],
         before_freeing: Callable[[memoryview], None] = lambda weights: None,
+        on_publish: Callable[[Image], None] = lambda image: None,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self._keeper = keeper
@@ -41,6 +43,7 @@ class Images:
         self._describe = describe
         self._on_change = on_change
         self._before_freeing = before_freeing
+        self._on_publish = on_publish
         self._images: dict[Key, Image] = {}
         self._arriving: dict[Key, Image] = {}
         """Filled, and on the way to the keeper."""
@@ -110,7 +113,7 @@ class Images:
         model = parts[0].model
         pinned, generation = self._describe(model)
         return residency.Held(
-            model=model,
+            name=model,
             nbytes=sum(part.held_bytes for part in parts),
             last_used=max(part.last_used for part in parts),
             pinned=pinned,
@@ -141,6 +144,7 @@ class Images:
             self._let_go(older)
         self._drop([part for part in self.parts(image.model) if part.generation != image.generation])
         self._on_change()
+        self._on_publish(image)
 
     # --- using
 

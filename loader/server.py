@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from loader import wire
-from loader.copying import Copying, Step
+from loader.disk import DiskImages
 from loader.images import Images
+from loader.jobs import At, Jobs, What
 from loader.models import Models
+from loader.pins import Pins
+from loader.work import Work
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services import log
+from services.errors import Unmet
 from services.watch import Watched
 
 NAME = "prism.loader.v1.Loader"
@@ -21,58 +25,109 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
     """See protos/loader.proto."""
 
     def __init__(
-        self, models: Models, images: Images, copying: Copying, catalogue: Watched[loader_pb2.Catalogue]
+        self,
+        models: Models,
+        images: Images,
+        disk: DiskImages,
+        pins: Pins,
+        jobs: Jobs,
+        work: Work,
+        catalogue: Watched[loader_pb2.Catalogue],
     ) -> None:
         self._models = models
         self._images = images
-        self._copying = copying
+        self._disk = disk
+        self._pins = pins
+        self._jobs = jobs
+        self._work = work
         self._catalogue = catalogue
+
+    # --- the catalogue
 
     async def Watch(self, request: loader_pb2.WatchRequest, context: Any) -> AsyncIterator[loader_pb2.Catalogue]:
         async for catalogue in self._catalogue.follow():
             yield catalogue
 
-    async def Inspect(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
-        return wire.model_spec(await self._models.inspect(wire.listed(request.model)))
+    async def Inspect(self, request: loader_pb2.InspectRequest, context: Any) -> loader_pb2.Inspection:
+        told = request.model
+        listed = wire.listed(told) if told.path else self._models.get(told.name).listed
+        spec = wire.model_spec(await self._models.inspect(listed))
+        under_way = map(wire.under_way, self._jobs.of(told.name))
+        return loader_pb2.Inspection(model=spec, entry=self._entry(told.name), under_way=under_way)
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
         return wire.model_spec(await self._models.add(wire.listed(request.model)))
 
+    async def Register(
+        self, request: loader_pb2.RegisterRequest, context: Any
+    ) -> AsyncIterator[loader_pb2.RegisterProgress]:
+        model = await self._models.add(wire.listed(request.model))
+        yield loader_pb2.RegisterProgress(model=wire.model_spec(model))
+        entry = self._entry(request.model.name)
+        if request.prefetch or (entry is not None and entry.image_pinned):
+            async with aclosing(self._work.prefetch(request.model.name)) as steps:
+                async for step in steps:
+                    if isinstance(step, At):
+                        yield loader_pb2.RegisterProgress(progress=wire.progress(step))
+
     async def Remove(self, request: loader_pb2.RemoveRequest, context: Any) -> loader_pb2.RemoveResponse:
         await self._models.remove(request.name)
+        self._pins.remove(request.name)
         self._images.drop(request.name)
         return loader_pb2.RemoveResponse()
+
+    # --- images
 
     async def SaveImage(
         self, request: loader_pb2.SaveImageRequest, context: Any
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
-        total = wire.manifest_bytes(request.manifest)
-        steps = self._copying.save(
-            request.model, request.generation, request.lease_id, request.manifest, total, request.checksum, request.rank
+        what = What(
+            "save",
+            request.model,
+            request.generation,
+            request.rank,
+            request.lease_id,
+            request.manifest,
+            request.checksum,
         )
-        async with aclosing(_told(steps, total)) as messages:
-            async for message in messages:
-                yield message
+        async with aclosing(self._work.save(what, wire.manifest_bytes(request.manifest))) as steps:
+            async for step in steps:
+                yield wire.image_progress(step)
 
     async def LoadImage(
         self, request: loader_pb2.LoadImageRequest, context: Any
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
-        total = wire.manifest_bytes(request.manifest)
-        steps = self._copying.load(
-            request.model, request.generation, request.lease_id, request.manifest, total, request.rank
-        )
-        async with aclosing(_told(steps, total)) as messages:
-            async for message in messages:
-                yield message
+        what = What("load", request.model, request.generation, request.rank, request.lease_id, request.manifest)
+        async with aclosing(self._work.load(what, wire.manifest_bytes(request.manifest))) as steps:
+            async for step in steps:
+                yield wire.image_progress(step)
 
     async def DropImage(self, request: loader_pb2.DropImageRequest, context: Any) -> loader_pb2.DropImageResponse:
         self._images.drop(request.model)
+        model = self._models.find(request.model)
+        if request.from_disk and model is not None:
+            await self._disk.drop(model.generation)
         return loader_pb2.DropImageResponse()
 
+    async def Cancel(self, request: loader_pb2.CancelRequest, context: Any) -> loader_pb2.CancelResponse:
+        return loader_pb2.CancelResponse(ended=await self._jobs.cancel(request.model, request.lease_id))
 
-async def _told(steps: AsyncGenerator[Step, None], total: int) -> AsyncGenerator[loader_pb2.ImageProgress, None]:
-    async with aclosing(steps):
-        async for step in steps:
-            yield wire.progress("copying", step, total) if isinstance(step, int) else wire.finished(step)
+    # --- pins
+
+    async def Pin(self, request: loader_pb2.PinRequest, context: Any) -> loader_pb2.PinResponse:
+        self._models.get(request.model)
+        await self._pins.add(request.model)
+        return loader_pb2.PinResponse()
+
+    async def Unpin(self, request: loader_pb2.UnpinRequest, context: Any) -> loader_pb2.UnpinResponse:
+        self._pins.remove(request.model)
+        model = self._models.find(request.model)
+        if model is not None and model.listed.pinned:
+            raise Unmet(f"{request.model} is listed as pinned")
+        return loader_pb2.UnpinResponse()
+
+    def _entry(self, name: str) -> loader_pb2.Entry | None:
+        """Of the catalogue as callers see it now."""
+        return next((entry for entry in self._catalogue.value.entries if entry.model.name == name), None)

@@ -9,7 +9,9 @@ import pydantic
 from google.protobuf.message import DecodeError
 
 from loader.catalogue import Listed
+from loader.disk import Stored
 from loader.image_memory import Image
+from loader.jobs import At, Job
 from loader.models import Model
 from protos import common_pb2, engine_pb2, loader_pb2
 from services.errors import Invalid
@@ -60,17 +62,26 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
     return spec
 
 
-def entry(model: Model, parts: Sequence[Image]) -> loader_pb2.Entry:
-    """`parts` of its image that there are, by rank. An image that is not whole, or of another generation than the
-    checkpoint's, is not shown: nothing that starts now can use it."""
-    shown = loader_pb2.Entry(model=model_spec(model), error=model.error)
-    usable = [part for part in parts if part.generation == model.generation]
-    if [part.rank for part in usable] == list(range(model.listed.devices)):
-        shown.has_image = True
+def entry(
+    model: Model, parts: Sequence[Image], stored: Sequence[Stored] = (), image_pinned: bool = False
+) -> loader_pb2.Entry:
+    """`parts` and `stored` are what there is of its image in host memory and on disk, by rank. An image that is not
+    whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it."""
+    shown = loader_pb2.Entry(model=model_spec(model), error=model.error, image_pinned=image_pinned)
+    here = _whole(model, parts)
+    on_disk = _whole(model, stored)
+    shown.has_image, shown.on_disk = bool(here), bool(on_disk)
+    if usable := here or on_disk:
         shown.image_bytes = sum(part.total_bytes for part in usable)
         shown.image_checksum = usable[0].checksum
         shown.other_checksums.extend(part.checksum for part in usable[1:])
     return shown
+
+
+def _whole(model: Model, parts: Sequence[Image] | Sequence[Stored]) -> Sequence[Image | Stored]:
+    """The parts that a model needs now, or none."""
+    usable = [part for part in parts if part.generation == model.generation]
+    return usable if [part.rank for part in usable] == list(range(model.listed.devices)) else []
 
 
 def catalogue(entries: Sequence[loader_pb2.Entry], capacity: int, used: int, revision: int) -> loader_pb2.Catalogue:
@@ -88,12 +99,22 @@ def manifest_bytes(manifest: bytes) -> int:
     return total
 
 
-def progress(step: str, done: int, total: int) -> loader_pb2.ImageProgress:
-    return loader_pb2.ImageProgress(progress=common_pb2.Progress(step=step, done=done, total=total, unit="bytes"))
+def progress(at: At) -> common_pb2.Progress:
+    return common_pb2.Progress(
+        step=at.step, done=at.done, total=at.total, unit="bytes", per_s=at.per_s, left_s=at.left_s
+    )
 
 
-def finished(image: Image) -> loader_pb2.ImageProgress:
-    """The last message of a copy."""
-    last = progress("copying", image.total_bytes, image.total_bytes)
-    last.checksum, last.image_bytes = image.checksum, image.total_bytes
-    return last
+def image_progress(step: At | Image) -> loader_pb2.ImageProgress:
+    """One message of a save or a load; the last has the image."""
+    if isinstance(step, At):
+        return loader_pb2.ImageProgress(progress=progress(step))
+    whole = At("copying", step.total_bytes, step.total_bytes, left_s=0.0)
+    return loader_pb2.ImageProgress(progress=progress(whole), checksum=step.checksum, image_bytes=step.total_bytes)
+
+
+def under_way(job: Job) -> loader_pb2.UnderWay:
+    what = job.what
+    return loader_pb2.UnderWay(
+        kind=what.kind, lease_id=what.lease_id, rank=what.rank, callers=job.callers, progress=progress(job.at)
+    )

@@ -33,6 +33,10 @@ class Checksum:
         weights = np.arange(2 * first + 1, 2 * (first + len(rows)) + 1, 2, dtype=np.uint64) * np.uint64(MULTIPLIER)
         self._sum = (self._sum + int((rows * weights).sum(dtype=np.uint64))) % (1 << 64)
 
+    def join(self, other: Checksum) -> None:
+        """What `other` saw counts here too: several threads may see a memory, each its own parts."""
+        self._sum = (self._sum + other._sum) % (1 << 64)
+
     def text(self) -> str:
         return as_text(self._sum)
 

@@ -1,7 +1,8 @@
-"""Which images give way when host memory is short for another.
+"""Which images give way when host memory, or the disk, is short for another.
 
 Kept are, in this order: images under copy, pinned models' images, then the most recently used. What no engine can ask
-for any more (of an older generation, or of a model that left the catalogue) goes first.
+for any more (of an older generation, or of a model that left the catalogue) goes first. Pinned ones never leave memory
+for another; on disk they do, last, for one that is pinned itself.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Held:
-    """An image in host memory, as the decision sees it."""
+    """An image, as the decision sees it."""
 
-    model: str
+    name: str
+    """Of its model, or whatever else tells it from the others."""
     nbytes: int
     last_used: float
     """Seconds, on any clock."""
@@ -29,18 +31,21 @@ class Room:
     """What has to happen for the bytes to fit."""
 
     drop: tuple[str, ...]
-    """Models whose images go, none when `short_bytes` is not 0: nobody loses anything for nothing."""
+    """Names of the images that go, none when `short_bytes` is not 0: nobody loses anything for nothing."""
     short_bytes: int
     """0: they fit once these are dropped."""
 
 
-def make_room(held: Iterable[Held], taken_bytes: int, need_bytes: int, capacity_bytes: int) -> Room:
-    """Room for `need_bytes` beside the images `held` and `taken_bytes` of others that cannot go (images being made)."""
+def make_room(
+    held: Iterable[Held], taken_bytes: int, need_bytes: int, capacity_bytes: int, over_pinned: bool = False
+) -> Room:
+    """Room for `need_bytes` beside the images `held` and `taken_bytes` of others that cannot go (images being made).
+    `over_pinned`: pinned ones may go, after all others."""
     held = list(held)
     missing = sum(image.nbytes for image in held) + taken_bytes + need_bytes - capacity_bytes
     candidates = sorted(
-        (image for image in held if not image.in_use and not (image.pinned and image.wanted)),
-        key=lambda image: (image.wanted, image.last_used, image.model),
+        (image for image in held if not image.in_use and (over_pinned or not (image.pinned and image.wanted))),
+        key=lambda image: (image.wanted, image.wanted and image.pinned, image.last_used, image.name),
     )
     chosen: list[Held] = []
     for image in candidates:
@@ -55,4 +60,4 @@ def make_room(held: Iterable[Held], taken_bytes: int, need_bytes: int, capacity_
         if missing + image.nbytes <= 0:
             chosen.remove(image)
             missing += image.nbytes
-    return Room(tuple(image.model for image in chosen), 0)
+    return Room(tuple(image.name for image in chosen), 0)

@@ -109,6 +109,6 @@ def test_a_manifest_gives_the_size_of_its_range():
 
 
 def test_the_last_message_of_a_copy_has_the_image(image):
-    last = wire.finished(image)
+    last = wire.image_progress(image)
     assert (last.progress.done, last.progress.total, last.progress.unit) == (100, 100, "bytes")
     assert (last.checksum, last.image_bytes) == ("rows:5", 100)

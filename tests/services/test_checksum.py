@@ -46,3 +46,12 @@ def test_zeros_follow_a_short_last_row_and_pieces_begin_with_a_row() -> None:
     assert checksum(data) == checksum(data + bytes(ROW_BYTES - 100)) != checksum(data[:-1])
     with pytest.raises(ValueError, match="no row of 4096 bytes begins at 8"):
         Checksum().add(8, bytes(ROW_BYTES))
+
+
+def test_what_several_saw_of_a_memory_is_joined() -> None:
+    data = os.urandom(3 * ROW_BYTES + 100)
+    first, second = Checksum(), Checksum()
+    first.add(ROW_BYTES, data[ROW_BYTES:])
+    second.add(0, data[:ROW_BYTES])
+    first.join(second)
+    assert first.text() == checksum(data)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from loader.policy.residency import Held, Room, make_room
 
 
-def held(model, nbytes=10, last_used=0.0, **keys):
-    return Held(model, nbytes, last_used, **keys)
+def held(name, nbytes=10, last_used=0.0, **keys):
+    return Held(name, nbytes, last_used, **keys)
 
 
 def test_nothing_is_dropped_while_there_is_room():
@@ -46,7 +46,7 @@ def test_an_image_that_a_later_larger_one_made_unnecessary_stays():
 IMAGES = st.lists(
     st.builds(
         Held,
-        model=st.just("?"),
+        name=st.just("?"),
         nbytes=st.integers(1, 20),
         last_used=st.integers(0, 5).map(float),
         pinned=st.booleans(),
@@ -54,17 +54,17 @@ IMAGES = st.lists(
         in_use=st.booleans(),
     ),
     max_size=8,
-).map(lambda images: [replace(image, model=str(number)) for number, image in enumerate(images)])
+).map(lambda images: [replace(image, name=str(number)) for number, image in enumerate(images)])
 
 
 @given(images=IMAGES, taken=st.integers(0, 30), need=st.integers(0, 60), capacity=st.integers(1, 100))
 def test_room_is_made_exactly_when_it_can_be_and_nothing_goes_that_could_stay(images, taken, need, capacity):
     room = make_room(images, taken, need, capacity)
-    by_name = {image.model: image for image in images}
+    by_name = {image.name: image for image in images}
     may_go = [image for image in images if not image.in_use and not (image.pinned and image.wanted)]
     least = sum(image.nbytes for image in images) - sum(image.nbytes for image in may_go) + taken + need
     assert room.short_bytes == max(0, least - capacity)
-    dropped = [by_name[model] for model in room.drop]
+    dropped = [by_name[name] for name in room.drop]
     assert all(image in may_go for image in dropped)
     if room.short_bytes:
         assert not dropped
@@ -72,3 +72,10 @@ def test_room_is_made_exactly_when_it_can_be_and_nothing_goes_that_could_stay(im
     left = sum(image.nbytes for image in images) + taken + need - sum(image.nbytes for image in dropped)
     assert left <= capacity
     assert all(left + image.nbytes > capacity for image in dropped)
+
+
+def test_over_pinned_they_go_after_all_others_that_are_wanted():
+    images = [held("a", pinned=True, last_used=1), held("b", last_used=9), held("c", pinned=True, last_used=2)]
+    assert make_room(images, 0, 10, 30, over_pinned=True).drop == ("b",)
+    assert make_room(images, 0, 20, 30, over_pinned=True).drop == ("b", "a")
+    assert make_room(images, 0, 20, 30) == Room((), 10)

@@ -1,0 +1,147 @@
+"""What is under way: saves, loads and reads from disk, each followed by any number of callers.
+
+A job runs in a task of its own, so that it does not end with the caller who happened to come first: it goes on until
+the last one has gone away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from loader.image_memory import Image
+from loader.policy.rate import Pace
+from services import tasks
+from services.errors import Conflict, PrismError
+from services.watch import Watched
+
+
+@dataclass(frozen=True)
+class What:
+    """Two calls for the same are one job."""
+
+    kind: str
+    """"save", "load", "read" or "prefetch"."""
+    model: str
+    generation: int
+    rank: int = 0
+    lease_id: str = ""
+    manifest: bytes = b""
+    checksum: str = ""
+
+
+@dataclass(frozen=True)
+class At:
+    """How far a job is."""
+
+    step: str
+    done: int
+    total: int
+    per_s: float | None = None
+    left_s: float | None = None
+
+
+Steps = AsyncGenerator[At | Image, None]
+"""A job's work: how far it is, without rates; in the end the image, where there is one."""
+
+
+class Job:
+    """One of them, under way or ended."""
+
+    def __init__(self, what: What, steps: Steps, now: Callable[[], float]) -> None:
+        self.what = what
+        self.callers = 0
+        self.image: Image | None = None
+        self._now = now
+        self._pace = Pace()
+        self._why = ""
+        self._at = Watched(At("waiting", 0, 0))
+        self._task = asyncio.get_running_loop().create_task(self._run(steps), name=f"{what.kind} {what.model}")
+        self._task.add_done_callback(lambda _: self._at.set(self.at))
+
+    @property
+    def at(self) -> At:
+        return self._at.value
+
+    async def _run(self, steps: Steps) -> None:
+        async with aclosing(steps):
+            async for step in steps:
+                if isinstance(step, Image):
+                    self.image = step
+                else:
+                    self._seen(step)
+
+    def _seen(self, at: At) -> None:
+        if at.step != self.at.step:
+            self._pace = Pace()
+        self._pace = self._pace.seen(self._now(), at.done)
+        self._at.set(At(at.step, at.done, at.total, self._pace.per_s(), self._pace.left_s(at.total)))
+
+    async def follow(self) -> AsyncIterator[At]:
+        """How far it is now, then again when it has moved on, with what lies between left out. Raises what the job
+        ended with, Conflict when it was cancelled."""
+        while not self._task.done():
+            seen = self._at.revision
+            yield self.at
+            await self._at.changed(seen)
+        if self._task.cancelled():
+            raise Conflict(self._why or "cancelled")
+        failure = self._task.exception()
+        if isinstance(failure, PrismError):
+            raise type(failure)(str(failure))  # of this caller's own: each adds its own trace
+        if failure is not None:
+            raise failure
+
+    async def cancel(self, why: str) -> None:
+        """Returns when it has ended."""
+        self._why = self._why or why
+        await tasks.cancel(self._task)
+
+
+class Jobs:
+    """All of a process. `now` is in seconds on any clock."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._jobs: dict[What, Job] = {}
+
+    def of(self, model: str, lease_id: str = "") -> Sequence[Job]:
+        """Those of a model, or of one lease of it."""
+        return [
+            job
+            for what, job in self._jobs.items()
+            if what.model == model and (not lease_id or what.lease_id == lease_id)
+        ]
+
+    async def follow(self, what: What, start: Callable[[], Steps]) -> AsyncGenerator[At | Image, None]:
+        """The progress of the job that does `what`, started if there is none; ends with its image, where it has one.
+        Raises as Job.follow does. Closing it ends the job unless others follow."""
+        job = self._jobs.get(what)
+        if job is None:
+            job = self._jobs[what] = Job(what, start(), self._now)
+        job.callers += 1
+        try:
+            async for at in job.follow():
+                yield at
+            if job.image is not None:
+                yield job.image
+        finally:
+            job.callers -= 1
+            if not job.callers:
+                # Whoever comes now begins anew, and waits for the end of this one where the two would meet.
+                self._forget(job)
+                await job.cancel("nobody waits for it any more")
+
+    async def cancel(self, model: str, lease_id: str = "") -> int:
+        """Ends those of a model, or of one lease of it; answers how many. Returns when they have ended."""
+        chosen = self.of(model, lease_id)
+        for job in chosen:
+            self._forget(job)
+        await asyncio.gather(*(job.cancel(f"the {job.what.kind} of {model} was cancelled") for job in chosen))
+        return len(chosen)
+
+    def _forget(self, job: Job) -> None:
+        if self._jobs.get(job.what) is job:
+            del self._jobs[job.what]

@@ -1,0 +1,108 @@
+"""What callers ask of images, as jobs: saving, loading, and reading from disk what host memory lacks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from loader.copying import Copying, Step
+from loader.disk import DiskImages, Stored
+from loader.image_memory import Image
+from loader.images import Images
+from loader.jobs import At, Jobs, Steps, What
+from loader.models import Models
+from services.errors import Refused, Unavailable, Unmet
+
+COPYING, READING = "copying", "reading from disk"
+
+
+class Work:
+    """See protos/loader.proto. Every call is an iteration over how far it is that ends with the image, and raises
+    Conflict when a caller cancelled it."""
+
+    def __init__(self, models: Models, images: Images, disk: DiskImages, copying: Copying, jobs: Jobs) -> None:
+        self._models = models
+        self._images = images
+        self._disk = disk
+        self._copying = copying
+        self._jobs = jobs
+
+    def save(self, what: What, total_bytes: int) -> Steps:
+        """Raises as Copying.save does."""
+        return self._jobs.follow(
+            what,
+            lambda: _told(
+                COPYING,
+                total_bytes,
+                self._copying.save(
+                    what.model, what.generation, what.lease_id, what.manifest, total_bytes, what.checksum, what.rank
+                ),
+            ),
+        )
+
+    def load(self, what: What, total_bytes: int) -> Steps:
+        """Raises as Copying.load does."""
+        return self._jobs.follow(what, lambda: self._load(what, total_bytes))
+
+    async def _load(self, what: What, total_bytes: int) -> Steps:
+        if not self._in_memory(what):
+            stored = self._disk.find(what.generation, what.manifest, what.rank)
+            if stored is not None:
+                async with aclosing(self._read_for_load(what.model, stored)) as reading:
+                    async for at in reading:
+                        yield at
+        copy = self._copying.load(what.model, what.generation, what.lease_id, what.manifest, total_bytes, what.rank)
+        async with aclosing(_told(COPYING, total_bytes, copy)) as steps:
+            async for step in steps:
+                yield step
+        await self._disk.used(what.generation, what.rank)
+
+    def _in_memory(self, what: What) -> bool:
+        image = self._images.get(what.model, what.rank)
+        return image is not None and (image.generation, image.manifest) == (what.generation, what.manifest)
+
+    async def _read_for_load(self, model: str, stored: Stored) -> AsyncGenerator[At, None]:
+        """Raises Unmet for whatever goes wrong: the engine can still read the checkpoint."""
+        async with aclosing(self._read(model, stored)) as steps:
+            try:
+                async for step in steps:
+                    if isinstance(step, At):
+                        yield step
+            except (Refused, Unavailable) as error:
+                raise Unmet(f"the image of {model} on disk is of no use now: {error}") from None
+
+    def _read(self, model: str, stored: Stored) -> Steps:
+        what = What("read", model, stored.generation, stored.rank)
+        return self._jobs.follow(what, lambda: _told(READING, stored.total_bytes, self._disk.read(model, stored)))
+
+    def prefetch(self, model: str) -> Steps:
+        """Reads what of a model's image host memory lacks and the disk has; nothing for one that is on neither. Raises
+        NotFound, Refused when host memory is short, Unavailable when the keeper does not answer."""
+        generation = self._models.get(model).generation
+        return self._jobs.follow(What("prefetch", model, generation), lambda: self._prefetch(model, generation))
+
+    async def _prefetch(self, model: str, generation: int) -> Steps:
+        here = {part.rank for part in self._images.parts(model) if part.generation == generation}
+        missing = [stored for stored in self._disk.parts(generation) if stored.rank not in here]
+        total, before = sum(stored.total_bytes for stored in missing), 0
+        for stored in missing:
+            try:
+                async with aclosing(self._read(model, stored)) as steps:
+                    async for step in steps:
+                        if isinstance(step, At):
+                            yield At(READING, before + step.done, total)
+            except Unmet:
+                continue  # said in the log; the first activation makes an image
+            before += stored.total_bytes
+        yield At(READING, total, total)
+
+
+async def _told(step: str, total: int, steps: AsyncGenerator[Step, None]) -> Steps:
+    """The bytes that a copy tells, as a step of a job that ends with all of them."""
+    async with aclosing(steps):
+        async for told in steps:
+            if isinstance(told, Image):
+                yield At(step, total, total)
+                yield told
+            else:
+                yield At(step, told, total)

@@ -1,0 +1,53 @@
+"""Rates and times left."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loader.policy.rate import WINDOW_S, Pace
+
+
+def seen(*samples):
+    pace = Pace()
+    for now, done in samples:
+        pace = pace.seen(now, done)
+    return pace
+
+
+def test_nothing_is_known_before_time_has_passed():
+    assert Pace().per_s() is None and Pace().left_s(10) is None
+    assert seen((5, 0)).per_s() is None and seen((5, 0)).left_s(10) is None
+    assert seen((5, 0), (5, 3)).per_s() is None
+
+
+def test_a_steady_pace_tells_how_long_the_rest_takes():
+    pace = seen(*((t / 10, 100 * t / 10) for t in range(30)))
+    assert pace.per_s() == pytest.approx(100)
+    assert pace.left_s(290 + 50) == pytest.approx(0.5)
+
+
+def test_what_was_long_ago_does_not_count():
+    pace = seen((0, 0), (1, 1000), (2, 1010), (3, 1020), (3.5, 1025))
+    assert pace.per_s() == pytest.approx(10)
+
+
+def test_what_stands_still_has_no_end():
+    pace = seen((0, 5), (0.5, 5), (1.0, 5))
+    assert pace.per_s() == 0 and pace.left_s(10) is None
+    assert pace.left_s(5) == 0
+
+
+def test_many_samples_keep_few():
+    assert len(seen(*((t / 1000, t) for t in range(5000))).samples) <= WINDOW_S / 0.05 + 2
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.integers(0, 1 << 40)), max_size=60))
+def test_a_pace_is_never_negative_and_covers_about_the_window(steps):
+    now = done = 0.0
+    pace = Pace()
+    for dt, more in steps:
+        now, done = now + dt, done + more
+        pace = pace.seen(now, done)
+        assert (pace.per_s() or 0) >= 0 and (pace.left_s(done + 1) or 0) >= 0
+        assert all(now - then <= WINDOW_S for then, _ in pace.samples[1:])
+        assert pace.samples[-1] == (now, done)
