@@ -12,6 +12,7 @@ from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.handover import Handover
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
@@ -63,9 +64,10 @@ async def build(service: Service) -> None:
         for number, kind in enumerate(("sglang", "echo") if len(config.devices) == 1 else ("sglang",))
     }
     activation = Activation(config, residents, pools, devices, loader, images)
-    residency = Residency(config, residents, dispatcher, activation, pools)
+    handover = Handover(residents, loader)
+    residency = Residency(config, residents, dispatcher, activation, handover, pools)
     report = Report(config, residents, dispatcher, memory, pools)
-    servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, report, changes)
+    servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, changes)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 
     local = LocalServer(config.listen, dispatcher)

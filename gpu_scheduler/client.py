@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
 
-from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
+from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import rpc
 from services.status import from_rpc
 from services.watch import follow_stream
@@ -33,11 +33,12 @@ class GpuSchedulerClient:
         drain_ms: int = 0,
         on_progress: Progressed | None = None,
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
+        successor: str = "",
     ) -> gpu_scheduler_pb2.ResidencyProgress:
         """Returns the last message of the change: the target reached, or ERROR. Raises what refused it."""
         last = gpu_scheduler_pb2.ResidencyProgress()
         request = gpu_scheduler_pb2.SetResidencyRequest(
-            model=model, target=target, reason=reason, drain_ms=drain_ms, yields=yields
+            model=model, target=target, reason=reason, drain_ms=drain_ms, yields=yields, successor=successor
         )
         try:
             async for last in self._stub.SetResidency(request):
@@ -50,6 +51,15 @@ class GpuSchedulerClient:
     def watch(self) -> AsyncIterator[gpu_scheduler_pb2.GroupState | None]:
         """The group's state for ever; None each time the group was lost."""
         return follow_stream(lambda: self._stub.Watch(gpu_scheduler_pb2.WatchRequest()), f"group at {self.address}")
+
+    async def take_kv(
+        self, model: str, generation: int, places: engine_pb2.KvPlaces
+    ) -> gpu_scheduler_pb2.TakeKvResponse:
+        request = gpu_scheduler_pb2.TakeKvRequest(model=model, generation=generation, places=places)
+        try:
+            return await self._stub.TakeKv(request)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
 
     async def set_limit(self, model: str, bytes: int) -> balloond_pb2.SetLimitResponse:
         try:

@@ -18,6 +18,7 @@ from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.handover import Handover
 from gpu_scheduler.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
@@ -41,12 +42,14 @@ class Residency:
         residents: Residents,
         dispatcher: Dispatcher,
         activation: Activation,
+        handover: Handover,
         pools: dict[str, WarmPool],
     ) -> None:
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
         self._activation = activation
+        self._handover = handover
         self._pools = pools
         self._closing = False
 
@@ -63,6 +66,7 @@ class Residency:
         reason: str,
         drain_ms: int = 0,
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
+        successor: str = "",
     ) -> Change:
         """Starts a change or joins the one under way. Raises Conflict when that has another target, Unmet for an
         impossible one."""
@@ -83,7 +87,7 @@ class Residency:
         # Its route exists from now on: requests may come while it wakes.
         if target == common_pb2.ACTIVE and resident.residency != common_pb2.ACTIVE:
             self._residents.set(resident, common_pb2.WAKING)
-        work = self._carry_out(resident, change, reason, drain_ms, yields)
+        work = self._carry_out(resident, change, reason, drain_ms, yields, successor)
         change.task = tasks.spawn(work, f"residency of {spec.name}")
         return change
 
@@ -106,6 +110,7 @@ class Residency:
         reason: str,
         drain_ms: int,
         yields: Sequence[gpu_scheduler_pb2.Yield],
+        successor: str,
     ) -> None:
         _log.info("residency", model=resident.spec.name, target=common_pb2.Residency.Name(change.target), reason=reason)
         try:
@@ -113,7 +118,7 @@ class Residency:
                 await self._make_way(resident, yields)
                 await self._up(resident)
             else:
-                await self._down(resident, change.target, drain_ms)
+                await self._down(resident, change.target, drain_ms, successor)
         except PrismError as error:
             change.failure = error
             _log.warning("residency not reached", model=resident.spec.name, why=str(error))
@@ -179,7 +184,7 @@ class Residency:
 
     # --- down
 
-    async def _down(self, resident: Resident, target: common_pb2.Residency, drain_ms: int) -> None:
+    async def _down(self, resident: Resident, target: common_pb2.Residency, drain_ms: int, successor: str) -> None:
         engine = resident.engine
         if engine is None:
             self._residents.leave(resident)
@@ -187,7 +192,7 @@ class Residency:
         if resident.residency == common_pb2.HIBERNATING and target == common_pb2.HIBERNATING:
             return
         if resident.residency != common_pb2.HIBERNATING:
-            await self._drain(resident, engine, drain_ms)
+            await self._drain(resident, engine, drain_ms, successor)
         if target == common_pb2.HIBERNATING:
             await self._hibernate(resident, engine)
         else:
@@ -195,9 +200,11 @@ class Residency:
             await self._activation.drop_booking(resident)
             self._residents.leave(resident)
 
-    async def _drain(self, resident: Resident, engine: Engine, drain_ms: int) -> None:
+    async def _drain(self, resident: Resident, engine: Engine, drain_ms: int, successor: str) -> None:
         self._residents.set(resident, common_pb2.DRAINING)
         self._dispatcher.hand_back(resident.spec.name)
+        if successor and await self._handover.give(resident, engine, successor):
+            drain_ms = 0
         command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=drain_ms)))
         await self._activation.within(command.done(), drain_ms / 1e3)
 

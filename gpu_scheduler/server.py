@@ -8,6 +8,7 @@ from typing import Any
 
 from gpu_scheduler.devices import Devices, share
 from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.handover import Handover
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
@@ -31,6 +32,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         dispatcher: Dispatcher,
         residents: Residents,
         residency: Residency,
+        handover: Handover,
         report: Report,
         changes: Watched[None],
     ) -> None:
@@ -38,6 +40,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         self._dispatcher = dispatcher
         self._residents = residents
         self._residency = residency
+        self._handover = handover
         self._report = report
         self._changes = changes
         self._numbers = itertools.count(1)
@@ -61,9 +64,14 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         stream.close()
 
     async def SetResidency(self, request: gpu_scheduler_pb2.SetResidencyRequest, context: Any) -> Any:
-        change = self._residency.begin(request.model, request.target, request.reason, request.drain_ms, request.yields)
+        change = self._residency.begin(
+            request.model, request.target, request.reason, request.drain_ms, request.yields, request.successor
+        )
         async for message in self._residency.follow(change):
             yield message
+
+    async def TakeKv(self, request: gpu_scheduler_pb2.TakeKvRequest, context: Any) -> gpu_scheduler_pb2.TakeKvResponse:
+        return await self._handover.take(request)
 
     async def SetLimit(self, request: gpu_scheduler_pb2.SetLimitRequest, context: Any) -> balloond_pb2.SetLimitResponse:
         resident = self._residents.get(request.model)

@@ -16,6 +16,7 @@ from loader.handoff_client import HandoffClient
 from loader.image_memory import OWNER, Image
 from loader.images import Images
 from loader.jobs import Jobs
+from loader.kv_copies import KvCopies
 from loader.models import Model, Models, Sizes
 from loader.pins import Pins
 from loader.server import NAME, LoaderServicer
@@ -92,7 +93,8 @@ async def build(service: Service) -> None:
     metrics.CAPACITY.set(config.host_capacity_bytes)
     jobs = Jobs(time.monotonic)
     work = Work(models, images, disk, copying, jobs)
-    servicer = LoaderServicer(models, images, disk, pinned, jobs, work, catalogue)
+    kv = KvCopies(handoff, transfers.of, config.chunk_bytes)
+    servicer = LoaderServicer(models, images, disk, pinned, jobs, work, kv, catalogue)
     service.add(loader_pb2_grpc.add_LoaderServicer_to_server, servicer, NAME)
 
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from protos import common_pb2, loader_pb2, loader_pb2_grpc
+from protos import common_pb2, engine_pb2, loader_pb2, loader_pb2_grpc
 from services import rpc
 from services.status import from_rpc
 from services.watch import follow_stream
@@ -103,6 +103,12 @@ class LoaderClient:
     async def drop_image(self, model: str, *, from_disk: bool = False) -> None:
         """Idempotent."""
         await self._call(self._stub.DropImage, loader_pb2.DropImageRequest(model=model, from_disk=from_disk))
+
+    async def copy_kv(self, source: engine_pb2.KvPlaces, target: engine_pb2.KvPlaces) -> int:
+        """Fills the target's places from the source's; how many bytes that was. Raises NotFound (lease, extent), Unmet
+        (no way between the devices)."""
+        request = loader_pb2.CopyKvRequest(source=source, target=target)
+        return int((await self._call(self._stub.CopyKv, request)).bytes)
 
     async def cancel(self, model: str, lease_id: str = "") -> int:
         """Ends the saves, loads and reads of a model, or of one lease of it; returns how many, once they have

@@ -10,6 +10,7 @@ from loader import wire
 from loader.disk import DiskImages
 from loader.images import Images
 from loader.jobs import At, Jobs, What
+from loader.kv_copies import KvCopies
 from loader.models import Models
 from loader.pins import Pins
 from loader.work import Work
@@ -32,6 +33,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         pins: Pins,
         jobs: Jobs,
         work: Work,
+        kv: KvCopies,
         catalogue: Watched[loader_pb2.Catalogue],
     ) -> None:
         self._models = models
@@ -40,6 +42,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self._pins = pins
         self._jobs = jobs
         self._work = work
+        self._kv = kv
         self._catalogue = catalogue
 
     # --- the catalogue
@@ -110,6 +113,9 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         if request.from_disk and model is not None:
             await self._disk.drop(model.generation)
         return loader_pb2.DropImageResponse()
+
+    async def CopyKv(self, request: loader_pb2.CopyKvRequest, context: Any) -> loader_pb2.CopyKvResponse:
+        return loader_pb2.CopyKvResponse(bytes=await self._kv.copy(request.source, request.target))
 
     async def Cancel(self, request: loader_pb2.CancelRequest, context: Any) -> loader_pb2.CancelResponse:
         return loader_pb2.CancelResponse(ended=await self._jobs.cancel(request.model, request.lease_id))

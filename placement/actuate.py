@@ -95,8 +95,9 @@ class Actuator:
             await self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms)
 
     async def migrate(self, model: str, source: Group, target: Group, record: Entry) -> float:
-        """The target is prepared while the source serves; then the route turns; then the source finishes what it runs,
-        hands the rest over, and lets go. Seconds it took. Raises what refused it; the source then serves on."""
+        """The target is prepared while the source serves; then the route turns; then the source hands over what it
+        runs, on one node with its KV, or finishes it, and lets go. Seconds it took. Raises what refused it; the source
+        then serves on."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
         began = time.monotonic()
@@ -106,7 +107,14 @@ class Actuator:
             await target.client.set_residency(spec, common_pb2.ACTIVE, record.reason)
             self.leaving[model] = source.name
             self._on_change()
-            await source.client.set_residency(spec, common_pb2.COLD, record.reason, drain_ms=self._drain_ms)
+            same_node = source.state.node and source.state.node == target.state.node
+            await source.client.set_residency(
+                spec,
+                common_pb2.COLD,
+                record.reason,
+                drain_ms=self._drain_ms,
+                successor=target.address if same_node else "",
+            )
             seconds = time.monotonic() - began
             record.outcome = f"done in {seconds:.2f} s"
             return seconds

@@ -73,14 +73,19 @@ class Command:
         self._on_progress = on_progress
         self._parts: list[engine_pb2.WeightsMapped] = []
         self._mapped: asyncio.Future[list[engine_pb2.WeightsMapped]] = loop.create_future()
+        self._places: asyncio.Future[engine_pb2.KvPlaces] = loop.create_future()
         self._done: asyncio.Future[engine_pb2.Measured] = loop.create_future()
-        # Either may fail while nobody waits for it yet; whoever waits later still gets the error.
-        for future in (self._mapped, self._done):
+        # Any may fail while nobody waits for it yet; whoever waits later still gets the error.
+        for future in (self._mapped, self._places, self._done):
             future.add_done_callback(lambda f: f.cancelled() or f.exception())
 
     async def mapped(self) -> list[engine_pb2.WeightsMapped]:
         """Of all ranks, in their order."""
         return await asyncio.shield(self._mapped)
+
+    async def places(self) -> engine_pb2.KvPlaces:
+        """Of commands that move KV."""
+        return await asyncio.shield(self._places)
 
     async def done(self) -> engine_pb2.Measured:
         return await asyncio.shield(self._done)
@@ -94,12 +99,16 @@ class Command:
         if len(self._parts) == self._ranks and not self._mapped.done():
             self._mapped.set_result(self._parts)
 
+    def lies(self, places: engine_pb2.KvPlaces) -> None:
+        if not self._places.done():
+            self._places.set_result(places)
+
     def succeed(self, measured: engine_pb2.Measured) -> None:
         if not self._done.done():
             self._done.set_result(measured)
 
     def fail(self, error: PrismError) -> None:
-        for future in (self._mapped, self._done):
+        for future in (self._mapped, self._places, self._done):
             if not future.done():
                 future.set_exception(error)
 
@@ -189,6 +198,11 @@ class Engine:
         """Tells the engine that its weights range is filled; `command` is the Load or Wake under way."""
         self._channel.send(engine_pb2.ToEngine(verify=engine_pb2.Verify(command_id=command.number)))
 
+    def imported(self, command: Command, failed: bool) -> None:
+        """Tells the engine that the places of `command`, an ImportKv, are filled, or never will be."""
+        imported = engine_pb2.ImportedKv(command_id=command.number, failed=failed)
+        self._channel.send(engine_pb2.ToEngine(imported_kv=imported))
+
     def generate(self, message: engine_pb2.Generate) -> None:
         self._channel.send(engine_pb2.ToEngine(generate=message))
 
@@ -252,6 +266,9 @@ class Engine:
         elif kind == "weights_mapped":
             if command := self._commands.get(message.weights_mapped.command_id):
                 command.weights_mapped(message.weights_mapped)
+        elif kind == "kv_places":
+            if command := self._commands.get(message.kv_places.command_id):
+                command.lies(message.kv_places)
         elif kind == "done":
             if command := self._commands.pop(message.done.command_id, None):
                 command.succeed(message.done.measured)

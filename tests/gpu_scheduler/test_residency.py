@@ -11,6 +11,7 @@ from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.base import CommandFailed, Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.handover import Handover
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
@@ -40,7 +41,8 @@ class Group:
         images = {"m": ["sum"]} if loader else {}
         self.options = config.engines.options
         activation = Activation(config, self.residents, self.pools, None, loader, images)
-        self.residency = Residency(config, self.residents, self.dispatcher, activation, self.pools)
+        handover = Handover(self.residents, loader)
+        self.residency = Residency(config, self.residents, self.dispatcher, activation, handover, self.pools)
 
     async def bring(self, target, **keys):
         change = self.residency.begin(SPEC, target, "test", **keys)

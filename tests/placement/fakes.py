@@ -21,6 +21,7 @@ class FakeGroup:
         self.address = f"unix:/{name}"
         self.calls = []
         self.drained = []
+        self.successors = []
         self.fail: PrismError | None = None
         self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
         self.state.memory.add(device=f"{name}-device", capacity_bytes=capacity, free_bytes=capacity)
@@ -35,9 +36,10 @@ class FakeGroup:
         del self.state.residents[:]
         self.state.residents.extend(kept)
 
-    async def set_residency(self, spec, target, reason, drain_ms=0, on_progress=None, yields=()):
+    async def set_residency(self, spec, target, reason, drain_ms=0, on_progress=None, yields=(), successor=""):
         self.calls.append((spec.name, common_pb2.Residency.Name(target), [y.model for y in yields]))
         self.drained.append(drain_ms)
+        self.successors.append(successor)
         if self.fail is not None:
             raise self.fail
         for y in yields:

@@ -116,6 +116,18 @@ async def test_a_migration_prepares_the_target_before_the_source_lets_go():
     assert world.groups[0].calls == [("m", "COLD", [])]
 
 
+async def test_what_runs_may_go_along_to_a_group_of_the_same_node_only():
+    for nodes, successor in ((("here", "here"), "unix:/g1"), (("here", "there"), ""), (("", ""), "")):
+        world = FakeCluster()
+        world.model("m")
+        for group, node in zip(world.groups, nodes, strict=True):
+            group.state.node = node
+        world.groups[0].put("m", weights_bytes=30 * MIB)
+        world.tell()
+        await world.reconciler.migrate("m", "g1")
+        assert world.groups[0].successors == [successor] and world.groups[1].successors == [""]
+
+
 async def test_a_failed_migration_leaves_the_source_serving():
     world = FakeCluster()
     world.model("m")

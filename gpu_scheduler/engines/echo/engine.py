@@ -112,9 +112,12 @@ class EchoEngine:
         else:
             command = getattr(message, str(kind))
             try:
-                getattr(self, f"_{kind}")(command)
+                getattr(self, f"_{kind}", self._unknown)(command)
             except (OutOfMemory, ValueError) as error:
                 self._send(failed=engine_pb2.Failed(command_id=command.command_id, reason=str(error)))
+
+    def _unknown(self, command: object) -> None:
+        raise ValueError(f"the echo engine knows no {type(command).__name__}")
 
     def _load(self, command: engine_pb2.Load) -> None:
         if self._memory is not None:
