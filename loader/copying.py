@@ -1,12 +1,14 @@
-"""Saving and loading images: extents are borrowed, bytes copied in a thread, extents given back, whatever happens
-between."""
+"""Saving and loading images, and copying one lease's weights to another's: extents are borrowed, bytes copied in a
+thread, extents given back, whatever happens between."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 from loader.handoff_client import HandoffClient
@@ -15,7 +17,8 @@ from loader.images import Images
 from loader.metrics import COPIED
 from loader.models import Models
 from loader.policy import chunks
-from loader.policy.chunks import Chunk
+from loader.policy.chunks import Chunk, Pair
+from loader.policy.links import Work
 from loader.transfers.base import Borrowed, Meter, Transfer
 from services import log
 from services.checksum import Checksum
@@ -23,6 +26,8 @@ from services.errors import Unavailable, Unmet
 
 _log = log.get(__name__)
 
+_BETWEEN = 4
+"""Chunks between two devices are so many times as large: as many a second, where they come that much faster."""
 Step = int | Image
 """Of a copy under way: the bytes done so far; in the end the image."""
 
@@ -85,8 +90,8 @@ class Copying:
                     with image.weights() as weights:
                         seen = _Seen(weights)
                         transfer = self._transfer_for(extents[0].device)
-                        copy = self._copy(transfer.out_of, extents, weights, plan, "save", seen.add)
-                        async with aclosing(copy) as steps:
+                        move = partial(transfer.out_of, extents, weights, plan)
+                        async with aclosing(self._copy(move, "save", seen.add)) as steps:
                             async for step in steps:
                                 yield step
                     _agree(model, checksum, seen.checksum.text())
@@ -112,10 +117,32 @@ class Copying:
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
                 transfer = self._transfer_for(extents[0].device)
-                async with aclosing(self._copy(transfer.into, extents, weights, plan, "load")) as steps:
+                async with aclosing(self._copy(partial(transfer.into, extents, weights, plan), "load")) as steps:
                     async for step in steps:
                         yield step
         yield image
+
+    async def between(self, source_lease_id: str, target_lease_id: str, total_bytes: int) -> AsyncGenerator[int, None]:
+        """Copies the first bytes of a lease's weights to another's, on any device; both hold as much. Ends with
+        `total_bytes`. The source is only read: its engine may be serving.
+
+        Raises Unmet when a lease is too small, both are the same, or there is no way between their devices, NotFound
+        when one is gone, Unavailable while balloond is away."""
+        if source_lease_id == target_lease_id:
+            raise Unmet(f"lease {source_lease_id} is the source and the target")
+        async with AsyncExitStack() as stack:
+            # In one order everywhere, or two copies that cross each other would wait for ever.
+            lent = {
+                lease_id: await stack.enter_async_context(self._handoff.borrowed(lease_id))
+                for lease_id in sorted((source_lease_id, target_lease_id))
+            }
+            sources, targets = lent[source_lease_id], lent[target_lease_id]
+            plan = self._plan_between(sources, targets, total_bytes, f"{source_lease_id} to {target_lease_id}")
+            move = partial(self._transfer_for(sources[0].device).between, sources, targets, plan)
+            async with aclosing(self._copy(move, "between")) as steps:
+                async for step in steps:
+                    yield step
+        yield total_bytes
 
     # --- parts
 
@@ -124,6 +151,15 @@ class Copying:
             return chunks.plan([extent.nbytes for extent in extents], total_bytes, self._chunk_bytes)
         except ValueError as error:
             raise Unmet(f"lease {lease_id}: {error}") from None
+
+    def _plan_between(
+        self, sources: Sequence[Borrowed], targets: Sequence[Borrowed], total_bytes: int, leases: str
+    ) -> Sequence[Pair]:
+        here, there = ([extent.nbytes for extent in extents] for extents in (sources, targets))
+        try:
+            return chunks.pairs(here, there, total_bytes, _BETWEEN * self._chunk_bytes)
+        except ValueError as error:
+            raise Unmet(f"lease {leases}: {error}") from None
 
     async def _publish(self, image: Image, checksum: str) -> None:
         try:
@@ -134,22 +170,20 @@ class Copying:
 
     async def _copy(
         self,
-        move: Callable[[Sequence[Borrowed], memoryview, Sequence[Chunk], Callable[[Chunk], None]], None],
-        extents: Sequence[Borrowed],
-        weights: memoryview,
-        plan: Sequence[Chunk],
+        move: Callable[[Callable[[Any], None]], None],
         direction: str,
-        each: Callable[[Chunk], None] = lambda chunk: None,
+        each: Callable[[Any], None] = lambda part: None,
     ) -> AsyncGenerator[int, None]:
-        """Runs `move` in a thread and yields the bytes done, as they grow. `each` is called there with every chunk."""
+        """Runs `move` in a thread and yields the bytes done, as they grow. `each` is called there with every part of
+        the plan."""
         meter = Meter()
 
-        def moved(chunk: Chunk) -> None:
-            each(chunk)
-            COPIED.labels(direction).inc(chunk.nbytes)
-            meter.advance(chunk.nbytes)
+        def moved(part: Work) -> None:
+            each(part)
+            COPIED.labels(direction).inc(part.nbytes)
+            meter.advance(part.nbytes)
 
-        running = asyncio.get_running_loop().run_in_executor(self._threads, move, extents, weights, plan, moved)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, move, moved)
         running.add_done_callback(lambda _: meter.stir())
         try:
             while not running.done():

@@ -2,45 +2,74 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
 
-from loader.transfers.base import Transfer
+from loader.transfers.base import Kind, Transfer
+from services import log
 from services.errors import Unavailable, Unmet
 
-if TYPE_CHECKING:
-    from loader.transfers.cuda import Pinned
+_log = log.get(__name__)
 
 
 class Transfers:
     """By device name. Made when they are first asked for: a kind's libraries are needed only where its devices are."""
 
-    def __init__(self) -> None:
+    def __init__(self, devices: Sequence[str] = (), busy: Callable[[], Mapping[str, float]] = dict) -> None:
+        """`devices` are those whose links may carry what goes to others of their kind; the loader takes some memory of
+        each that does. `busy` tells, when a copy begins, which part of its time a device works for others, 0 to 1; 0
+        for those that it does not name."""
+        self._devices = tuple(devices)
+        self._busy = busy
+        self._kinds: dict[str, Kind] = {}
         self._made: dict[str, Transfer] = {}
-        self._pinned: Pinned | None = None
-        """Host memory is registered once for all GPUs."""
+        self._paths: dict[str, tuple[str, ...]] = {}
 
     def of(self, device: str) -> Transfer:
         """Raises Unmet for a device that nothing can be copied to, Unavailable without its libraries."""
         if device not in self._made:
-            self._made[device] = self._make(device)
+            self._made[device] = self._kind(device).transfer(device, self._path(device))
         return self._made[device]
 
-    def _make(self, device: str) -> Transfer:
-        kind, _, number = device.partition(":")
-        if kind == "cuda":
-            try:
-                from loader.transfers.cuda import CudaTransfer, Pinned
-            except ImportError as error:
-                raise Unavailable(f"{device}: {error}") from None
-            self._pinned = self._pinned or Pinned()
-            return CudaTransfer(int(number), self._pinned)
-        if kind == "cpu":
-            from loader.transfers.cpu import CpuTransfer
-
-            return CpuTransfer()
-        raise Unmet(f"nothing can be copied to {device!r}")
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The links that fill each of the devices, its own first, as its driver says."""
+        return {device: self._path(device) for device in self._devices}
 
     def forget(self, weights: memoryview) -> None:
         """An image is about to be unmapped; no copy of it is under way."""
-        if self._pinned is not None:
-            self._pinned.forget(weights)
+        for kind in self._kinds.values():
+            kind.forget(weights)
+
+    def _path(self, device: str) -> tuple[str, ...]:
+        if device not in self._paths:
+            others = [other for other in self._devices if other != device and _kind_of(other) == _kind_of(device)]
+            try:
+                links = (device, *self._kind(device).reaching(device, others))
+            except (OSError, Unavailable) as error:
+                _log.warning("links unknown", device=device, why=str(error))
+                return (device,)
+            _log.info("links", device=device, links=links, beyond_reach=sorted(set(others) - set(links)))
+            self._paths[device] = links
+        return self._paths[device]
+
+    def _kind(self, device: str) -> Kind:
+        name = _kind_of(device)
+        if name not in self._kinds:
+            self._kinds[name] = self._make(name, device)
+        return self._kinds[name]
+
+    def _make(self, name: str, device: str) -> Kind:
+        if name == "cuda":
+            try:
+                from loader.transfers.cuda import Gpus
+            except ImportError as error:
+                raise Unavailable(f"{device}: {error}") from None
+            return Gpus(self._busy)
+        if name == "cpu":
+            from loader.transfers.cpu import Cpus
+
+            return Cpus(self._busy)
+        raise Unmet(f"nothing can be copied to {device!r}")
+
+
+def _kind_of(device: str) -> str:
+    return device.partition(":")[0]

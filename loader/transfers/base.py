@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loader.policy.chunks import Chunk
+from loader.policy.chunks import Chunk, Pair
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,10 @@ class Cancelled(Exception):
 
 
 class Transfer(Protocol):
-    """Copies for one kind of device. Both run in a thread of their own, block, and follow the plan in its order. `done`
-    is called with each chunk once its bytes are where they belong, and may raise Cancelled: then nothing is touched any
-    more when the call ends. Raises OSError when the device or the memory fails."""
+    """Copies for one device, each over all links that reach it. All run in a thread of the caller's, block, and begin
+    the plan in its order; over several links it ends in another. `done` is called in that thread with each part of the
+    plan once its bytes are where they belong, and may raise Cancelled. However a call ends, nothing is touched any more
+    when it has. Raises OSError when the device or the memory fails."""
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
@@ -40,6 +41,34 @@ class Transfer(Protocol):
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> None:
         """Image -> extents."""
+        ...
+
+    def between(
+        self,
+        sources: Sequence[Borrowed],
+        targets: Sequence[Borrowed],
+        plan: Sequence[Pair],
+        done: Callable[[Pair], None],
+    ) -> None:
+        """Extents of this device -> extents of any other, or of the same one; the former are only read. Raises Unmet
+        where there is no way."""
+        ...
+
+
+class Kind(Protocol):
+    """All devices of one kind."""
+
+    def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:
+        """Those of the others whose links fill the device's memory beside its own and make that faster. Raises OSError
+        when the driver cannot be asked."""
+        ...
+
+    def transfer(self, device: str, links: Sequence[str]) -> Transfer:
+        """Of a device, over these links."""
+        ...
+
+    def forget(self, weights: memoryview) -> None:
+        """An image is about to be unmapped; no copy of it is under way."""
         ...
 
 

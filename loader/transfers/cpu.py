@@ -1,4 +1,4 @@
-"""Copies for devices whose memory is the host's: extents are memfds.
+"""Copies for devices whose memory is the host's: extents are memfds, and a link is a thread that copies.
 
 An extent is read and written through its descriptor instead of being mapped: the engine's mapping shows the same pages,
 the kernel copies without page faults on our side, and an extent that is shorter than was said is an error here where
@@ -9,40 +9,107 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from loader.policy.chunks import Chunk
+from loader.policy.chunks import Chunk, Pair
 from loader.transfers.base import Borrowed
+from loader.transfers.lanes import Lanes, Move
+from services.errors import Unmet
+
+_ONE_AT_A_TIME = 0
+"""The window of a link: a thread does not begin the next before it has done one."""
 
 
 class CpuTransfer:
     """See Transfer."""
 
+    def __init__(self, links: Sequence[str] = ("cpu:0",), lanes: Lanes | None = None) -> None:
+        """`lanes`, for transfers that share links."""
+        self._links = links
+        self._lanes = lanes or _lanes()
+
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> None:
+        def move(chunk: Chunk, stream: object) -> None:
+            _read(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
+
         _check_sizes(extents)
-        for chunk in plan:
-            at, end, offset = chunk.at, chunk.at + chunk.nbytes, chunk.offset
-            while at < end:
-                count = os.preadv(extents[chunk.extent].fd, [image[at:end]], offset)
-                if count == 0:
-                    raise OSError(errno.EIO, f"extent {extents[chunk.extent].id} ended at {offset}")
-                at += count
-                offset += count
-            done(chunk)
+        self._lanes.carry(self._links, plan, move=move, done=done)
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> None:
+        def move(chunk: Chunk, stream: object) -> None:
+            _write(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
+
         _check_sizes(extents)
-        for chunk in plan:
-            at, end, offset = chunk.at, chunk.at + chunk.nbytes, chunk.offset
-            while at < end:
-                count = os.pwrite(extents[chunk.extent].fd, image[at:end], offset)
-                at += count
-                offset += count
-            done(chunk)
+        self._lanes.carry(self._links, plan, move=move, done=done)
+
+    def between(
+        self,
+        sources: Sequence[Borrowed],
+        targets: Sequence[Borrowed],
+        plan: Sequence[Pair],
+        done: Callable[[Pair], None],
+    ) -> None:
+        def move(pair: Pair, stream: object) -> None:
+            buffer = memoryview(bytearray(pair.nbytes))
+            _read(sources[pair.source.extent], pair.source.offset, buffer)
+            _write(targets[pair.target.extent], pair.target.offset, buffer)
+
+        if not targets[0].device.startswith("cpu:"):
+            raise Unmet(f"there is no way from {sources[0].device} to {targets[0].device}")
+        _check_sizes(sources)
+        _check_sizes(targets)
+        self._lanes.carry(self._links, plan, move=move, done=done)
+
+
+class _Lane:
+    """Copies at once, in the link's thread."""
+
+    def begin(self, move: Move) -> None:
+        move(None)
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _lanes(busy: Callable[[], Mapping[str, float]] = dict) -> Lanes:
+    return Lanes(lambda link: _Lane(), _ONE_AT_A_TIME, busy)
+
+
+class Cpus:
+    """See Kind. Every thread reaches all of the memory."""
+
+    def __init__(self, busy: Callable[[], Mapping[str, float]] = dict) -> None:
+        self._lanes = _lanes(busy)
+
+    def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:
+        return tuple(others)
+
+    def transfer(self, device: str, links: Sequence[str]) -> CpuTransfer:
+        return CpuTransfer(links, self._lanes)
+
+    def forget(self, weights: memoryview) -> None:
+        pass
+
+
+def _read(extent: Borrowed, offset: int, into: memoryview) -> None:
+    while into:
+        count = os.preadv(extent.fd, [into], offset)
+        if count == 0:
+            raise OSError(errno.EIO, f"extent {extent.id} ended at {offset}")
+        into, offset = into[count:], offset + count
+
+
+def _write(extent: Borrowed, offset: int, part: memoryview) -> None:
+    while part:
+        count = os.pwrite(extent.fd, part, offset)
+        part, offset = part[count:], offset + count
 
 
 def _check_sizes(extents: Sequence[Borrowed]) -> None:

@@ -1,19 +1,16 @@
-"""Copies for GPUs: extents are mapped here for the time of a copy, and the device's copy engine moves the bytes.
+"""Copies for GPUs: extents are mapped here for the time of a copy, and copy engines move the bytes.
 
-Everything is under way at once: while some chunks are copied, the extents of the next are mapped and their part of the
-image is registered.
+A GPU's link is a stream in its context: its copy engine reads host memory over its own way to the host. Extents are
+mapped with access for the GPUs whose links carry the copy, and each writes its part straight to where it belongs,
+whichever GPU that is on. Everything is under way at once: while some chunks are copied, the extents of the next are
+mapped and their part of the image is registered.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -22,124 +19,117 @@ from cuda.bindings import driver as cu
 from balloond.backends import cuda_hardware
 from balloond.backends.cuda import Context, CudaMapper, call
 from loader.metrics import CONTEXT
-from loader.policy.chunks import Chunk
+from loader.policy.chunks import Chunk, Pair
 from loader.transfers.base import Borrowed
+from loader.transfers.lanes import Lanes, Move
+from loader.transfers.pinned import Pinned, pieces
+from services.errors import Unmet
 
-_AHEAD = 16
-"""Chunks given to the device and not done: the device is never without work, and a cancelled copy ends soon."""
-_PIECE_BYTES = 256 << 20
-"""Of host memory, registered at a time: in some hundredths of a second, so that progress is told."""
-_THREADS = min(8, os.cpu_count() or 1)
-"""That have the kernel give the pages of a piece."""
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, since Linux 5.14."""
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_WINDOW_BYTES = 64 << 20
+"""Given to a link and not done: it is never without work, and a cancelled copy ends soon. Two links that end with one
+of them still full differ by a thousandth of a second."""
+_WINDOW_BETWEEN_BYTES = 256 << 20
+"""The same between two GPUs, several times as fast."""
 _QUIET_WAIT = cu.CUevent_flags.CU_EVENT_BLOCKING_SYNC | cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
-_FOR_ALL_DEVICES = cu.CU_MEMHOSTREGISTER_PORTABLE
+_NATIVE = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
-class _Image:
-    """The host memory of one image."""
+class Gpus:
+    """See Kind. What copies of all GPUs share: registered memory, the threads of the links, the contexts."""
 
-    def __init__(self, address: int, nbytes: int, threads: ThreadPoolExecutor) -> None:
-        self.address = address
-        self._nbytes = nbytes
-        self._threads = threads
-        self._reached = 0
-        self._registering = threading.Lock()
-
-    def reach(self, end: int) -> None:
-        """Bytes [0, end) are registered when this returns."""
-        with self._registering:
-            while self._reached < end:
-                start, piece = self.address + self._reached, min(_PIECE_BYTES, self._nbytes - self._reached)
-                self._populate(start, piece)
-                call(cu.cuMemHostRegister, start, piece, _FOR_ALL_DEVICES)
-                self._reached += piece
-
-    def _populate(self, start: int, nbytes: int) -> None:
-        """Has the kernel give the pages, to several threads at a time: registering would do it by one, at 2 GB/s. What
-        fails here fails there again, and is told."""
-        part = -(-nbytes // _THREADS // mmap.PAGESIZE) * mmap.PAGESIZE
-        parts = [(start + at, min(part, nbytes - at)) for at in range(0, nbytes, part)]
-        list(self._threads.map(lambda each: _madvise(*each, _POPULATE_WRITE), parts))
-
-    def forget(self) -> None:
-        for start in range(0, self._reached, _PIECE_BYTES):
-            call(cu.cuMemHostUnregister, self.address + start)
-
-
-class Pinned:
-    """Images whose memory CUDA knows, so that the copy engines read and write it themselves (55 GB/s instead of 10).
-    Registering takes longer than a copy: it is done once, when a copy first comes there, and lasts until the image
-    goes."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="populate")
-        self._images: dict[int, tuple[_Image, Context]] = {}
+    def __init__(self, busy: Callable[[], Mapping[str, float]] = dict) -> None:
+        self.pinned = Pinned()
+        self.lanes = Lanes(lambda link: _Lane(self.gpu(_index(link))), _WINDOW_BYTES, busy)
+        self.between = Lanes(lambda link: _Lane(self.gpu(_index(link.partition(">")[0]))), _WINDOW_BETWEEN_BYTES)
+        """A link's name is that of its source and its target; the source's copy engine writes."""
+        self._gpus: dict[int, _Gpu] = {}
         self._lock = threading.Lock()
 
-    def of(self, weights: memoryview, context: Context) -> _Image:
-        address = _address(weights)
+    def gpu(self, index: int) -> _Gpu:
         with self._lock:
-            if address not in self._images:
-                self._images[address] = _Image(address, weights.nbytes, self._threads), context
-            return self._images[address][0]
+            if index not in self._gpus:
+                self._gpus[index] = _Gpu(index)
+            return self._gpus[index]
+
+    def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:
+        """By NVLink, that is: over PCIe the bytes would come to the device over the one link that is its own already.
+        NVLink alone has atomics."""
+        call(cu.cuInit, 0)
+        target = call(cu.cuDeviceGet, _index(device))
+        return tuple(
+            other
+            for other in others
+            if can_access(_index(other), _index(device))
+            and call(cu.cuDeviceGetP2PAttribute, _NATIVE, call(cu.cuDeviceGet, _index(other)), target)
+        )
+
+    def transfer(self, device: str, links: Sequence[str]) -> CudaTransfer:
+        return CudaTransfer(_index(device), links, self)
 
     def forget(self, weights: memoryview) -> None:
-        with self._lock:
-            image, context = self._images.pop(_address(weights), (None, None))
-        if image is not None and context is not None:
-            context.enter()
-            image.forget()
+        self.pinned.forget(weights)
 
 
-def _address(weights: memoryview) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(weights))
-
-
-def _pieces(start: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of the parts that lie within one registration each: no copy may cross two."""
-    end = start + nbytes
-    while start < end:
-        part = min(end, (start // _PIECE_BYTES + 1) * _PIECE_BYTES) - start
-        yield start, part
-        start += part
-
-
-Move = Callable[[int, int, int, Any], None]
-"""(device address, host address, bytes, stream)"""
-
-
-def _to_device(device: int, host: int, nbytes: int, stream: Any) -> None:
-    call(cu.cuMemcpyHtoDAsync, device, host, nbytes, stream)
-
-
-def _to_host(device: int, host: int, nbytes: int, stream: Any) -> None:
-    call(cu.cuMemcpyDtoHAsync, host, device, nbytes, stream)
+def can_access(index: int, other: int) -> bool:
+    """Whether the first GPU reads and writes the other's memory."""
+    call(cu.cuInit, 0)
+    return index == other or bool(
+        call(cu.cuDeviceCanAccessPeer, call(cu.cuDeviceGet, index), call(cu.cuDeviceGet, other))
+    )
 
 
 class CudaTransfer:
     """See Transfer. Several copies may run at a time, each in a thread of its own."""
 
-    def __init__(self, index: int, pinned: Pinned) -> None:
+    def __init__(self, index: int, links: Sequence[str], gpus: Gpus) -> None:
         self._index = index
-        self._pinned = pinned
-        self._context = Context(index)
-        self._mapper = CudaMapper(index)
-        self._open = threading.Lock()
-        self._opened = False
+        self._links = links
+        self._peers = [_index(link) for link in links if _index(link) != index]
+        self._gpus = gpus
+        self._gpu = gpus.gpu(index)
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> None:
-        self._copy(extents, image, plan, done, _to_host)
+        def read(device: int, host: int, nbytes: int, stream: Any) -> None:
+            call(cu.cuMemcpyAsync, host, device, nbytes, stream)
+
+        self._copy(extents, image, plan, done, read)
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
     ) -> None:
-        self._copy(extents, image, plan, done, _to_device)
+        def write(device: int, host: int, nbytes: int, stream: Any) -> None:
+            call(cu.cuMemcpyAsync, device, host, nbytes, stream)
+
+        self._copy(extents, image, plan, done, write)
+
+    def between(
+        self,
+        sources: Sequence[Borrowed],
+        targets: Sequence[Borrowed],
+        plan: Sequence[Pair],
+        done: Callable[[Pair], None],
+    ) -> None:
+        if not plan:
+            return
+        device, other = sources[0].device, targets[0].device
+        if not (other.startswith("cuda:") and can_access(self._index, _index(other))):
+            raise Unmet(f"there is no way from {device} to {other}")
+        self._gpu.enter()
+        with (
+            _Mapped(self._gpu, (), sources) as here,
+            _Mapped(self._gpus.gpu(_index(other)), [self._index], targets) as there,
+        ):
+
+            def prepare(pair: Pair) -> None:
+                here.reach(pair.source)
+                there.reach(pair.target)
+
+            def move(pair: Pair, stream: Any) -> None:
+                call(cu.cuMemcpyDtoDAsync, there.at(pair.target), here.at(pair.source), pair.nbytes, stream)
+
+            self._gpus.between.carry([f"{device}>{other}"], plan, prepare=prepare, move=move, done=done)
 
     def _copy(
         self,
@@ -147,83 +137,125 @@ class CudaTransfer:
         weights: memoryview,
         plan: Sequence[Chunk],
         done: Callable[[Chunk], None],
-        move: Move,
+        move: Callable[[int, int, int, Any], None],
     ) -> None:
+        """`move` takes an address of the device, one of the host, bytes and a stream."""
         if not plan:
             return
-        self._enter()
-        image = self._pinned.of(weights, self._context)
-        offsets = list(accumulate((extent.nbytes for extent in extents), initial=0))
-        mapped = 0
-        with self._addresses(offsets[-1]) as base, _Queue(done) as queue:
-            for chunk in plan:
-                while mapped <= chunk.extent:
-                    extent = extents[mapped]
-                    self._mapper.map(base + offsets[mapped], extent.fd, extent.nbytes)
-                    mapped += 1
+        self._gpu.enter()
+        image = self._gpus.pinned.of(weights, self._gpu.context)
+        with _Mapped(self._gpu, self._peers, extents) as there:
+
+            def prepare(chunk: Chunk) -> None:
+                there.reach(chunk)
                 image.reach(chunk.at + chunk.nbytes)
-                device = base + offsets[chunk.extent] + chunk.offset
-                for at, nbytes in _pieces(chunk.at, chunk.nbytes):
-                    move(device + at - chunk.at, image.address + at, nbytes, queue.stream)
-                queue.add(chunk)
-            queue.drain()
 
-    @contextmanager
-    def _addresses(self, span: int) -> Iterator[int]:
-        """Addresses for a copy; at its end whatever is mapped there goes with them."""
-        base = self._mapper.reserve(span)
-        try:
-            yield base
-        finally:
-            self._mapper.release(base, span)
+            def begin(chunk: Chunk, stream: Any) -> None:
+                device = there.at(chunk)
+                for at, nbytes in pieces(chunk.at, chunk.nbytes):
+                    move(device + at - chunk.at, image.address + at, nbytes, stream)
 
-    def _enter(self) -> None:
-        """The context, made by the first copy; what it takes of the device is told."""
-        with self._open:
+            self._gpus.lanes.carry(self._links, plan, prepare=prepare, move=begin, done=done)
+
+
+class _Gpu:
+    """One device and its context in this process."""
+
+    def __init__(self, index: int) -> None:
+        self.context = Context(index)
+        self.mapper = CudaMapper(index)
+        self._index = index
+        self._opening = threading.Lock()
+        self._opened = False
+
+    def enter(self) -> None:
+        """Makes the context the calling thread's. The first copy makes it, and what it takes of the device is told."""
+        with self._opening:
             if not self._opened:
                 before = cuda_hardware.look(self._index).free_bytes
-                self._context.enter()
+                self.context.enter()
                 after = cuda_hardware.look(self._index).free_bytes
                 CONTEXT.labels(f"cuda:{self._index}").set(max(0, before - after))
                 self._opened = True
-        self._context.enter()
+        self.context.enter()
 
 
-class _Queue:
-    """One copy's stream, with an event behind each chunk. When it is left nothing is under way any more, also after a
-    failure: then the chunks are not done."""
+class _Mapped:
+    """Extents back to back under addresses for a copy, each mapped once it is needed; when it is left, whatever is
+    mapped goes with the addresses."""
 
-    def __init__(self, done: Callable[[Chunk], None]) -> None:
-        self._done = done
-        self._under_way: deque[tuple[Any, Chunk]] = deque()
-        self._free: list[Any] = []
+    def __init__(self, gpu: _Gpu, peers: Iterable[int], extents: Sequence[Borrowed]) -> None:
+        """`peers` are other GPUs that are to have access."""
+        self._mapper = gpu.mapper
+        self._access = [_access(peer) for peer in peers]
+        self._extents = extents
+        self._offsets = list(accumulate((extent.nbytes for extent in extents), initial=0))
+        self._mapped = 0
+        self._base = 0
 
-    def __enter__(self) -> _Queue:
-        self.stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+    def __enter__(self) -> _Mapped:
+        self._base = self._mapper.reserve(self._offsets[-1])
         return self
 
     def __exit__(self, *failure: object) -> None:
-        try:
-            call(cu.cuStreamSynchronize, self.stream)
-        finally:
-            for event in [*self._free, *(event for event, _ in self._under_way)]:
-                call(cu.cuEventDestroy, event)
-            call(cu.cuStreamDestroy, self.stream)
+        self._mapper.release(self._base, self._offsets[-1])
 
-    def add(self, chunk: Chunk) -> None:
-        """All that was given to the stream for the chunk lies behind its event. Waits when too much is under way."""
+    def reach(self, chunk: Chunk) -> None:
+        """The chunk's extent, and those before it, are mapped when this returns."""
+        while self._mapped <= chunk.extent:
+            extent, address = self._extents[self._mapped], self._base + self._offsets[self._mapped]
+            self._mapper.map(address, extent.fd, extent.nbytes)
+            if self._access:
+                call(cu.cuMemSetAccess, address, extent.nbytes, self._access, len(self._access))
+            self._mapped += 1
+
+    def at(self, chunk: Chunk) -> int:
+        return self._base + self._offsets[chunk.extent] + chunk.offset
+
+
+class _Lane:
+    """A stream of a GPU, with an event behind each chunk."""
+
+    def __init__(self, gpu: _Gpu) -> None:
+        self._gpu = gpu
+        self._stream: Any = None
+        self._begun: deque[Any] = deque()
+        self._free: list[Any] = []
+
+    def begin(self, move: Move) -> None:
+        if self._stream is None:
+            self._gpu.enter()
+            self._stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         event = self._free.pop() if self._free else call(cu.cuEventCreate, _QUIET_WAIT)
-        call(cu.cuEventRecord, event, self.stream)
-        self._under_way.append((event, chunk))
-        while len(self._under_way) > _AHEAD:
-            self._finish_one()
+        self._begun.append(event)
+        try:
+            move(self._stream)
+            call(cu.cuEventRecord, event, self._stream)
+        except Exception:
+            self._free.append(self._begun.pop())
+            cu.cuStreamSynchronize(self._stream)  # a part of it may be under way
+            raise
 
-    def drain(self) -> None:
-        while self._under_way:
-            self._finish_one()
-
-    def _finish_one(self) -> None:
-        event, chunk = self._under_way.popleft()
-        call(cu.cuEventSynchronize, event)
+    def finish(self) -> None:
+        event = self._begun.popleft()
         self._free.append(event)
-        self._done(chunk)
+        # Fails where the device has: then it does nothing more.
+        call(cu.cuEventSynchronize, event)
+
+    def close(self) -> None:
+        if self._stream is not None:
+            for event in self._free:
+                call(cu.cuEventDestroy, event)
+            call(cu.cuStreamDestroy, self._stream)
+
+
+def _access(index: int) -> cu.CUmemAccessDesc:
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = index
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return access
+
+
+def _index(device: str) -> int:
+    return int(device.partition(":")[2])

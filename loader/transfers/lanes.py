@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from loader.policy.links import Links, Work
 from services import log
@@ -35,20 +35,20 @@ class Lane(Protocol):
         ...
 
 
-class _Copy(Generic[W]):
+class _Copy:
     """One call of `carry`, as the links' threads see it."""
 
-    def __init__(self, number: int, move: Callable[[W, Any], None], lock: threading.Lock) -> None:
+    def __init__(self, number: int, move: Callable[[Any, Any], None], lock: threading.Lock) -> None:
         self.number = number
         self.move = move
-        self.arrived: deque[W] = deque()
+        self.arrived: deque[Any] = deque()
         """Moved, and not told yet."""
         self.error: Exception | None = None
         """No link is left."""
         self.changed = threading.Condition(lock)
 
 
-class Lanes(Generic[W]):
+class Lanes:
     """Several copies may be carried at a time, each by a thread that calls."""
 
     def __init__(
@@ -59,8 +59,8 @@ class Lanes(Generic[W]):
         self._make = make
         self._busy = busy
         self._window_bytes = window_bytes
-        self._links: Links[W] = Links(window_bytes)
-        self._copies: dict[int, _Copy[W]] = {}
+        self._links: Links[Any] = Links(window_bytes)
+        self._copies: dict[int, _Copy] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._waiting: dict[str, threading.Condition] = {}
@@ -94,7 +94,7 @@ class Lanes(Generic[W]):
                 untold -= self._tell(copy, done)
 
     @contextmanager
-    def _opened(self, links: Sequence[str], total: int, move: Callable[[W, Any], None]) -> Iterator[_Copy[W]]:
+    def _opened(self, links: Sequence[str], total: int, move: Callable[[Any, Any], None]) -> Iterator[_Copy]:
         copy = _Copy(next(self._numbers), move, self._lock)
         with self._lock:
             self._copies[copy.number] = copy
@@ -114,7 +114,7 @@ class Lanes(Generic[W]):
                 self._links.close(copy.number)
                 del self._copies[copy.number]
 
-    def _tell(self, copy: _Copy[W], done: Callable[[W], None]) -> int:
+    def _tell(self, copy: _Copy, done: Callable[[Any], None]) -> int:
         """What has arrived, at least one part; how many bytes."""
         with self._lock:
             while not copy.arrived:
@@ -131,7 +131,7 @@ class Lanes(Generic[W]):
 
     def _serve(self, link: str) -> None:
         lane = self._make(link)
-        begun: deque[tuple[_Copy[W], W]] = deque()
+        begun: deque[tuple[_Copy, Work]] = deque()
         while True:
             taken = self._take(link, wait=not begun)
             if taken is not None:
@@ -146,7 +146,7 @@ class Lanes(Generic[W]):
                 break
         lane.close()
 
-    def _take(self, link: str, wait: bool) -> tuple[_Copy[W], W] | None:
+    def _take(self, link: str, wait: bool) -> tuple[_Copy, Work] | None:
         """None when there is nothing to begin; if it was to wait for that, the link's thread is not wanted any more."""
         with self._lock:
             while (taken := self._links.take(link)) is None and wait:
@@ -160,7 +160,7 @@ class Lanes(Generic[W]):
             number, work = taken
             return self._copies[number], work
 
-    def _survived(self, link: str, copy: _Copy[W], work: W, act: Callable[..., None], *arguments: Move) -> bool:
+    def _survived(self, link: str, copy: _Copy, work: Work, act: Callable[..., None], *arguments: Move) -> bool:
         try:
             act(*arguments)
         except Exception as error:  # whatever it is: somebody waits for this work
@@ -173,7 +173,7 @@ class Lanes(Generic[W]):
             return False
         return True
 
-    def _arrived(self, link: str, copy: _Copy[W], work: W) -> None:
+    def _arrived(self, link: str, copy: _Copy, work: Work) -> None:
         with self._lock:
             self._links.done(link, copy.number, work)
             copy.arrived.append(work)

@@ -54,9 +54,9 @@ def image():
 
 @pytest.mark.parametrize("chunk_bytes", [8 * MIB, 5_000_001])
 def test_an_image_goes_in_and_comes_out_byte_for_byte(extents, image, monkeypatch, chunk_bytes):
-    from loader.transfers import cuda
+    from loader.transfers import pinned
 
-    monkeypatch.setattr(cuda, "_PIECE_BYTES", 48 * MIB)
+    monkeypatch.setattr(pinned, "_PIECE_BYTES", 48 * MIB)
     transfers = Transfers()
     transfer = transfers.of(DEVICE)
     content = random.Random(1).randbytes(TOTAL)

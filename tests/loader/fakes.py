@@ -81,6 +81,7 @@ class GatedTransfer(CpuTransfer):
     """Stops before its second chunk until the test opens the gate; counts how many copies have come that far."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.gate = threading.Event()
         self.arrived = threading.Semaphore(0)
 
@@ -89,6 +90,9 @@ class GatedTransfer(CpuTransfer):
 
     def into(self, extents, image, plan, done) -> None:  # type: ignore[no-untyped-def]
         super().into(extents, image, plan, self._gated(done))
+
+    def between(self, sources, targets, plan, done) -> None:  # type: ignore[no-untyped-def]
+        super().between(sources, targets, plan, self._gated(done))
 
     def _gated(self, done):  # type: ignore[no-untyped-def]
         first = True

@@ -36,8 +36,12 @@ class StandIn:
     def begin(self, move):
         if self.fails_to_begin:
             raise OSError(5, "no such stream")
-        move(None)
         self.under_way += 1
+        try:
+            move(None)
+        except BaseException:
+            self.under_way -= 1
+            raise
         self.begun.release()
 
     def finish(self):
@@ -143,19 +147,24 @@ def test_a_fault_of_the_move_itself_ends_the_copy_too(stand_ins):
 def test_a_cancelled_copy_ends_when_no_link_moves_any_of_it(stand_ins):
     slow = stand_ins[B]
     slow.gate.clear()
+    slow_has_some = threading.Event()
     ended = threading.Event()
+
+    def move(part, stream):
+        if threading.current_thread().name == f"link {B}":
+            slow_has_some.set()
+        assert slow_has_some.wait(WAIT_S)
 
     def done(part):
         raise Cancelled
 
     def copy():
         with pytest.raises(Cancelled):
-            lanes(stand_ins).carry([A, B], PLAN, move=lambda part, stream: None, done=done)
+            lanes(stand_ins).carry([A, B], PLAN, move=move, done=done)
         ended.set()
 
     thread = threading.Thread(target=copy)
     thread.start()
-    assert slow.begun.acquire(timeout=WAIT_S)
     assert stand_ins[A].closed.wait(WAIT_S)  # the copy was cancelled: the link has nobody to work for
     assert not ended.is_set() and slow.under_way
     slow.gate.set()
