@@ -1,6 +1,7 @@
 """The whole system with real SGLang: what `make serve` promises, seen through the official client."""
 
 import asyncio
+import json
 import os
 import signal
 
@@ -152,6 +153,15 @@ async def moves_under_streams(it, model, prompts, new=100):
 
     await it.until(is_there, "the source kept it")
     assert await replayed(it, model) > replays, "no stream was handed over"
+    (handed,) = told(it, "KV handed over")
+    assert handed["model"] == model and handed["requests"] > 0 and handed["bytes"] > 0
+
+
+def told(it, event):
+    """What gpu_schedulers logged of it."""
+    lines = [line for log in it.local.state.glob("logs/gpu_scheduler*.log") for line in log.read_text().splitlines()]
+    events = [json.loads(line) for line in lines if line.startswith("{") and event in line]
+    return [each for each in events if each.get("event") == event]
 
 
 async def replayed(it, model):
