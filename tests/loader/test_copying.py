@@ -58,6 +58,9 @@ class World:
         generation = self.generation if generation is None else generation
         return await self.run(self.copying.load(model, generation, lease, manifest, total), steps)
 
+    async def between(self, source="engine", target="other", total=TOTAL):
+        return [step async for step in self.copying.between(source, target, total)]
+
     @staticmethod
     async def run(copy, steps):
         last = None
@@ -268,3 +271,53 @@ async def test_an_image_dropped_during_a_load_is_loaded_to_its_end(world):
     world.transfer.gate.set()
     await loading
     assert world.handoff.content("other")[:TOTAL] == CONTENT and world.images.used_bytes == 0
+
+
+async def test_a_leases_weights_are_copied_to_another_lease_and_its_padding_left_alone(open_world):
+    open_world.handoff.lease("target", bytes(TOTAL + 5000), extent_bytes=50_000)
+    steps = await open_world.between(target="target")
+    assert steps == sorted(steps) and steps[-1] == TOTAL
+    content = open_world.handoff.content("target")
+    assert content[:TOTAL] == CONTENT and not any(content[TOTAL:])
+    assert open_world.handoff.content("engine")[:TOTAL] == CONTENT
+    assert open_world.nothing_left()
+
+
+async def test_both_leases_go_back_only_when_the_cancelled_copys_thread_has_ended(world):
+    copying = world.start(world.between())
+    await world.transfer.reached()
+    copying.cancel()
+    await asyncio.sleep(0)
+    assert world.handoff.lent == {"engine": 1, "other": 1} and not copying.done()
+    world.transfer.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    assert world.nothing_left()
+
+
+async def test_two_copies_that_cross_each_other_both_end(open_world):
+    """A lease is lent to one at a time, as the handoff client does it."""
+    open_world.handoff.one_at_a_time = True
+    there, back = open_world.start(open_world.between()), open_world.start(open_world.between("other", "engine"))
+    async with asyncio.timeout(30):
+        await asyncio.gather(there, back)
+    assert open_world.handoff.content("engine") == open_world.handoff.content("other")
+
+
+async def test_a_copy_between_leases_that_cannot_be_says_why(open_world):
+    open_world.handoff.lease("small", bytes(65536))
+    for source, target in (("small", "other"), ("engine", "small")):
+        with pytest.raises(Unmet, match=f"lease {source} to {target}: 1 extents of 65536 bytes do not hold {TOTAL}"):
+            await open_world.between(source, target)
+    with pytest.raises(Unmet, match="lease engine is the source and the target"):
+        await open_world.between("engine", "engine")
+    with pytest.raises(NotFound, match="no lease gone"):
+        await open_world.between("gone", "other")
+    assert open_world.nothing_left() and not any(open_world.handoff.content("other"))
+
+
+async def test_a_failing_copy_between_leases_gives_both_back(open_world):
+    os.ftruncate(open_world.handoff.leases["other"][1].fd, 10)
+    with pytest.raises(Unavailable, match="the copy failed: extent 65536 has 10 bytes"):
+        await open_world.between()
+    assert open_world.nothing_left()

@@ -13,6 +13,18 @@ def test_a_device_has_one_transfer_of_its_kind():
     assert transfers.of("cpu:0") is transfers.of("cpu:0")
 
 
+def test_a_devices_paths_are_its_own_link_and_those_that_reach_it():
+    assert Transfers(("cpu:0", "cpu:1")).paths() == {"cpu:0": ("cpu:0", "cpu:1"), "cpu:1": ("cpu:1", "cpu:0")}
+    assert Transfers(("cpu:0",)).paths() == {"cpu:0": ("cpu:0",)}
+    assert Transfers().paths() == {}
+
+
+@pytest.mark.skipif(find_spec("cuda") is not None, reason="CUDA's libraries are here")
+def test_a_device_whose_driver_cannot_be_asked_has_its_own_link_only():
+    transfers = Transfers(("cuda:0", "cuda:1", "cpu:0"))
+    assert transfers.paths() == {"cuda:0": ("cuda:0",), "cuda:1": ("cuda:1",), "cpu:0": ("cpu:0",)}
+
+
 def test_a_device_that_nothing_can_be_copied_to_is_refused_by_name():
     with pytest.raises(Unmet, match="nothing can be copied to 'tpu:0'"):
         Transfers().of("tpu:0")

@@ -4,21 +4,33 @@ import os
 
 import pytest
 
-from loader.policy.chunks import plan
+from loader.policy.chunks import pairs, plan
 from loader.transfers.base import Borrowed, Cancelled
 from loader.transfers.cpu import CpuTransfer
+from services.errors import Unmet
 
 
 @pytest.fixture
-def extents():
+def made():
     made = []
-    for number, size in enumerate((4096, 8192, 4096)):
-        fd = os.memfd_create("extent")
-        os.write(fd, bytes((7 * number + index) % 256 for index in range(size)))
-        made.append(Borrowed(number, size, fd, "cpu:0"))
     yield made
     for extent in made:
         os.close(extent.fd)
+
+
+def of_sizes(made, sizes, device="cpu:0"):
+    extents = []
+    for number, size in enumerate(sizes):
+        fd = os.memfd_create("extent")
+        os.write(fd, bytes((7 * number + index) % 256 for index in range(size)))
+        extents.append(Borrowed(number, size, fd, device))
+    made += extents
+    return extents
+
+
+@pytest.fixture
+def extents(made):
+    return of_sizes(made, (4096, 8192, 4096))
 
 
 def content(extents):
@@ -66,3 +78,52 @@ def test_an_extent_shorter_than_granted_is_an_error_before_anything_is_copied(ex
     with memoryview(image) as view, pytest.raises(OSError, match="extent 2 has 4095 bytes where 4096 were granted"):
         getattr(CpuTransfer(), direction)(extents, view, steps(extents, 16384), lambda chunk: None)
     assert image == bytes(16384)
+
+
+@pytest.mark.parametrize("links", [("cpu:0",), ("cpu:0", "cpu:1"), ("cpu:0", "cpu:1", "cpu:2", "cpu:3")])
+def test_several_links_fill_and_read_the_same_extents(extents, links):
+    transfer = CpuTransfer(links)
+    content_before, seen = content(extents), []
+    image, back = os.urandom(15000), bytearray(15000)
+    transfer.into(extents, memoryview(image), steps(extents, 15000, chunk_bytes=100), seen.append)
+    assert sorted(seen, key=lambda chunk: chunk.at) == list(steps(extents, 15000, chunk_bytes=100))
+    assert content(extents) == image + content_before[15000:]
+    with memoryview(back) as view:
+        transfer.out_of(extents, view, steps(extents, 15000, chunk_bytes=100), lambda chunk: None)
+    assert back == image
+
+
+@pytest.mark.parametrize("links", [("cpu:0",), ("cpu:0", "cpu:1")])
+def test_extents_are_copied_to_extents_of_other_sizes(made, extents, links):
+    targets = of_sizes(made, (5000, 5000, 5000, 5000), "cpu:1")
+    before = content(targets)
+    plan = pairs([extent.nbytes for extent in extents], [extent.nbytes for extent in targets], 15000, 1000)
+    seen = []
+    CpuTransfer(links).between(extents, targets, plan, seen.append)
+    assert content(targets) == content(extents)[:15000] + before[15000:]
+    assert sorted(seen, key=lambda pair: pair.source.at) == list(plan)
+
+
+def test_host_memory_has_no_way_of_its_own_to_a_gpu(made, extents):
+    targets = of_sizes(made, (16384,), "cuda:0")
+    with pytest.raises(Unmet, match="there is no way from cpu:0 to cuda:0"):
+        CpuTransfer().between(extents, targets, pairs([16384], [16384], 15000, 1000), lambda pair: None)
+
+
+@pytest.mark.parametrize("short", [0, 1])
+def test_extents_shorter_than_granted_are_an_error_on_either_side(made, extents, short):
+    targets = of_sizes(made, (16384,))
+    os.ftruncate((extents, targets)[short][0].fd, 100)
+    before = content(targets)
+    with pytest.raises(OSError, match="extent 0 has 100 bytes"):
+        CpuTransfer().between(extents, targets, pairs([4096, 8192, 4096], [16384], 15000, 1000), lambda pair: None)
+    assert content(targets) == before
+
+
+def test_an_extent_that_shrinks_during_a_copy_over_two_links_ends_it(extents):
+    def shrink(chunk):
+        os.ftruncate(extents[2].fd, 0)
+
+    image = bytearray(16384)
+    with memoryview(image) as view, pytest.raises(OSError, match="extent 2 ended at"):
+        CpuTransfer(("cpu:0", "cpu:1")).out_of(extents, view, steps(extents, 16384, chunk_bytes=100), shrink)
