@@ -60,8 +60,8 @@ class Activation:
         self._images = images
 
     def has_image(self, resident: Resident) -> bool:
-        """Whether the loader holds the model's weights: it said so in its catalogue, or in answer to our own saving,
-        which the catalogue's stream may not have caught up with."""
+        """Whether the loader holds the model's weights, in host memory or on disk: it said so in its catalogue, or in
+        answer to our own saving, which the catalogue's stream may not have caught up with."""
         return bool(self._image_checksums(resident))
 
     def _image_checksums(self, resident: Resident) -> list[str]:

@@ -58,11 +58,12 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
 
 
 async def follow_loader(loader: LoaderClient, images: Images) -> None:
-    """Keeps `images` fresh, for ever. While the loader is away the last is kept."""
+    """Keeps `images` fresh, for ever: those in host memory, and those on disk, which the loader reads when they are
+    loaded. While it is away the last is kept."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue
         images.clear()
         for entry in catalogue.entries:
-            if entry.has_image:
+            if entry.has_image or entry.on_disk:
                 images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]
