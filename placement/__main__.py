@@ -37,7 +37,7 @@ async def build(service: Service) -> None:
     loader = LoaderClient(config.loaders[0])
     cluster = Cluster(clients, changed)
     history = History()
-    actuator = Actuator(cluster, config.drain_ms, changed)
+    actuator = Actuator(cluster, config.drain_ms, changed, move_kv=config.move_kv)
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
     service.add(

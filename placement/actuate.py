@@ -18,8 +18,9 @@ _log = log.get(__name__)
 class Actuator:
     """Asks gpu_schedulers for residencies. One activation, eviction or move at a time for each model."""
 
-    def __init__(self, cluster: Cluster, drain_ms: int, on_change: Callable[[], None]) -> None:
+    def __init__(self, cluster: Cluster, drain_ms: int, on_change: Callable[[], None], *, move_kv: bool = True) -> None:
         self._cluster = cluster
+        self._move_kv = move_kv
         self._drain_ms = drain_ms
         self._on_change = on_change
         self.activating: dict[str, tuple[Group, asyncio.Task[None]]] = {}
@@ -107,7 +108,7 @@ class Actuator:
             await target.client.set_residency(spec, common_pb2.ACTIVE, record.reason)
             self.leaving[model] = source.name
             self._on_change()
-            same_node = source.state.node and source.state.node == target.state.node
+            same_node = self._move_kv and source.state.node and source.state.node == target.state.node
             await source.client.set_residency(
                 spec,
                 common_pb2.COLD,

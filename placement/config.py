@@ -33,7 +33,9 @@ class PlacementConfig(Config):
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """Of models without a target: what their demand is weighted by."""
     drain_ms: int = Field(default=30_000, ge=0)
-    """How long the source of a migration may finish what it runs."""
+    """How long the source of a migration may finish what it runs, where that does not go along with its KV."""
+    move_kv: bool = True
+    """Between groups of one node a model takes the KV of what runs along."""
     migrations_at_once: int = Field(default=1, ge=1)
     rebalance: bool = True
     """Off: nothing moves by itself; activation and eviction go on."""

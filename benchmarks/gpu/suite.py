@@ -118,6 +118,12 @@ PROGRAMS = (
         ("--device", "cpu:0,cpu:1", "--shape", "tiny", "--prompts", "8", "--longest", "60", "--new", "12"),
         by_default=False,
     ),
+    Program(
+        "migration",
+        300,
+        ("--devices", "cpu:0", "cpu:1", "--streams", "3", "--prompt", "300", "--tokens", "300", "--rounds", "2"),
+        by_default=False,
+    ),
 )
 _REHEARSAL_S = 240
 
