@@ -1,0 +1,292 @@
+"""How fast a model's weights reach a device, over one link and over several, and how fast they leave it.
+
+    python benchmarks/load.py --device cpu:0 --links cpu:0,cpu:1 --shapes tiny       # anywhere, seconds
+    python benchmarks/load.py --device cuda:0 --links 1,2,4 --shapes 1b,8b --out FILE
+    python benchmarks/load.py --device cuda:0 --links 1 --between cuda:1 --shapes 8b --out FILE
+
+    into      image -> extents, by the loader's transfer: from the call until the last byte is there, with the extents
+              mapped in it and taken away again
+    out of    extents -> image, the same way, without a checksum
+    between   the device's extents -> another device's, with `--between`
+    first     the first `into` of a transfer: on a GPU the contexts are made and the image is registered in it
+    limit     in the same run, plainly: pinned host memory to ordinary device memory, over as many links at once, each
+              to its own GPU; on the CPU as many threads that copy memory; between GPUs one peer copy
+
+Links are numbers of devices, the measured one first and then those that count up from 0, or names, of which first one
+is used, then two, and so on. Bytes are checked once for each number of links.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import mmap
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from balloond import backends
+from benchmarks import _report
+from loader.policy.chunks import pairs, plan
+from loader.transfers import Transfers
+from loader.transfers.base import Borrowed
+from services.checksum import checksum
+
+MIB, GIB = 1 << 20, 1 << 30
+SHAPES = {"tiny": 64 * MIB, "1b": 2_471_645_608, "3b": 6_425_499_648, "8b": 16_060_522_496, "70b/4": 35_276_726_272}
+"""Bytes of Llama 3's weights of that size, in bfloat16; of the largest, those of one device in four."""
+EXTENTS = {"cuda": (512 * MIB, 64 * MIB), "cpu": (8 * MIB, MIB)}
+"""As engines ask for them: large ones as far as they go."""
+LIMIT_BYTES = {"cuda": 2 * GIB, "cpu": 64 * MIB}
+"""For each link."""
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def kind(device: str) -> str:
+    return device.partition(":")[0]
+
+
+@contextmanager
+def extents(device: str, nbytes: int) -> Iterator[list[Borrowed]]:
+    """What an engine would hold for so many bytes of weights."""
+    large, small = EXTENTS[kind(device)]
+    sizes = [large] * (nbytes // large) + [small] * -(-(nbytes % large) // small)
+    make = backends.maker(device)
+    made = [Borrowed(number, size, make.create(size), device) for number, size in enumerate(sizes)]
+    try:
+        yield made
+    finally:
+        for extent in made:
+            os.close(extent.fd)
+
+
+@contextmanager
+def image(nbytes: int) -> Iterator[memoryview]:
+    """Host memory as the loader's images have it, with something in it."""
+    fd = os.memfd_create("image")
+    os.ftruncate(fd, nbytes)
+    memory = mmap.mmap(fd, nbytes)
+    os.close(fd)
+    view = memoryview(memory)
+    fill(view)
+    yield view
+    view.release()
+    memory.close()
+
+
+def fill(view: memoryview) -> None:
+    """Rows that differ from each other, as the checksum wants them."""
+    block = os.urandom(MIB - 4096)
+    for at in range(0, view.nbytes, len(block)):
+        part = min(len(block), view.nbytes - at)
+        view[at : at + part] = block[:part]
+
+
+def together(works: Sequence[Callable[[], object]]) -> float:
+    """Seconds until all are done, each in a thread."""
+    threads = [threading.Thread(target=work) for work in works]
+
+    def run() -> None:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return seconds(run)
+
+
+# --- the limits
+
+
+def limit(links: Sequence[str], direction: str, repeat: int) -> float:
+    """Bytes per second, the best of some runs."""
+    nbytes = LIMIT_BYTES[kind(links[0])]
+    if kind(links[0]) == "cuda":
+        from balloond.backends.cuda import Context
+        from benchmarks.gpu.weights_copy import Reference
+
+        contexts = [Context(int(link.partition(":")[2])) for link in links]
+        references = [Reference(context, nbytes) for context in contexts]
+
+        def work(context: Context, reference: Reference) -> None:
+            context.enter()
+            (reference.into if direction == "into" else reference.out_of)()
+
+        works = [
+            lambda context=context, reference=reference: work(context, reference)
+            for context, reference in zip(contexts, references, strict=True)
+        ]
+        best = min(together(works) for _ in range(repeat + 1))
+        for context, reference in zip(contexts, references, strict=True):
+            context.enter()
+            reference.close()
+    else:
+        buffers = [(ctypes.create_string_buffer(nbytes), ctypes.create_string_buffer(nbytes)) for _ in links]
+        best = min(
+            together([lambda pair=pair: ctypes.memmove(*pair, nbytes) for pair in buffers]) for _ in range(repeat + 1)
+        )
+    return len(links) * nbytes / best
+
+
+def limit_between(source: str, target: str, repeat: int) -> float:
+    """Bytes per second of one plain copy from device to device, the best of some runs."""
+    if kind(source) == "cpu":
+        return limit([source], "into", repeat)
+    from cuda.bindings import driver as cu
+
+    from balloond.backends.cuda import call
+
+    nbytes = LIMIT_BYTES["cuda"]
+    call(cu.cuInit, 0)
+    contexts, memory = [], []
+    for device in (target, source):
+        contexts.append(call(cu.cuDevicePrimaryCtxRetain, call(cu.cuDeviceGet, int(device.partition(":")[2]))))
+        call(cu.cuCtxSetCurrent, contexts[-1])
+        memory.append(call(cu.cuMemAlloc, nbytes))
+    call(cu.cuCtxEnablePeerAccess, contexts[0], 0)
+    stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
+    def copy() -> None:
+        call(cu.cuMemcpyPeerAsync, memory[0], contexts[0], memory[1], contexts[1], nbytes, stream)
+        call(cu.cuStreamSynchronize, stream)
+
+    best = min(seconds(copy) for _ in range(repeat + 1))
+    for address in memory:
+        call(cu.cuMemFree, address)
+    return nbytes / best
+
+
+# --- what is measured
+
+
+def loads(shape: str, device: str, links: Sequence[str], settings: argparse.Namespace) -> list[dict[str, Any]]:
+    """One shape over these links, in either direction."""
+    nbytes = SHAPES[shape]
+    transfers = Transfers(links)
+    used = transfers.paths()[device]
+    if set(used) != set(links):
+        print(f"{device} is not reached by {', '.join(sorted(set(links) - set(used)))}: left out", flush=True)
+        return []
+    transfer = transfers.of(device)
+    with extents(device, nbytes) as made, image(nbytes) as view:
+        steps = plan([extent.nbytes for extent in made], nbytes, settings.chunk_mib * MIB)
+        expected = checksum(view)
+
+        def run(move: Callable[..., None]) -> float:
+            return seconds(lambda: move(made, view, steps, lambda chunk: None))
+
+        first = run(transfer.into)
+        for at in range(0, nbytes, GIB):
+            view[at : at + GIB] = bytes(min(GIB, nbytes - at))
+        run(transfer.out_of)
+        if checksum(view) != expected:
+            raise SystemExit(f"{shape} over {links}: what came out is not what went in")
+        rows = [
+            {
+                "shape": shape,
+                "bytes": nbytes,
+                "device": device,
+                "links": list(links),
+                "copy": name,
+                "seconds": [run(move) for _ in range(settings.repeat)],
+                "first_s": first if name == "into" else None,
+                "limit_bytes_per_s": limit(links, name, settings.repeat),
+            }
+            for name, move in (("into", transfer.into), ("out of", transfer.out_of))
+        ]
+        transfers.forget(view)
+    return rows
+
+
+def between(shape: str, source: str, target: str, settings: argparse.Namespace) -> dict[str, Any]:
+    """One shape from device to device."""
+    nbytes = SHAPES[shape]
+    transfer = Transfers().of(source)
+    with extents(source, nbytes) as here, extents(target, nbytes) as there:
+        sizes = [[extent.nbytes for extent in made] for made in (here, there)]
+        steps = pairs(sizes[0], sizes[1], nbytes, settings.between_chunk_mib * MIB)
+
+        def run() -> float:
+            return seconds(lambda: transfer.between(here, there, steps, lambda pair: None))
+
+        return {
+            "shape": shape,
+            "bytes": nbytes,
+            "device": source,
+            "links": [f"{source}>{target}"],
+            "copy": "between",
+            "first_s": run(),
+            "seconds": [run() for _ in range(settings.repeat)],
+            "limit_bytes_per_s": limit_between(source, target, settings.repeat),
+        }
+
+
+def series(device: str, links: str) -> list[tuple[str, ...]]:
+    """The sets of links that `--links` means."""
+    named = links.split(",")
+    if not all(name.isdecimal() for name in named):
+        return [tuple(named[:count]) for count in range(1, len(named) + 1)]
+    counts = [int(name) for name in named]
+    others = [f"{kind(device)}:{number}" for number in range(max(counts) + 1) if f"{kind(device)}:{number}" != device]
+    return [(device, *others[: count - 1]) for count in counts]
+
+
+def main() -> None:
+    parser = _report.arguments("load", __doc__ or "")
+    parser.add_argument("--device", default="cpu:0")
+    parser.add_argument("--links", default="1,2", help="numbers of links, or their names")
+    parser.add_argument("--shapes", default="tiny", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--between", metavar="DEVICE", help="also from the device to this one")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--chunk-mib", type=int, default=8)
+    parser.add_argument("--between-chunk-mib", type=int, default=32)
+    settings = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for shape in settings.shapes.split(","):
+        for links in series(settings.device, settings.links):
+            rows += loads(shape, settings.device, links, settings)
+        if settings.between:
+            rows.append(between(shape, settings.device, settings.between, settings))
+    table = []
+    for row in rows:
+        middle = _report.quantile(row["seconds"], 0.5)
+        rate = row["bytes"] / middle
+        table.append(
+            (
+                row["shape"],
+                row["copy"],
+                len(row["links"]),
+                rate / 1e9,
+                f"{middle:.4f}",
+                rate / row["limit_bytes_per_s"],
+                row["limit_bytes_per_s"] / 1e9,
+                "" if row["first_s"] is None else f"{row['first_s']:.4f}",
+            )
+        )
+    _report.table(("shape", "copy", "links", "GB/s", "s", "of limit", "limit GB/s", "first s"), table)
+    _report.write(
+        settings.out,
+        "load",
+        {
+            "chunk_bytes": settings.chunk_mib * MIB,
+            "between_chunk_bytes": settings.between_chunk_mib * MIB,
+            "extent_bytes": EXTENTS,
+            "rows": rows,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
