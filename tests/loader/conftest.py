@@ -68,6 +68,7 @@ class Node:
         self.balloond_address = f"unix:{self.folder}/balloond.sock"
         self.address = f"unix:{self.folder}/loader.sock"
         self.catalogue = self.folder / "catalogue.toml"
+        self.images = self.folder / "images"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.engines: list[Engine] = []
         self.client: LoaderClient
@@ -82,6 +83,7 @@ class Node:
         (self.folder / "loader.toml").write_text(
             f'name = "loader"\nlisten = "{self.address}"\ncatalogue = "{self.catalogue}"\nkeeper = "{self.keeper}"\n'
             f'handoff = "{self.handoff}"\nhost_capacity_bytes = {16 << 20}\nchunk_bytes = 65536\n'
+            f'disk_folder = "{self.images}"\ndisk_capacity_bytes = {64 << 20}\n'
         )
 
     # --- processes
@@ -123,7 +125,7 @@ class Node:
     # --- one test
 
     async def begin(self) -> None:
-        """Everything runs, the catalogue has the models "a" and "b" as written just now, and no image."""
+        """Everything runs, the catalogue has the models "a" and "b" as written just now, and no image anywhere."""
         self.client, self.balloond = LoaderClient(self.address), BalloondClient(self.balloond_address)
         generations = {
             name: fingerprint(self.checkpoint(name, max_position_embeddings=context))
@@ -133,6 +135,7 @@ class Node:
         self.start(*(name for name in ("keeper", "balloond", "loader") if name not in self.processes))
         await self.healthy()
         for entry in (await self.until(lambda catalogue: True)).entries:
+            await self.client.drop_image(entry.model.name, from_disk=True)
             await self.client.remove(entry.model.name)
         for name in generations:
             await self.client.drop_image(name)
@@ -171,6 +174,11 @@ class Node:
         return await self.client.save_image(
             engine.model, spec.generation, engine.lease.lease_id, engine.manifest, engine.checksum, **keys
         )
+
+    async def asleep(self, engine: Engine) -> None:
+        """Its weights leave and come back empty: new extents, the lease and the addresses stay."""
+        await asyncio.to_thread(engine.range.leave)
+        await asyncio.to_thread(engine.map)
 
     async def load(self, engine: Engine, spec: common_pb2.ModelSpec, **keys: Any) -> loader_pb2.ImageProgress:
         return await self.client.load_image(
