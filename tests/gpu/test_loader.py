@@ -10,12 +10,13 @@ import pytest
 
 from balloond.backends import maker
 from loader.client import LoaderClient
-from loader.policy.chunks import plan
+from loader.policy.chunks import pairs, plan
 from loader.transfers import Transfers
 from loader.transfers.base import Borrowed, Cancelled
 from protos import engine_pb2
 from services import rpc
 from services.checksum import checksum as checksum_of
+from services.errors import Unmet
 from tests.balloond.conftest import ROOT, TIMEOUT_S
 from tests.gpu.conftest import DEVICE, MIB
 from tests.loader import checkpoints
@@ -25,12 +26,31 @@ TOTAL = 130 * MIB + 4321
 
 
 @pytest.fixture
-def extents():
-    make = maker(DEVICE)
-    made = [Borrowed(number, size, make.create(size), DEVICE) for number, size in enumerate(SIZES)]
-    yield made
-    for extent in made:
-        os.close(extent.fd)
+def made():
+    """New extents of a device."""
+    kept = []
+
+    def new(device, sizes):
+        make = maker(device)
+        kept.append([Borrowed(number, size, make.create(size), device) for number, size in enumerate(sizes)])
+        return kept[-1]
+
+    yield new
+    for extents in kept:
+        for extent in extents:
+            os.close(extent.fd)
+
+
+@pytest.fixture
+def extents(made):
+    return made(DEVICE, SIZES)
+
+
+def devices():
+    """All that the driver shows."""
+    from balloond.backends import cuda_hardware
+
+    return [f"cuda:{index}" for index in range(cuda_hardware.count())]
 
 
 @pytest.fixture
@@ -97,6 +117,44 @@ def test_an_extent_that_is_not_what_was_said_is_an_error(extents, image):
     wrong = [extents[0], Borrowed(9, 32 * MIB, extents[1].fd, DEVICE)]
     with pytest.raises(OSError, match="cuMemMap"):
         transfers.of(DEVICE).into(wrong, image(), plan([64 * MIB, 32 * MIB], 90 * MIB, MIB), lambda chunk: None)
+
+
+def test_all_links_that_reach_a_gpu_fill_and_read_it_byte_for_byte(extents, image):
+    transfers = Transfers(devices())
+    if len(transfers.paths()[DEVICE]) < 2:
+        pytest.skip(f"no other GPU reaches {DEVICE}")
+    content = random.Random(2).randbytes(TOTAL)
+    there, back = image(), image()
+    there[:] = content
+    steps = plan(SIZES, TOTAL, MIB)
+    seen = []
+    transfers.of(DEVICE).into(extents, there, steps, seen.append)
+    assert sorted(seen, key=lambda chunk: chunk.at) == list(steps)
+    transfers.of(DEVICE).out_of(extents, back, steps, lambda chunk: None)
+    assert back == content
+    for view in (there, back):
+        transfers.forget(view)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_weights_go_from_gpu_to_gpu_and_within_one(extents, made, image, number):
+    if number >= len(devices()):
+        pytest.skip("there is one GPU")
+    transfers = Transfers()
+    target, sizes = devices()[number], [32 * MIB, 128 * MIB]
+    targets = made(target, sizes)
+    content = random.Random(3).randbytes(TOTAL)
+    there, back = image(), image()
+    there[:] = content
+    transfers.of(DEVICE).into(extents, there, plan(SIZES, TOTAL, 8 * MIB), lambda chunk: None)
+    try:
+        transfers.of(DEVICE).between(extents, targets, pairs(SIZES, sizes, TOTAL, 5_000_001), lambda pair: None)
+    except Unmet:
+        pytest.skip(f"{DEVICE} does not reach {target}")
+    transfers.of(target).out_of(targets, back, plan(sizes, TOTAL, 8 * MIB), lambda chunk: None)
+    assert back == content
+    for view in (there, back):
+        transfers.forget(view)
 
 
 class Loader:
