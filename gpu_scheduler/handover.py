@@ -1,9 +1,9 @@
 """A model moves to another group of the node, and what runs goes along with its KV: both sides of it.
 
-The group that is left has its engine stop what runs and say where its KV lies; the other one's engine makes room for it
-in its prefix cache, the loader copies from device to device, and only then are the requests handed back. Their gateways
-send them to the other group, which finds all but the last page of each. When any of it fails they are computed again
-there, as they would be without it.
+The group that is left has its engine say where the KV of what runs lies; the other one's engine makes room for it in
+its prefix cache, and the loader copies from device to device. Then the requests stop, what they have computed meanwhile
+follows, and only then are they handed back. Their gateways send them to the other group, which finds all but the last
+page of each. When any of it fails they are computed again there, as they would be without it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,16 @@ class Handover:
         self._loader = loader
 
     async def give(self, resident: Resident, engine: Engine, successor: str) -> bool:
-        """Stops what runs and has the group at `successor` take its KV. False when that failed. What was stopped ends
-        with the Drain that has to follow in either case."""
-        began = time.monotonic()
+        """Has the group at `successor` take the KV of what runs: most of it while it runs, then it is stopped, and the
+        rest follows. False when that failed. What was stopped ends with the Drain that has to follow in either case."""
         client = GpuSchedulerClient(successor)
         try:
             async with asyncio.timeout(_WITHIN_S):
-                command = engine.command(engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv()))
-                places = await command.places()
-                await command.done()
-                taken = 0
-                if places.sequences:
-                    answer = await client.take_kv(resident.spec.name, resident.spec.generation, places)
-                    taken = answer.bytes
+                began = time.monotonic()
+                _, ahead = await self._send(client, resident, engine, live=True)
+                stopped = time.monotonic()
+                requests, rest = await self._send(client, resident, engine, live=False)
+                ended = time.monotonic()
         except (PrismError, TimeoutError) as error:
             _log.warning("KV stays behind", model=resident.spec.name, to=successor, why=str(error) or "no answer")
             return False
@@ -54,11 +51,25 @@ class Handover:
             "KV handed over",
             model=resident.spec.name,
             to=successor,
-            requests=len(places.sequences),
-            bytes=taken,
-            ms=round(1e3 * (time.monotonic() - began), 1),
+            requests=requests,
+            bytes=ahead + rest,
+            bytes_behind=rest,
+            ms=round(1e3 * (ended - began), 1),
+            stopped_ms=round(1e3 * (ended - stopped), 1),
         )
         return True
+
+    async def _send(
+        self, client: GpuSchedulerClient, resident: Resident, engine: Engine, *, live: bool
+    ) -> tuple[int, int]:
+        """(requests, bytes that were not there yet)"""
+        command = engine.command(engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv(live=live)))
+        places = await command.places()
+        await command.done()
+        if not places.sequences:
+            return 0, 0
+        taken = await client.take_kv(resident.spec.name, resident.spec.generation, places)
+        return len(places.sequences), taken.bytes
 
     async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
         """Raises NotFound, Unmet, and what an engine or the loader refused it with."""
@@ -73,7 +84,8 @@ class Handover:
         room = await command.places()
         failed = True
         try:
-            copied = await self._loader.copy_kv(places, room)
+            something = any(one.pieces for one in room.sequences)
+            copied = await self._loader.copy_kv(places, room) if something else 0
             failed = False
         finally:
             engine.imported(command, failed)

@@ -5,7 +5,7 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.managers.io_struct import AbortReq
@@ -189,6 +189,9 @@ class Commands:
         self._only_alone()
         if self._draining:
             raise NotNow("a drain is under way")
+        if command.live:
+            self._export(command.command_id, self._instance.running())
+            return []
         self._draining = True
         self._export_id = command.command_id
         aborts = self._hand_back_waiting()
@@ -206,7 +209,10 @@ class Commands:
         stopped, instance.outputs.stopped = instance.outputs.stopped, {}
         # One that ended by itself, or had not said anything, was told so.
         self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
-        requests = [(entry.request_id, stopped[entry.rid]) for entry in self._withheld]
+        self._export(command_id, [(entry.request_id, stopped[entry.rid]) for entry in self._withheld])
+
+    def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int]]]) -> None:
+        instance = self._instance
         instance.channel.send(kv_places=instance.moving.export(command_id, requests))
         self._done(command_id)
 

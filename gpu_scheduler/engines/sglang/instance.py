@@ -128,6 +128,15 @@ class Instance:
             tuple((request.rid, len(request.output_ids)) for request in running),
         )
 
+    def running(self) -> list[tuple[str, list[int]]]:
+        """Requests whose prompts are computed, and all their tokens so far."""
+        found = []
+        for request in self.scheduler.running_batch.reqs:
+            entry = self.book.by_rid(request.rid)
+            if entry is not None and not request.finished():
+                found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids]))
+        return found
+
     # --- telling
 
     def send_chunks(self, chunks: list[common_pb2.TokenChunk]) -> None:

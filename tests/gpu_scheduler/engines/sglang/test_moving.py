@@ -54,16 +54,17 @@ class Pair:
                     os.pwrite(fds[piece.extent_id], content[: piece.bytes], piece.offset)
                     content = content[piece.bytes :]
 
-    async def move(self) -> engine_pb2.KvPlaces:
-        """All that runs at the source; what the target made room for."""
-        self.source.send(export_kv=engine_pb2.ExportKv())
+    async def move(self, live: bool = False) -> engine_pb2.KvPlaces:
+        """All that runs at the source, which is stopped unless `live`; what the target made room for."""
+        self.source.send(export_kv=engine_pb2.ExportKv(live=live))
         places = (await self.source.hear("kv_places")).kv_places
         await self.source.hear("done")
         number = self.target.send(import_kv=wanted(places))
         room = (await self.target.hear("kv_places")).kv_places
         await self.copy(places, room, [one.first_token for one in room.sequences])
         await self.target.do(imported_kv=engine_pb2.ImportedKv(command_id=number))
-        await self.source.do(drain=engine_pb2.Drain())
+        if not live:
+            await self.source.do(drain=engine_pb2.Drain())
         return room
 
 
@@ -121,6 +122,28 @@ async def test_what_runs_goes_on_elsewhere_from_its_own_kv(
         assert both.target.stats.prefill_tokens - before <= len(prompts) * (PAGE + 1)
         # The source serves nobody any more and can go.
         await both.source.do(unload=engine_pb2.Unload())
+
+
+async def test_what_came_while_requests_ran_need_not_come_again(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with pair(tmp_path, models["qwen"]) as both:
+        await begin(both.source, prompts, 3)
+        ahead = await both.move(live=True)
+        assert not any(both.source.answers[f"r{i}"].error for i in range(len(prompts)))
+        ran = [len(both.source.answers[f"r{i}"].tokens) for i in range(len(prompts))]
+        await both.source.until(lambda: any(len(both.source.answers[f"r{i}"].tokens) > n for i, n in enumerate(ran)))
+        behind = await both.move()
+        assert ahead.sequences and behind.sequences
+        assert nbytes_of(behind) < nbytes_of(ahead), "only what was said, and ends of pages"
+        for i, prompt in enumerate(prompts):
+            left = both.source.answers[f"r{i}"]
+            if left.finish != common_pb2.LENGTH:
+                assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
+
+
+def nbytes_of(places: engine_pb2.KvPlaces) -> int:
+    return sum(piece.bytes for one in places.sequences for piece in one.pieces)
 
 
 async def test_nothing_is_lost_and_nothing_new_starts_while_kv_is_on_its_way(
