@@ -92,17 +92,19 @@ class Links(Generic[W]):
         state = self._copies[copy]
         state.left_bytes += work.nbytes
         state.offered.appendleft(work)
-        self._leave(link, copy)
-        return bool(state.busy)
+        return self.leave(link, copy)
+
+    def leave(self, link: str, copy: int) -> bool:
+        """The link gets nothing more of this copy. False when there is no other."""
+        busy = self._copies[copy].busy
+        if busy.pop(link, None) is not None:
+            self._turns[link].remove(copy)
+        return bool(busy)
 
     def withdraw(self, copy: int) -> None:
         """Nothing more of the copy is handed out. What is under way has yet to be done, or to fail."""
         for link in list(self._copies[copy].busy):
-            self._leave(link, copy)
-
-    def _leave(self, link: str, copy: int) -> None:
-        if self._copies[copy].busy.pop(link, None) is not None:
-            self._turns[link].remove(copy)
+            self.leave(link, copy)
 
     def under_way(self, copy: int) -> int:
         """Bytes of the copy that links have taken and not done."""
@@ -113,9 +115,9 @@ class Links(Generic[W]):
         self.withdraw(copy)
         del self._copies[copy]
 
-    def used(self, link: str) -> bool:
-        """Some copy goes over it that was not withdrawn."""
-        return bool(self._turns.get(link))
+    def users(self, link: str) -> tuple[int, ...]:
+        """The copies that go over it, but those that were withdrawn."""
+        return tuple(self._turns.get(link, ()))
 
 
 def _spared(copy: _Copy[W], link: str, nbytes: int) -> bool:

@@ -86,7 +86,8 @@ class Meter:
         if self._cancelled.is_set():
             raise Cancelled
         self.done += nbytes
-        self._loop.call_soon_threadsafe(self._moved.set)
+        if not self._moved.is_set():  # or the loop has yet to look at `done`
+            self._loop.call_soon_threadsafe(self._moved.set)
 
     def cancel(self) -> None:
         """The thread stops at the end of its chunk."""

@@ -68,6 +68,9 @@ class CpuTransfer:
 class _Lane:
     """Copies at once, in the link's thread."""
 
+    def open(self) -> None:
+        pass
+
     def begin(self, move: Move) -> None:
         move(None)
 

@@ -218,14 +218,15 @@ class _Lane:
 
     def __init__(self, gpu: _Gpu) -> None:
         self._gpu = gpu
-        self._stream: Any = None
+        self._stream: Any
         self._begun: deque[Any] = deque()
         self._free: list[Any] = []
 
+    def open(self) -> None:
+        self._gpu.enter()
+        self._stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+
     def begin(self, move: Move) -> None:
-        if self._stream is None:
-            self._gpu.enter()
-            self._stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
         event = self._free.pop() if self._free else call(cu.cuEventCreate, _QUIET_WAIT)
         self._begun.append(event)
         try:
@@ -243,10 +244,9 @@ class _Lane:
         call(cu.cuEventSynchronize, event)
 
     def close(self) -> None:
-        if self._stream is not None:
-            for event in self._free:
-                call(cu.cuEventDestroy, event)
-            call(cu.cuStreamDestroy, self._stream)
+        for event in self._free:
+            call(cu.cuEventDestroy, event)
+        call(cu.cuStreamDestroy, self._stream)
 
 
 def _access(index: int) -> cu.CUmemAccessDesc:

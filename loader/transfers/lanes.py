@@ -22,6 +22,10 @@ Move = Callable[[Any], None]
 class Lane(Protocol):
     """One link. Only its thread uses it."""
 
+    def open(self) -> None:
+        """May take its time: others carry meanwhile. Nothing is left to close when it raises."""
+        ...
+
     def begin(self, move: Move) -> None:
         """Nothing of it is under way when it raises."""
         ...
@@ -54,8 +58,8 @@ class Lanes:
     def __init__(
         self, make: Callable[[str], Lane], window_bytes: int, busy: Callable[[], Mapping[str, float]] = dict
     ) -> None:
-        """`make` gives the lane of a link, which is opened by its first work. `window_bytes` and `busy`, asked when a
-        copy begins, are those of `loader.policy.links`."""
+        """`make` gives the lane of a link. `window_bytes` and `busy`, asked when a copy begins, are those of
+        `loader.policy.links`."""
         self._make = make
         self._busy = busy
         self._window_bytes = window_bytes
@@ -131,6 +135,11 @@ class Lanes:
 
     def _serve(self, link: str) -> None:
         lane = self._make(link)
+        try:
+            lane.open()
+        except Exception as error:  # as below
+            self._give_up(link, error)
+            return
         begun: deque[tuple[_Copy, Work]] = deque()
         while True:
             taken = self._take(link, wait=not begun)
@@ -150,7 +159,7 @@ class Lanes:
         """None when there is nothing to begin; if it was to wait for that, the link's thread is not wanted any more."""
         with self._lock:
             while (taken := self._links.take(link)) is None and wait:
-                if not self._links.used(link):
+                if not self._links.users(link):
                     del self._waiting[link]
                     return None
                 self._waiting[link].wait()
@@ -164,14 +173,24 @@ class Lanes:
         try:
             act(*arguments)
         except Exception as error:  # whatever it is: somebody waits for this work
+            _log.warning("a link failed a copy", link=link, why=str(error))
             with self._lock:
                 if not self._links.failed(link, copy.number, work):
                     copy.error = error
-                self._stir()
                 copy.changed.notify()
-            _log.warning("a link failed a copy", link=link, why=str(error))
+                self._stir()
             return False
         return True
+
+    def _give_up(self, link: str, error: Exception) -> None:
+        _log.warning("a link cannot be used", link=link, why=str(error))
+        with self._lock:
+            del self._waiting[link]
+            for number in self._links.users(link):
+                if not self._links.leave(link, number):
+                    self._copies[number].error = error
+                    self._copies[number].changed.notify()
+            self._stir()
 
     def _arrived(self, link: str, copy: _Copy, work: Work) -> None:
         with self._lock:

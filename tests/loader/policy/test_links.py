@@ -127,6 +127,16 @@ def test_a_link_that_failed_one_copy_carries_the_others():
     assert world.take(A) == Bytes(1, 0, 2)
 
 
+def test_a_link_that_leaves_without_having_had_anything_is_not_waited_for():
+    world = World(1)
+    world.open(0, [A, B], [1] * 3, {B: 1.0})
+    assert world.links.leave(A, 0) and world.links.users(A) == ()
+    world.run([A, B])
+    assert world.carried == {(0, B): 3}
+    world.open(1, [A], [1])
+    assert not world.links.leave(A, 1)
+
+
 def test_a_link_that_is_twice_as_fast_carries_twice_as_much():
     world = World(2)
     world.open(0, [A, B], [1] * 300)
@@ -232,7 +242,7 @@ def test_nothing_more_of_a_withdrawn_copy_is_handed_out():
     assert not world.fail(A)
     assert world.take(A) is None and world.links.under_way(0) == 0
     world.links.close(0)
-    assert world.links.used(A)
+    assert world.links.users(A) == (1,)
     world.finish(A)
     world.links.close(1)
-    assert not world.links.used(A)
+    assert world.links.users(A) == ()

@@ -29,9 +29,14 @@ class StandIn:
         self.gate = threading.Event()
         self.gate.set()
         self.under_way = 0
+        self.fails_to_open = False
         self.fails_to_begin = False
         self.fails_to_finish = False
         self.closed = threading.Event()
+
+    def open(self):
+        if self.fails_to_open:
+            raise OSError(12, "no memory for a context")
 
     def begin(self, move):
         if self.fails_to_begin:
@@ -115,7 +120,7 @@ def test_links_work_at_the_same_time_each_with_a_full_window(stand_ins):
     assert len(told) == len(PLAN)
 
 
-@pytest.mark.parametrize("how", ["fails_to_begin", "fails_to_finish"])
+@pytest.mark.parametrize("how", ["fails_to_open", "fails_to_begin", "fails_to_finish"])
 def test_what_a_failing_link_had_goes_over_the_others(stand_ins, how):
     setattr(stand_ins[A], how, True)
     told = []
@@ -123,13 +128,13 @@ def test_what_a_failing_link_had_goes_over_the_others(stand_ins, how):
     assert sorted(told, key=lambda part: part.number) == PLAN
 
 
-@pytest.mark.parametrize("how", ["fails_to_begin", "fails_to_finish"])
+@pytest.mark.parametrize("how", ["fails_to_open", "fails_to_begin", "fails_to_finish"])
 def test_the_last_links_failure_is_the_copys(stand_ins, how):
     for name in (A, B):
         setattr(stand_ins[name], how, True)
     told = []
     carrying = lanes(stand_ins)
-    with pytest.raises(OSError, match="no such stream|the device failed"):
+    with pytest.raises(OSError, match="no memory for a context|no such stream|the device failed"):
         carrying.carry([A, B], PLAN, move=lambda part, stream: None, done=told.append)
     assert not told
     carrying.carry([C], PLAN, move=lambda part, stream: None, done=told.append)
