@@ -24,7 +24,7 @@ A request:
 6. Once nothing runs, what is left of the prefixes is moved together (`compaction`).
 7. When the model moves to another device, the KV of what runs goes along as prefixes (`moving`).
 
-On a GPU the same with other parts: `options` has SGLang's arguments for either, `pool` both layouts (`rows` for storing), `device` what a
-process keeps of a GPU, `quota` how much that may be, `graph_memory` what of it leaves while the model sleeps. What must
-not pass from one model to the next is in `forget`.
+On a GPU the same with other parts: `options` has SGLang's arguments for either, `pool` both layouts (`rows` for
+storing), `device` what a process keeps of a GPU, `quota` how much that may be, `graph_memory` what of it leaves while
+the model sleeps. What must not pass from one model to the next is in `forget`.
 """
