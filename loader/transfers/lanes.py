@@ -100,14 +100,16 @@ class Lanes:
     @contextmanager
     def _opened(self, links: Sequence[str], total: int, move: Callable[[Any, Any], None]) -> Iterator[_Copy]:
         copy = _Copy(next(self._numbers), move, self._lock)
+        busy = self._busy()
         with self._lock:
+            self._links.open(copy.number, links, total, busy)
             self._copies[copy.number] = copy
-            self._links.open(copy.number, links, total, self._busy())
-            for link in links:
-                if link not in self._waiting:
-                    threading.Thread(target=self._serve, args=(link,), name=f"link {link}").start()
-                    self._waiting[link] = threading.Condition(self._lock)
         try:
+            with self._lock:
+                for link in links:
+                    if link not in self._waiting:
+                        threading.Thread(target=self._serve, args=(link,), name=f"link {link}").start()
+                        self._waiting[link] = threading.Condition(self._lock)
             yield copy
         finally:
             with self._lock:
