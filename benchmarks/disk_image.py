@@ -7,8 +7,10 @@
     read    file -> new host memory, with its checksum, as the loader does for a model that only the disk has
     plain   the same file, read in order by one thread with O_DIRECT in the same blocks into memory that is there
     many    the same by as many threads as the loader has: what the disk gives at most
+    new     the same into new memory, whose pages the kernel has to find and clear
 
-One round of each in turn, so that a busy neighbour is in all of them.
+Writes come first, because what a disk still does after one shows in whatever follows; then one of each read in turn, so
+that a busy neighbour is in all of them.
 """
 
 from __future__ import annotations
@@ -65,6 +67,13 @@ def plain(path: Path, memory: mmap.mmap, threads: int) -> None:
     os.close(fd)
 
 
+def plain_into_new(path: Path, total: int, threads: int) -> float:
+    image = image_memory.create("m", 1, total, b"")
+    taken = seconds(lambda: plain(path, image.memory, threads))
+    image.close()
+    return taken
+
+
 def main() -> None:
     parser = _report.arguments("disk_image", __doc__ or "")
     parser.add_argument("--folder", type=Path, help="on the disk in question (default: a new temporary folder)")
@@ -82,23 +91,29 @@ def main() -> None:
         path = Path(folder) / f"{header.key}{disk_file.SUFFIX}"
         memory = mmap.mmap(-1, total)
         memory.write(bytes(total))
-        taken: dict[str, list[float]] = {"write": [], "read": [], "plain": [], "many": []}
+        taken: dict[str, list[float]] = {"write": [], "read": [], "plain": [], "many": [], "new": []}
         for _ in range(options.rounds):
             taken["write"].append(seconds(lambda: write(path, header, image, options.threads)))
+        image.close()
+        for _ in range(options.rounds):
+            taken["plain"].append(seconds(lambda: plain(path, memory, 1)))
             began = time.perf_counter()
             there = read(path, options.threads)
             taken["read"].append(time.perf_counter() - began)
             there.close()
-            taken["plain"].append(seconds(lambda: plain(path, memory, 1)))
             taken["many"].append(seconds(lambda: plain(path, memory, options.threads)))
+            taken["new"].append(plain_into_new(path, total, options.threads))
     gb_s = {name: [total / each / 1e9 for each in samples] for name, samples in taken.items()}
-    of_plain = [ours / theirs for ours, theirs in zip(gb_s["read"], gb_s["plain"], strict=True)]
-    of_many = [ours / theirs for ours, theirs in zip(gb_s["read"], gb_s["many"], strict=True)]
+    read_of = {
+        name: [ours / theirs for ours, theirs in zip(gb_s["read"], gb_s[name], strict=True)]
+        for name in ("plain", "many", "new")
+    }
     _report.table(
         ["", "GB/s p50", "min", "max"],
         [[name, _report.quantile(each, 0.5), min(each), max(each)] for name, each in gb_s.items()],
     )
-    print(f"read of plain: {_report.quantile(of_plain, 0.5):.2f}, of many: {_report.quantile(of_many, 0.5):.2f}")
+    for name, ratios in read_of.items():
+        print(f"read of {name}: {_report.quantile(ratios, 0.5):.2f}")
     _report.write(
         options.out,
         "disk_image",
@@ -107,8 +122,7 @@ def main() -> None:
             "threads": options.threads,
             "block_bytes": BLOCK_BYTES,
             "gb_s": {name: _report.spread(each) for name, each in gb_s.items()},
-            "read_of_plain": _report.spread(of_plain),
-            "read_of_many": _report.spread(of_many),
+            "read_of": {name: _report.spread(ratios) for name, ratios in read_of.items()},
             "seconds": taken,
         },
     )

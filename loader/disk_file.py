@@ -9,7 +9,6 @@ the page cache, where it would push out what others have there. The data's check
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import hashlib
@@ -32,10 +31,6 @@ ALIGN_BYTES = 4096
 BLOCK_BYTES = 8 << 20
 """Of one read or write: large enough for the device, small enough to be told and stopped."""
 SUFFIX, UNFINISHED = ".image", ".writing"
-_POPULATE_WRITE = 23
-"""MADV_POPULATE_WRITE, since Linux 5.14."""
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _MAGIC, _VERSION = b"PRISMIMG", 1
 _START = struct.Struct("<8sIIQ16s")
 """Magic, version, bytes of facts, bytes of manifest, digest of both."""
@@ -132,7 +127,6 @@ def read(path: Path, header: Header, pages: memoryview, threads: int, moved: Mov
     seen = Checksum()
 
     def read_block(at: int, end: int) -> Checksum:
-        _populate(pages[at:end])
         _read_block(fd, pages[at:end], begin + at)
         part = Checksum()
         part.add(at, pages[at : min(end, header.total_bytes)])
@@ -190,12 +184,6 @@ def _read_block(fd: int, block: memoryview, offset: int) -> None:
         if count == 0:
             raise Damaged(f"it ended at {offset}")
         block, offset = block[count:], offset + count
-
-
-def _populate(block: memoryview) -> None:
-    """Has the kernel give the block's pages at once: reading into new memory has it find each for itself. A kernel that
-    cannot do it does that."""
-    _madvise(ctypes.addressof(ctypes.c_char.from_buffer(block)), len(block), _POPULATE_WRITE)
 
 
 def _open(path: Path, flags: int) -> int:

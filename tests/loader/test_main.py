@@ -22,6 +22,7 @@ GOOD = {
         pytest.param({"host_capacity": "1"}, "", "host_capacity: unknown key", id="unknown key"),
         pytest.param({"host_capacity_bytes": "0"}, "", "host_capacity_bytes: ", id="no room for images"),
         pytest.param({"device_dtype_bytes": "3"}, "", "device_dtype_bytes: ", id="no such float"),
+        pytest.param({"disk_folder": "'/x'"}, "", "disk_folder and disk_capacity_bytes go together", id="no disk room"),
         pytest.param({}, "model = 1", "catalogue.toml: model: ", id="bad catalogue"),
         pytest.param({}, None, "catalogue.toml: No such file", id="no catalogue"),
         pytest.param({}, "", "keeper.sock: no keeper answers", id="no keeper"),
