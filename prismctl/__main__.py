@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
 from placement.client import PlacementClient
 from prismctl import views
 from prismctl.tables import Column, Row, Section, render
@@ -25,14 +26,16 @@ app = typer.Typer(help="Look at a Prism system and steer it.", no_args_is_help=T
 models_app = typer.Typer(invoke_without_command=True)
 app.add_typer(models_app, name="models")
 T = TypeVar("T")
+C = TypeVar("C", PlacementClient, LoaderClient)
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMG]i?B?|B)?$", re.IGNORECASE)
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 class Options:
-    """Where placement is; set by the callback."""
+    """Where placement and the loader are; set by the callback."""
 
     placement = ""
+    loader = ""
 
 
 @app.callback()
@@ -41,15 +44,26 @@ def main_options(
         ".run"
     ),
     placement: Annotated[str, typer.Option(help="Placement's gRPC address.", envvar="PRISM_PLACEMENT")] = "",
+    loader: Annotated[str, typer.Option(help="The loader's gRPC address.", envvar="PRISM_LOADER")] = "",
 ) -> None:
     Options.placement = placement or f"unix:{state.resolve() / 'placement.sock'}"
+    Options.loader = loader or f"unix:{state.resolve() / 'loader.sock'}"
 
 
 def _ask(question: Callable[[PlacementClient], Awaitable[T]]) -> T:
-    """Puts a question to placement; an error ends the command with one line and status 1."""
+    """Puts a question to placement."""
+    return _put(question, lambda: PlacementClient(Options.placement))
+
+
+def _ask_loader(question: Callable[[LoaderClient], Awaitable[T]]) -> T:
+    return _put(question, lambda: LoaderClient(Options.loader))
+
+
+def _put(question: Callable[[C], Awaitable[T]], connect: Callable[[], C]) -> T:
+    """An error ends the command with one line and status 1."""
 
     async def asking() -> T:
-        client = PlacementClient(Options.placement)
+        client = connect()
         try:
             return await question(client)
         finally:
@@ -201,6 +215,57 @@ def remove_model(
         _show_json({"model": name, "removed": True})
     else:
         typer.echo(f"{name} is removed")
+
+
+@models_app.command("pin")
+def pin_model(name: Annotated[str, typer.Argument()]) -> None:
+    """Keep the image of a model in host memory, whatever others need, until it is unpinned."""
+    _ask_loader(lambda loader: loader.pin(name))
+    typer.echo(f"the image of {name} is pinned")
+
+
+@models_app.command("unpin")
+def unpin_model(name: Annotated[str, typer.Argument()]) -> None:
+    """Let the image of a model give way to others' again."""
+    _ask_loader(lambda loader: loader.unpin(name))
+    typer.echo(f"the image of {name} is not pinned")
+
+
+@models_app.command("inspect")
+def inspect_model(name: Annotated[str, typer.Argument()], json_: Json = False) -> None:
+    """Where the weights of a model are, and what is under way with them."""
+    seen = views.inspection(_ask_loader(lambda loader: loader.state(name)))
+    if json_:
+        _show_json(seen)
+        return
+    where = [place for place, there in (("in memory", seen["in_memory"]), ("on disk", seen["on_disk"])) if there]
+    image = f"{views.size(seen['image_bytes'])} {' and '.join(where)}" if where else "none"
+    typer.echo(f"{name}: image {image}{', pinned' if seen['image_pinned'] else ''}")
+    columns = (
+        Column("under way"),
+        Column("step"),
+        Column("done", right=True),
+        Column("of", right=True),
+        Column("a second", 1, right=True),
+        Column("left", 1, right=True),
+        Column("callers", 2, right=True),
+        Column("lease", 3),
+    )
+    rows = []
+    for each in seen["under_way"]:
+        cells = (
+            each["kind"],
+            each["step"],
+            views.size(each["done_bytes"]),
+            views.size(each["total_bytes"]),
+            "" if each["bytes_per_s"] is None else views.size(each["bytes_per_s"]),
+            "" if each["left_s"] is None else f"{each['left_s']:.1f} s",
+            str(each["callers"]),
+            each["lease"],
+        )
+        rows.append(Row(cells))
+    if rows:
+        typer.echo(render(columns, rows, _width()))
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from protos import balloond_pb2, common_pb2, placement_pb2
+from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
 
 
 def residency(value: common_pb2.Residency) -> str:
@@ -52,6 +52,30 @@ def spec(model: common_pb2.ModelSpec) -> dict[str, Any]:
         "engine": model.engine,
         "ttft_ms": model.default_slo.ttft_ms,
         "tpot_ms": model.default_slo.tpot_ms,
+    }
+
+
+def inspection(seen: loader_pb2.Inspection) -> dict[str, Any]:
+    return {
+        **spec(seen.model),
+        "in_memory": seen.entry.has_image,
+        "on_disk": seen.entry.on_disk,
+        "image_bytes": seen.entry.image_bytes,
+        "image_pinned": seen.entry.image_pinned,
+        "under_way": [
+            {
+                "kind": each.kind,
+                "lease": each.lease_id,
+                "rank": each.rank,
+                "callers": each.callers,
+                "step": each.progress.step,
+                "done_bytes": each.progress.done,
+                "total_bytes": each.progress.total,
+                "bytes_per_s": each.progress.per_s if each.progress.HasField("per_s") else None,
+                "left_s": each.progress.left_s if each.progress.HasField("left_s") else None,
+            }
+            for each in seen.under_way
+        ],
     }
 
 

@@ -4,11 +4,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from loader.server import NAME as LOADER
 from placement.server import NAME
 from prismctl.__main__ import app, parse_size
-from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from protos import common_pb2, loader_pb2, loader_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services import rpc
-from services.errors import Unmet
+from services.errors import NotFound, Unmet
 
 
 @pytest.mark.parametrize(
@@ -80,6 +81,32 @@ class Placement(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.ExplainResponse(decisions=[decision])
 
 
+class Loader(loader_pb2_grpc.LoaderServicer):
+    """One model, whose image is being read from disk for two engines."""
+
+    def __init__(self):
+        self.pinned = False
+
+    async def Inspect(self, request, context):
+        if request.model.name != "good":
+            raise NotFound(f"no model '{request.model.name}' in the catalogue")
+        entry = loader_pb2.Entry(on_disk=True, image_bytes=3 << 20, image_pinned=self.pinned)
+        seen = loader_pb2.Inspection(model=common_pb2.ModelSpec(name="good"), entry=entry)
+        progress = common_pb2.Progress(step="reading from disk", done=1 << 20, total=3 << 20, per_s=2 << 20, left_s=1.0)
+        seen.under_way.add(kind="read", callers=2, progress=progress)
+        progress = common_pb2.Progress(step="waiting")
+        seen.under_way.add(kind="load", lease_id="l1", callers=1, progress=progress)
+        return seen
+
+    async def Pin(self, request, context):
+        self.pinned = True
+        return loader_pb2.PinResponse()
+
+    async def Unpin(self, request, context):
+        self.pinned = False
+        return loader_pb2.UnpinResponse()
+
+
 @pytest.fixture
 async def run(tmp_path):
     """Runs prismctl in a thread (it has a loop of its own) against a real server."""
@@ -90,6 +117,9 @@ async def run(tmp_path):
     placement = Placement()
     server.add(placement_pb2_grpc.add_PlacementServicer_to_server, placement, NAME)
     await server.start()
+    loader = rpc.Server(f"unix:{tmp_path}/loader.sock")
+    loader.add(loader_pb2_grpc.add_LoaderServicer_to_server, Loader(), LOADER)
+    await loader.start()
 
     async def run(*arguments, columns=None):
         runner = CliRunner(env={"COLUMNS": columns})
@@ -98,6 +128,7 @@ async def run(tmp_path):
     run.asked = placement.asked
     yield run
     await server.stop(0)
+    await loader.stop(0)
 
 
 async def test_models_as_json_has_states_and_errors(run):
@@ -188,3 +219,18 @@ async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
     result = await run("limit", "bad", "1MiB")
     assert result.exit_code == 1
     assert "bad is on no group now" in result.output
+
+
+async def test_an_image_is_pinned_looked_at_and_unpinned(run):
+    assert (await run("models", "pin", "good")).stdout == "the image of good is pinned\n"
+    result = await run("models", "inspect", "good", columns="100")
+    first, _, read, load = result.stdout.splitlines()
+    assert first == "good: image 3.0 MiB on disk, pinned"
+    assert read.split("  ")[0] == "read" and "reading from disk" in read and "2.0 MiB" in read and "1.0 s" in read
+    assert load.split()[:2] == ["load", "waiting"]
+    assert (await run("models", "unpin", "good")).exit_code == 0
+    told = json.loads((await run("models", "inspect", "good", "--json")).stdout)
+    assert (told["in_memory"], told["on_disk"], told["image_pinned"]) == (False, True, False)
+    assert [(each["bytes_per_s"], each["left_s"]) for each in told["under_way"]] == [(2 << 20, 1.0), (None, None)]
+    result = await run("models", "inspect", "ghost")
+    assert (result.exit_code, result.output) == (1, "prismctl: no model 'ghost' in the catalogue\n")
