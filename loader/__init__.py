@@ -1,9 +1,11 @@
-"""The loader of a node: which models there are, what their checkpoints need, and their weights in host memory.
+"""The loader of a node: which models there are, what their checkpoints need, and their weights in host memory and on disk.
 
     catalogue    the operator's file: models by name, where they lie, what they may expect
     checkpoint   a Hugging Face folder, of which only headers are read: what its model needs, or why it cannot be served
     image        the bytes of a model's weights range as its engine laid them out, in shared host memory, with the
                  manifest that says what lies where. The keeper holds its descriptor too: a loader that dies loses none
+    disk         images as files: written once they are made, read when host memory has none
+    job          a save, a load or a read under way, which several callers may follow
     copy         extents borrowed from balloond -> image (save), image -> extents (load), chunk by chunk, in a thread
 
 An image belongs to one generation of a checkpoint and to one manifest; engines exchange it only when both are equal.
