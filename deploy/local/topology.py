@@ -54,6 +54,7 @@ class Local:
     idle_s: float = 45.0
     arbitration: dict[str, Any] = field(default_factory=dict)
     """Of every gpu_scheduler."""
+    loader: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
 
@@ -113,6 +114,7 @@ class Local:
                 "handoff": handoff,
                 "host_capacity_bytes": self.host_capacity_bytes,
                 **(_GPU_LOADER if self.on_gpus else {}),
+                **self.loader,
             },
         )
         for group, devices in self.group_names.items():
