@@ -1,4 +1,4 @@
-"""The loader of a node: which models there are, what their checkpoints need, and their weights in host memory and on disk.
+"""The loader of a node: which models there are, what their checkpoints need, and their weights in memory and on disk.
 
     catalogue    the operator's file: models by name, where they lie, what they may expect
     checkpoint   a Hugging Face folder, of which only headers are read: what its model needs, or why it cannot be served

@@ -37,13 +37,17 @@ def standing_still(node, name):
         node.processes[name].send_signal(signal.SIGCONT)
 
 
-async def started(node, work, callers=1):
-    """`work` as a task, once the loader has begun with it."""
+async def under_way(node, kind="load"):
+    """What there is of that kind for "a", without the reads that it waits for."""
+    return [each for each in (await node.client.state("a")).under_way if each.kind == kind]
+
+
+async def started(node, work, callers=1, kind="load"):
+    """`work` as a task, once so many callers follow it."""
     task = asyncio.get_running_loop().create_task(work)
     async with asyncio.timeout(30):
         while True:
-            under_way = (await node.client.state("a")).under_way
-            if any(each.callers == callers for each in under_way):
+            if any(each.callers == callers for each in await under_way(node, kind)):
                 return task
             await asyncio.sleep(0.01)
 
@@ -153,13 +157,26 @@ async def test_a_cancelled_load_says_why_and_leaves_nothing(node, stored):
     assert stored.content() == CONTENT
 
 
+async def test_a_cancelled_save_says_why_and_leaves_nothing(node):
+    engine = await node.engine("a", CONTENT)
+    spec = (await node.entry("a")).model
+    with standing_still(node, "balloond"):
+        saving = await started(node, node.save(engine, spec), kind="save")
+        assert await node.client.cancel("a") == 1
+        with pytest.raises(Conflict, match="the save of a was cancelled"):
+            await saving
+    catalogue = await node.until(lambda catalogue: True)
+    assert catalogue.host_used_bytes == 0 and not (await node.entry("a")).has_image
+    assert (await node.save(engine, spec)).checksum == engine.checksum
+
+
 async def test_a_repeated_load_joins_the_first_and_both_are_seen(node, stored):
     spec = (await node.entry("a")).model
     with standing_still(node, "balloond"):
         first = await started(node, node.load(stored, spec))
         second = await started(node, node.load(stored, spec), callers=2)
-        (seen,) = (await node.client.state("a")).under_way
-        assert (seen.kind, seen.lease_id, seen.callers) == ("load", stored.lease.lease_id, 2)
+        (seen,) = await under_way(node)
+        assert (seen.lease_id, seen.callers) == (stored.lease.lease_id, 2)
     assert (await first).checksum == (await second).checksum == stored.checksum
     state = await node.client.state("a")
     assert not state.under_way and state.model == spec and state.entry.has_image
