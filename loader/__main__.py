@@ -13,6 +13,7 @@ from loader.config import LoaderConfig
 from loader.copying import Copying
 from loader.disk import DiskImages
 from loader.handoff_client import HandoffClient
+from loader.image_jobs import ImageJobs
 from loader.image_memory import OWNER, Image
 from loader.images import Images
 from loader.jobs import Jobs
@@ -21,7 +22,6 @@ from loader.models import Model, Models, Sizes
 from loader.pins import Pins
 from loader.server import NAME, LoaderServicer
 from loader.transfers import Transfers
-from loader.work import Work
 from protos import loader_pb2, loader_pb2_grpc
 from services import log
 from services.errors import Invalid
@@ -92,9 +92,9 @@ async def build(service: Service) -> None:
     )
     metrics.CAPACITY.set(config.host_capacity_bytes)
     jobs = Jobs(time.monotonic)
-    work = Work(models, images, disk, copying, jobs)
+    image_jobs = ImageJobs(models, images, disk, copying, jobs)
     kv = KvCopies(handoff, transfers.of, config.chunk_bytes)
-    servicer = LoaderServicer(models, images, disk, pinned, jobs, work, kv, catalogue)
+    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, catalogue)
     service.add(loader_pb2_grpc.add_LoaderServicer_to_server, servicer, NAME)
 
     try:

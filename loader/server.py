@@ -8,12 +8,12 @@ from typing import Any
 
 from loader import wire
 from loader.disk import DiskImages
+from loader.image_jobs import ImageJobs
 from loader.images import Images
 from loader.jobs import At, Jobs, What
 from loader.kv_copies import KvCopies
 from loader.models import Models
 from loader.pins import Pins
-from loader.work import Work
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services import log
 from services.errors import Unmet
@@ -32,7 +32,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         disk: DiskImages,
         pins: Pins,
         jobs: Jobs,
-        work: Work,
+        image_jobs: ImageJobs,
         kv: KvCopies,
         catalogue: Watched[loader_pb2.Catalogue],
     ) -> None:
@@ -41,7 +41,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self._disk = disk
         self._pins = pins
         self._jobs = jobs
-        self._work = work
+        self._image_jobs = image_jobs
         self._kv = kv
         self._catalogue = catalogue
 
@@ -68,7 +68,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         yield loader_pb2.RegisterProgress(model=wire.model_spec(model))
         entry = self._entry(request.model.name)
         if request.prefetch or (entry is not None and entry.image_pinned):
-            async with aclosing(self._work.prefetch(request.model.name)) as steps:
+            async with aclosing(self._image_jobs.prefetch(request.model.name)) as steps:
                 async for step in steps:
                     if isinstance(step, At):
                         yield loader_pb2.RegisterProgress(progress=wire.progress(step))
@@ -94,7 +94,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
             request.manifest,
             request.checksum,
         )
-        async with aclosing(self._work.save(what, wire.manifest_bytes(request.manifest))) as steps:
+        async with aclosing(self._image_jobs.save(what, wire.manifest_bytes(request.manifest))) as steps:
             async for step in steps:
                 yield wire.image_progress(step)
 
@@ -103,7 +103,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
         what = What("load", request.model, request.generation, request.rank, request.lease_id, request.manifest)
-        async with aclosing(self._work.load(what, wire.manifest_bytes(request.manifest))) as steps:
+        async with aclosing(self._image_jobs.load(what, wire.manifest_bytes(request.manifest))) as steps:
             async for step in steps:
                 yield wire.image_progress(step)
 

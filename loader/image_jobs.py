@@ -16,7 +16,7 @@ from services.errors import Refused, Unavailable, Unmet
 COPYING, READING = "copying", "reading from disk"
 
 
-class Work:
+class ImageJobs:
     """See protos/loader.proto. Every call is an iteration over how far it is that ends with the image, and raises
     Conflict when a caller cancelled it."""
 
