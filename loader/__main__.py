@@ -21,7 +21,7 @@ from loader.kv_copies import KvCopies
 from loader.models import Model, Models, Sizes
 from loader.pins import Pins
 from loader.server import NAME, LoaderServicer
-from loader.transfers import Transfers
+from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
 from services import log
 from services.errors import Invalid
@@ -67,7 +67,8 @@ async def build(service: Service) -> None:
     keeper = KeeperClient(config.keeper, OWNER)
     models = Models(sizes, changed, keeper)
     pinned = Pins(keeper, changed)
-    transfers = Transfers()
+    transfers = Transfers(config.copy_devices, busy.of(config.copy_devices))
+    transfers.paths()
     images = Images(
         keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget, write_to_disk
     )

@@ -29,6 +29,9 @@ class LoaderConfig(Config):
     chunk_bytes: int = Field(default=8 << 20, ge=4096, multiple_of=4096)
     """Of one step of a copy: progress is told, and a cancellation noticed, between two. Below a few MiB the steps'
     own cost shows."""
+    copy_devices: list[str] = []
+    """Devices whose links may also carry what goes to others, where the hardware has a way: "cuda:0", "cuda:1", ... The
+    loader takes some hundred MiB of each GPU whose link it uses. None: every device has its own link only."""
     copy_threads: int = Field(default=2, ge=1)
     """Copies that run at the same time; more wait for their turn."""
     disk_folder: str = ""

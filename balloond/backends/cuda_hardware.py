@@ -44,6 +44,14 @@ def look(index: int) -> Hardware:
         )
 
 
+def busy(index: int) -> float:
+    """Which part of its time the device has worked for somebody lately (a fraction of a second), 0 to 1. Raises OSError
+    without a driver or such a device."""
+    call(cu.cuInit, 0)
+    with _nvml(call(cu.cuDeviceGet, index)) as handle:
+        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+
+
 @contextmanager
 def _nvml(device: Any) -> Iterator[Any]:
     """NVML's handle of the device with the same PCI address: it numbers devices in an order of its own."""

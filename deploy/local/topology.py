@@ -113,7 +113,7 @@ class Local:
                 "keeper": keeper,
                 "handoff": handoff,
                 "host_capacity_bytes": self.host_capacity_bytes,
-                **(_GPU_LOADER if self.on_gpus else {}),
+                **({**_GPU_LOADER, "copy_devices": list(self.devices)} if self.on_gpus else {}),
                 **self.loader,
             },
         )

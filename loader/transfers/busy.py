@@ -1,0 +1,27 @@
+"""How busy the devices are whose links could carry a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from services import log
+
+_log = log.get(__name__)
+
+
+def of(devices: Sequence[str]) -> Callable[[], Mapping[str, float]]:
+    """Of GPUs their driver tells; the host's memory is everybody's, and nobody's link is spared there."""
+    gpus = [device for device in devices if device.startswith("cuda:")]
+
+    def look() -> dict[str, float]:
+        if not gpus:
+            return {}
+        from balloond.backends import cuda_hardware
+
+        try:
+            return {device: cuda_hardware.busy(int(device.partition(":")[2])) for device in gpus}
+        except OSError as error:
+            _log.warning("nobody says how busy the devices are", why=str(error))
+            return {}
+
+    return look
