@@ -12,16 +12,18 @@ import asyncio
 import time
 
 from gpu_scheduler.client import GpuSchedulerClient
-from gpu_scheduler.engines.base import Engine
+from gpu_scheduler.engines.base import Command, Engine
 from gpu_scheduler.residents import Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-from services import log
+from services import log, tasks
 from services.errors import NotFound, PrismError, Unmet
 
 _log = log.get(__name__)
 _WITHIN_S = 5.0
 """Clients wait meanwhile: computing again is better than more of it."""
+_SETTLES_S = 2.0
+"""A loader that died may have given its device copies that are still under way."""
 
 
 class Handover:
@@ -72,25 +74,36 @@ class Handover:
         return len(places.sequences), taken.bytes
 
     async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
-        """Raises NotFound, Unmet, and what an engine or the loader refused it with."""
-        began = time.monotonic()
+        """Raises NotFound, Unmet, and what an engine or the loader refused it with. Goes on to its end when the caller
+        goes away: what is being written to is nobody else's meanwhile."""
         engine = self._engine(request.model, request.generation)
         if self._loader is None:
             raise Unmet("this group has no loader to copy KV")
-        places = request.places
+        work = tasks.spawn(self._take(engine, self._loader, request.places), f"KV of {request.model}")
+        return await asyncio.shield(work)
+
+    async def _take(
+        self, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces
+    ) -> gpu_scheduler_pb2.TakeKvResponse:
+        began = time.monotonic()
         sequences = [engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids) for one in places.sequences]
         wanted = engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
         command = engine.command(engine_pb2.ToEngine(import_kv=wanted))
         room = await command.places()
-        failed = True
         try:
             something = any(one.pieces for one in room.sequences)
-            copied = await self._loader.copy_kv(places, room) if something else 0
-            failed = False
-        finally:
-            engine.imported(command, failed)
+            copied = await loader.copy_kv(places, room) if something else 0
+        except PrismError:
+            tasks.spawn(self._give_up(engine, command), "room for KV that did not come")
+            raise
+        engine.imported(command, failed=False)
         await command.done()
         return gpu_scheduler_pb2.TakeKvResponse(bytes=copied, seconds=time.monotonic() - began)
+
+    @staticmethod
+    async def _give_up(engine: Engine, command: Command) -> None:
+        await asyncio.sleep(_SETTLES_S)
+        engine.imported(command, failed=True)
 
     def _engine(self, model: str, generation: int) -> Engine:
         resident = self._residents.get(model)
