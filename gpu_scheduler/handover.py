@@ -22,6 +22,8 @@ from services.errors import NotFound, PrismError, Unmet
 _log = log.get(__name__)
 _WITHIN_S = 5.0
 """Clients wait meanwhile: computing again is better than more of it."""
+_HEARD_S = 0.2
+"""Until the other group has heard that nobody waits: after that the places may hold something else."""
 _SETTLES_S = 2.0
 """A loader that died may have given its device copies that are still under way."""
 
@@ -45,6 +47,8 @@ class Handover:
                 requests, rest = await self._send(client, resident, engine, live=False)
                 ended = time.monotonic()
         except (PrismError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                await asyncio.sleep(_HEARD_S)
             _log.warning("KV stays behind", model=resident.spec.name, to=successor, why=str(error) or "no answer")
             return False
         finally:
@@ -74,16 +78,22 @@ class Handover:
         return len(places.sequences), taken.bytes
 
     async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
-        """Raises NotFound, Unmet, and what an engine or the loader refused it with. Goes on to its end when the caller
-        goes away: what is being written to is nobody else's meanwhile."""
+        """Raises NotFound, Unmet, and what an engine or the loader refused it with. When the caller goes away the copy
+        goes on to its end, because what is being written to is nobody else's meanwhile, and is of no use: the places
+        that it came from are not kept any more."""
         engine = self._engine(request.model, request.generation)
         if self._loader is None:
             raise Unmet("this group has no loader to copy KV")
-        work = tasks.spawn(self._take(engine, self._loader, request.places), f"KV of {request.model}")
-        return await asyncio.shield(work)
+        gone = asyncio.Event()
+        work = tasks.spawn(self._take(engine, self._loader, request.places, gone), f"KV of {request.model}")
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
 
     async def _take(
-        self, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces
+        self, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
     ) -> gpu_scheduler_pb2.TakeKvResponse:
         began = time.monotonic()
         sequences = [engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids) for one in places.sequences]
@@ -93,10 +103,10 @@ class Handover:
         try:
             something = any(one.pieces for one in room.sequences)
             copied = await loader.copy_kv(places, room) if something else 0
-        except PrismError:
+        except Exception:
             tasks.spawn(self._give_up(engine, command), "room for KV that did not come")
             raise
-        engine.imported(command, failed=False)
+        engine.imported(command, failed=gone.is_set())
         await command.done()
         return gpu_scheduler_pb2.TakeKvResponse(bytes=copied, seconds=time.monotonic() - began)
 

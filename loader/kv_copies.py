@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 
 from loader.handoff_client import HandoffClient
 from loader.metrics import COPIED
@@ -30,13 +30,17 @@ class KvCopies:
 
         Raises NotFound when a lease or an extent is gone, Invalid when the places do not belong together, Unavailable
         while balloond is away or when the device fails."""
-        ids = _extent_ids(target)
-        if not ids:
+        if not _extent_ids(target):
             return 0
-        async with (
-            self._handoff.borrowed(source.lease_id, _extent_ids(source)) as sources,
-            self._handoff.borrowed(target.lease_id, ids) as targets,
-        ):
+        if source.lease_id == target.lease_id or not _extent_ids(source):
+            raise Invalid("KV goes from extents of one lease to those of another")
+        async with AsyncExitStack() as stack:
+            lent: dict[str, Sequence[Borrowed]] = {}
+            # In one order, whoever moves where: two that borrow from each other would wait for ever.
+            for places in sorted((source, target), key=lambda places: places.lease_id):
+                borrowed = self._handoff.borrowed(places.lease_id, _extent_ids(places))
+                lent[places.lease_id] = await stack.enter_async_context(borrowed)
+            sources, targets = lent[source.lease_id], lent[target.lease_id]
             plan = self._plan(source, sources, target, targets)
             transfer = self._transfer_for(sources[0].device)
 

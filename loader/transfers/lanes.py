@@ -136,8 +136,8 @@ class Lanes:
     # --- the links' threads
 
     def _serve(self, link: str) -> None:
-        lane = self._make(link)
         try:
+            lane = self._make(link)
             lane.open()
         except Exception as error:  # as below
             self._give_up(link, error)

@@ -71,6 +71,17 @@ class Admission:
             self._evict(tree, short)
             self._kv.settle()
 
+    def room_beside(self, tree: Any, tokens: int) -> int:
+        """Of so many tokens that come from elsewhere, those that there is room for beside the next steps: grown for and
+        evicted for, once."""
+        kept = int(2 * self._need)
+        if (short := tokens + kept - self._kv.available) > 0:
+            self._kv.grow(short, self._hard_wait_s)
+        if (short := tokens + kept - self._kv.available) > 0 and tree.evictable_size():
+            self._evict(tree, short)
+            self._kv.settle()
+        return max(0, min(tokens, self._kv.available - kept))
+
     def fits(self, tree: Any, tokens: int) -> bool:
         """Whether `tokens` slots can be had for the next chunk of a prompt, free or by evicting; grows for them."""
         short = tokens - self._kv.available

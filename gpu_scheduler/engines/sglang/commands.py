@@ -162,7 +162,7 @@ class Commands:
     # --- residency; each may return inputs for SGLang
 
     def _drain(self, command: engine_pb2.Drain) -> list[Any]:
-        if self._drain_until is not None or self._export_id is not None:
+        if self._drain_until is not None:
             raise NotNow("a drain is under way")
         self._draining = True
         self._end_withheld()
@@ -217,6 +217,15 @@ class Commands:
         self._done(command_id)
 
     def _end_withheld(self) -> None:
+        """An export is over, or will not be waited for: what has stopped ends, what has not ends like the rest."""
+        if self._export_id is not None:
+            failed = engine_pb2.Failed(command_id=self._export_id, reason="it took too long")
+            self._instance.channel.send(failed=failed)
+            self._export_id = None
+            stopped, self._instance.outputs.stopped = self._instance.outputs.stopped, {}
+            for entry in self._withheld:
+                entry.withheld = False
+            self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
         self._instance.moving.let_go()
         for entry in self._withheld:
             self._refuse(entry.request_id, common_pb2.FAILED, _HANDED_BACK)
@@ -268,6 +277,7 @@ class Commands:
             self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
         # Whoever waits for a command that this one overtakes hears of it.
         overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
+        overtaken += self._instance.moving.imports
         if self._instance.state in (State.FILLING, State.PROVING):
             overtaken.append(self._instance.command_id)
         for command_id in overtaken:

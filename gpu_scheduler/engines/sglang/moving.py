@@ -49,6 +49,11 @@ class Moving:
         """By command."""
 
     @property
+    def imports(self) -> list[int]:
+        """Commands under way."""
+        return list(self._coming)
+
+    @property
     def held_tokens(self) -> int:
         """Tokens that SGLang does not know of."""
         pages = sum(len(one.envelopes) for some in self._coming.values() for one in some)
@@ -59,6 +64,7 @@ class Moving:
     def export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int]]]) -> engine_pb2.KvPlaces:
         """Where the KV of these (request id, tokens) lies, as far as the cache has it. It stays there until
         `let_go`."""
+        self._finish_device()
         matches = [self._match(tokens) for _, tokens in requests]
         values = [match.device_indices for match in matches]
         for match in matches:
@@ -88,17 +94,19 @@ class Moving:
                 f"pages of {theirs[0]} tokens and {theirs[1]} bytes do not fit those of {ours[0]} and {ours[1]}"
             )
         self._finish_device()
+        keys = [self._key(wanted.token_ids) for wanted in command.sequences]
+        matches = [self._tree.match_prefix(MatchPrefixParams(key=key)) for key in keys]
+        for match in matches:
+            self._tree.inc_lock_ref(match.last_device_node)
+        lacking = [len(key) - len(match.device_indices) for key, match in zip(keys, matches, strict=True)]
+        left = self._instance.admission.room_beside(self._tree, sum(lacking)) // kv.page_size
         coming = self._coming[command.command_id] = []
         sequences = []
-        for wanted in command.sequences:
-            key = self._key(wanted.token_ids)
-            match = self._tree.match_prefix(MatchPrefixParams(key=key))
+        for key, match, tokens in zip(keys, matches, lacking, strict=True):
             there = match.device_indices
-            self._tree.inc_lock_ref(match.last_device_node)
-            count = (len(key) - len(there)) // kv.page_size
-            self._instance.admission.before_allocation(self._tree, count * kv.page_size)
-            envelopes = kv.envelopes.take(min(count, kv.envelopes.available))
+            envelopes = kv.envelopes.take(min(tokens // kv.page_size, left))
             assert envelopes is not None
+            left -= len(envelopes)
             key = key[: len(there) + len(envelopes) * kv.page_size]
             coming.append(_Coming(key, there, match.last_device_node, envelopes))
             sequences.append(self._sequence(envelopes, first_token=len(there)))
@@ -177,6 +185,6 @@ class Moving:
         return self._instance.kv.page_size, self._instance.kv.envelopes.envelope_bytes
 
     def _finish_device(self) -> None:
-        """A step that overlaps may still write the last token of a request that has ended, whose page is free by now:
-        the device orders that before steps of ours, not before what others copy."""
+        """A step that overlaps may still write the last token of a request that has ended, whose page is cached or free
+        by now: the device orders that before steps of ours, not before what others copy."""
         device.wait(self._instance.device)

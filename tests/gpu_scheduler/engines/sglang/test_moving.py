@@ -210,3 +210,20 @@ async def test_an_engine_with_other_pages_takes_nothing(
         failed = await both.target.fail(import_kv=wanted(places))
         assert failed.reason.startswith("pages of 4 tokens and ") and "do not fit those of 8 and" in failed.reason
         await asyncio.wait_for(both.source.do(drain=engine_pb2.Drain()), 60)
+
+
+async def test_a_drain_does_not_wait_for_an_export_and_every_request_ends(
+    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+) -> None:
+    async with pair(tmp_path, models["qwen"]) as both:
+        await begin(both.source, prompts, 2)
+        number = both.source.send(export_kv=engine_pb2.ExportKv())
+        both.source.send(drain=engine_pb2.Drain())
+        failed = (await both.source.hear("failed")).failed
+        assert (failed.command_id, failed.reason) == (number, "it took too long")
+        await both.source.hear("done")
+        for i, prompt in enumerate(prompts):
+            left = await both.source.answer(f"r{i}")
+            if left.finish != common_pb2.LENGTH:
+                assert left.error == "handed back"
+                assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
