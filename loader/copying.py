@@ -19,7 +19,8 @@ from loader.models import Models
 from loader.policy import chunks
 from loader.policy.chunks import Chunk, Pair
 from loader.policy.links import Work
-from loader.transfers.base import Borrowed, Meter, Transfer
+from loader.threads import Moved, counted
+from loader.transfers.base import Borrowed, Transfer
 from services import log
 from services.checksum import Checksum
 from services.errors import Unavailable, Unmet
@@ -95,7 +96,7 @@ class Copying:
                             async for step in steps:
                                 yield step
                     _agree(model, checksum, seen.checksum.text())
-                    await self._publish(image, seen.checksum.text())
+                    await self._images.publish_within(self._answer_timeout_s, image, seen.checksum.text())
             _log.info("image saved", model=model, bytes=image.total_bytes, checksum=image.checksum)
             yield image
 
@@ -161,13 +162,6 @@ class Copying:
         except ValueError as error:
             raise Unmet(f"lease {leases}: {error}") from None
 
-    async def _publish(self, image: Image, checksum: str) -> None:
-        try:
-            async with asyncio.timeout(self._answer_timeout_s):
-                await self._images.publish(image, checksum)
-        except TimeoutError:
-            raise Unavailable("the keeper does not answer, and no image is used that it does not hold") from None
-
     async def _copy(
         self,
         move: Callable[[Callable[[Any], None]], None],
@@ -176,25 +170,21 @@ class Copying:
     ) -> AsyncGenerator[int, None]:
         """Runs `move` in a thread and yields the bytes done, as they grow. `each` is called there with every part of
         the plan."""
-        meter = Meter()
 
-        def moved(part: Work) -> None:
-            each(part)
-            COPIED.labels(direction).inc(part.nbytes)
-            meter.advance(part.nbytes)
+        def work(moved: Moved) -> None:
+            def told(part: Work) -> None:
+                each(part)
+                COPIED.labels(direction).inc(part.nbytes)
+                moved(part.nbytes)
 
-        running = asyncio.get_running_loop().run_in_executor(self._threads, move, moved)
-        running.add_done_callback(lambda _: meter.stir())
+            move(told)
+
         try:
-            while not running.done():
-                yield meter.done
-                await meter.moved()
-            await running
+            async with aclosing(counted(work, self._threads)) as steps:
+                async for done in steps:
+                    yield done
         except OSError as error:
             raise Unavailable(f"the copy failed: {error.strerror or error}") from None
-        finally:
-            meter.cancel()
-            await _ended(running)
 
 
 class _Seen:
@@ -212,18 +202,3 @@ class _Seen:
 def _agree(model: str, theirs: str, ours: str) -> None:
     if theirs and theirs != ours:
         raise Unmet(f"the weights of {model} have checksum {ours}, their engine said {theirs}")
-
-
-async def _ended(running: asyncio.Future[None]) -> None:
-    """Returns when the thread is done with it, however often the waiting is cancelled meanwhile; the cancellation is
-    then raised."""
-    cancelled: asyncio.CancelledError | None = None
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if not running.cancelled():
-        running.exception()  # looked at, so that it is not reported as forgotten
-    if cancelled is not None:
-        raise cancelled

@@ -20,7 +20,7 @@ from loader.images import Images
 from loader.policy import residency
 from loader.threads import Moved, Stopped, counted
 from services import log, tasks
-from services.errors import Unavailable, Unmet
+from services.errors import Unmet
 
 _log = log.get(__name__)
 
@@ -200,7 +200,7 @@ class DiskImages:
                     async with aclosing(counted(work)) as steps:
                         async for done in steps:
                             yield min(done, header.total_bytes)
-                await self._publish(image, header.checksum)
+                await self._images.publish_within(self._answer_timeout_s, image, header.checksum)
         except (Damaged, OSError) as error:
             why = str(error) if isinstance(error, Damaged) else error.strerror
             _log.warning("image on disk not used and removed", model=model, file=stored.path.name, why=why)
@@ -209,13 +209,6 @@ class DiskImages:
         _log.info("image read from disk", model=model, bytes=image.total_bytes)
         await self.used(header.generation, header.rank)
         yield image
-
-    async def _publish(self, image: Image, checksum: str) -> None:
-        try:
-            async with asyncio.timeout(self._answer_timeout_s):
-                await self._images.publish(image, checksum)
-        except TimeoutError:
-            raise Unavailable("the keeper does not answer, and no image is used that it does not hold") from None
 
     async def used(self, generation: int, rank: int) -> None:
         """An engine was given this image, from here or from memory: others go before it."""

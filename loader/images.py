@@ -14,7 +14,7 @@ from loader.image_memory import Image
 from loader.policy import residency
 from protos import keeper_pb2
 from services import log, tasks
-from services.errors import Refused
+from services.errors import Refused, Unavailable
 
 _log = log.get(__name__)
 Key = tuple[str, int]
@@ -120,6 +120,14 @@ class Images:
             wanted=not superseded and all(part.generation == generation for part in parts),
             in_use=any(part.users > 0 for part in parts),
         )
+
+    async def publish_within(self, timeout_s: float, image: Image, checksum: str) -> None:
+        """Raises Unavailable when the keeper does not answer in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.publish(image, checksum)
+        except TimeoutError:
+            raise Unavailable("the keeper does not answer, and no image is used that it does not hold") from None
 
     async def publish(self, image: Image, checksum: str) -> None:
         """`image` is filled: returns once the keeper holds it, in place of an older one of its model, whose other parts

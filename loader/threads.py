@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor
 
 Moved = Callable[[int], None]
 """Told by the working thread of every so many bytes more. Raises Stopped: the work then ends."""
@@ -14,25 +15,26 @@ class Stopped(Exception):
     """Nobody waits for the work any more."""
 
 
-async def counted(work: Callable[[Moved], None]) -> AsyncGenerator[int, None]:
-    """Runs `work` in a thread and yields the bytes done, as they grow. Closed or cancelled, it stops the work and waits
-    for the thread, so that nothing is given back that is still written to. Raises what `work` does."""
+async def counted(work: Callable[[Moved], None], threads: Executor | None = None) -> AsyncGenerator[int, None]:
+    """Runs `work` in a thread (of `threads`, or any) and yields the bytes done, as they grow. Closed or cancelled, it
+    stops the work and waits for the thread, so that nothing is given back that is still written to. Raises what `work`
+    does."""
     loop = asyncio.get_running_loop()
     stirred = asyncio.Event()
     stopped = threading.Event()
+    adding = threading.Lock()
     done = 0
 
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done += nbytes
-        stirred.set()
-
     def moved(nbytes: int) -> None:
+        nonlocal done
         if stopped.is_set():
             raise Stopped
-        loop.call_soon_threadsafe(advance, nbytes)
+        with adding:
+            done += nbytes
+        if not stirred.is_set():  # or the loop has yet to look at it
+            loop.call_soon_threadsafe(stirred.set)
 
-    running = loop.run_in_executor(None, work, moved)
+    running = loop.run_in_executor(threads, work, moved)
     running.add_done_callback(lambda _: stirred.set())
     try:
         while not running.done():

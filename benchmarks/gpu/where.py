@@ -28,6 +28,10 @@ _WRITTEN_S = 120.0
 
 
 class Where(overhead.Part):
+    def __init__(self, given: argparse.Namespace, name: str, folder: Path) -> None:
+        super().__init__(given, name, folder)
+        self._found: list[dict[str, Any]] = []
+
     def _environment(self, name: str, kind: str) -> Mapping[str, str]:
         return {profiled.KIND_VARIABLE: kind, profiled.FILE_VARIABLE: str(self._folder / name)}
 
@@ -38,8 +42,6 @@ class Where(overhead.Part):
             self._found.append({"load": load, "elastic": sides[0], "reference": sides[1]})
             for recorder in ("device", "python"):
                 show(load, recorder, *sides)
-
-    _found: list[dict[str, Any]]
 
     async def _record(self, side: Side, load: str) -> dict[str, Any]:
         """By recorder, what was found and in how many steps."""
@@ -103,7 +105,6 @@ async def main() -> None:
         fleet.MODULES[kind] = "benchmarks.gpu.profiled"
     with tempfile.TemporaryDirectory() as folder:
         part = Where(given, "one", Path(folder))
-        part._found = []
         await part.run()
         part.write()
 

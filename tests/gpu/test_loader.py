@@ -11,8 +11,9 @@ import pytest
 from balloond.backends import maker
 from loader.client import LoaderClient
 from loader.policy.chunks import pairs, plan
+from loader.threads import Stopped
 from loader.transfers import Transfers
-from loader.transfers.base import Borrowed, Cancelled
+from loader.transfers.base import Borrowed
 from protos import engine_pb2
 from services import rpc
 from services.checksum import checksum as checksum_of
@@ -102,9 +103,9 @@ def test_a_cancelled_copy_is_over_when_it_returns(extents, image):
     def stop(chunk):
         done.append(chunk)
         if len(done) == 3:
-            raise Cancelled
+            raise Stopped
 
-    with pytest.raises(Cancelled):
+    with pytest.raises(Stopped):
         transfer.into(extents, view, plan(SIZES, TOTAL, MIB), stop)
     assert len(done) == 3
     # Nothing is mapped or registered in a way that a copy after it would mind.

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from loader.policy.chunks import pairs, plan
-from loader.transfers.base import Borrowed, Cancelled
+from loader.threads import Stopped
+from loader.transfers.base import Borrowed
 from loader.transfers.cpu import CpuTransfer
 from services.errors import Unmet
 
@@ -59,11 +60,11 @@ def test_the_extents_are_the_image_and_their_padding_is_left_alone(extents):
 @pytest.mark.parametrize("direction", ["out_of", "into"])
 def test_a_cancelled_copy_touches_nothing_after_its_chunk(extents, direction):
     def stop(chunk):
-        raise Cancelled
+        raise Stopped
 
     image = bytearray(16384)
     before = content(extents)
-    with memoryview(image) as view, pytest.raises(Cancelled):
+    with memoryview(image) as view, pytest.raises(Stopped):
         getattr(CpuTransfer(), direction)(extents, view, steps(extents, 16384), stop)
     if direction == "out_of":
         assert image == before[:1000] + bytes(15384)

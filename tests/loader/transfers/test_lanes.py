@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from loader.transfers.base import Cancelled
+from loader.threads import Stopped
 from loader.transfers.lanes import Lanes
 
 A, B, C = "cpu:0", "cpu:1", "cpu:2"
@@ -161,10 +161,10 @@ def test_a_cancelled_copy_ends_when_no_link_moves_any_of_it(stand_ins):
         assert slow_has_some.wait(WAIT_S)
 
     def done(part):
-        raise Cancelled
+        raise Stopped
 
     def copy():
-        with pytest.raises(Cancelled):
+        with pytest.raises(Stopped):
             lanes(stand_ins).carry([A, B], PLAN, move=move, done=done)
         ended.set()
 
