@@ -3,11 +3,14 @@
     python benchmarks/load.py --device cpu:0 --links cpu:0,cpu:1 --shapes tiny       # anywhere, seconds
     python benchmarks/load.py --device cuda:0 --links 1,2,4 --shapes 1b,8b --out FILE
     python benchmarks/load.py --device cuda:0 --links 1 --between cuda:1 --shapes 8b --out FILE
+    python benchmarks/load.py --group cuda:0,cuda:1,cuda:2,cuda:3 --shapes 70b/4 --out FILE
 
     into      image -> extents, by the loader's transfer: from the call until the last byte is there, with the extents
               mapped in it and taken away again
     out of    extents -> image, the same way, without a checksum
     between   the device's extents -> another device's, with `--between`
+    group     an image for each device of `--group` -> its extents, all at once, as a model of several ranks is loaded;
+              every link may carry for every device
     first     the first `into` of a transfer: on a GPU the contexts are made and the image is registered in it
     limit     in the same run, plainly: pinned host memory to ordinary device memory, over as many links at once, each
               to its own GPU; on the CPU as many threads that copy memory; between GPUs one peer copy
@@ -26,7 +29,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +94,13 @@ def image(nbytes: int) -> Iterator[memoryview]:
 def fill(view: memoryview) -> None:
     """Rows that differ from each other, as the checksum wants them."""
     block = os.urandom(MIB - 4096)
-    for at in range(0, view.nbytes, len(block)):
-        part = min(len(block), view.nbytes - at)
-        view[at : at + part] = block[:part]
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+    def copy(at: int) -> None:
+        ctypes.memmove(start + at, block, min(len(block), view.nbytes - at))
+
+    with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+        list(threads.map(copy, range(0, view.nbytes, len(block))))
 
 
 def together(works: Sequence[Callable[[], object]]) -> float:
@@ -233,6 +242,37 @@ def between(shape: str, source: str, target: str, settings: argparse.Namespace) 
         }
 
 
+def group(shape: str, devices: Sequence[str], settings: argparse.Namespace) -> dict[str, Any]:
+    """One rank of a model on each device, all at once."""
+    nbytes = SHAPES[shape]
+    transfers = Transfers(devices)
+    with ExitStack() as stack:
+        there = [stack.enter_context(extents(device, nbytes)) for device in devices]
+        images = [stack.enter_context(image(nbytes)) for _ in devices]
+        steps = [plan([extent.nbytes for extent in made], nbytes, settings.chunk_mib * MIB) for made in there]
+
+        def load(number: int) -> None:
+            transfer = transfers.of(devices[number])
+            transfer.into(there[number], images[number], steps[number], lambda chunk: None)
+
+        def run() -> float:
+            return together([partial(load, number) for number in range(len(devices))])
+
+        row = {
+            "shape": shape,
+            "bytes": len(devices) * nbytes,
+            "device": ",".join(devices),
+            "links": list(devices),
+            "copy": "group",
+            "first_s": run(),
+            "seconds": [run() for _ in range(settings.repeat)],
+            "limit_bytes_per_s": limit(devices, "into", settings.repeat),
+        }
+        for weights in images:
+            transfers.forget(weights)
+    return row
+
+
 def series(device: str, links: str) -> list[tuple[str, ...]]:
     """The sets of links that `--links` means."""
     named = links.split(",")
@@ -249,12 +289,16 @@ def main() -> None:
     parser.add_argument("--links", default="1,2", help="numbers of links, or their names")
     parser.add_argument("--shapes", default="tiny", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--between", metavar="DEVICE", help="also from the device to this one")
+    parser.add_argument("--group", metavar="DEVICES", help="only this: onto all of them at once")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--chunk-mib", type=int, default=8)
     parser.add_argument("--between-chunk-mib", type=int, default=32)
     settings = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for shape in settings.shapes.split(","):
+        if settings.group:
+            rows.append(group(shape, settings.group.split(","), settings))
+            continue
         for links in series(settings.device, settings.links):
             rows += loads(shape, settings.device, links, settings)
         if settings.between:

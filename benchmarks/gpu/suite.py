@@ -119,6 +119,13 @@ PROGRAMS = (
         by_default=False,
     ),
     Program(
+        "load_beside",
+        150,
+        (*_TINY[2:], "--device", "cpu:0,cpu:1", "--gib", "0.03", "--seconds", "1", "--rounds", "1", "--streams", "2")
+        + ("--context", "2048"),
+        by_default=False,
+    ),
+    Program(
         "migration",
         300,
         ("--devices", "cpu:0", "cpu:1", "--streams", "3", "--prompt", "300", "--tokens", "300", "--rounds", "2"),

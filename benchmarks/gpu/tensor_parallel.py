@@ -121,7 +121,7 @@ class Trial:
         alone = {**ENVIRONMENT}
         tokens = sum(map(len, self._prompts)) + len(self._prompts) * self._given.new
         pool = -(-2 * tokens // 64) * 64
-        capacity = (1 << 30) if self._on_host else (40 << 30)
+        capacity = (1 << 30) if self._on_host else (60 << 30)
         others = dict.fromkeys(self._devices[1:], capacity)
         async with harness.node(self._folder, capacity, self._devices[0], others) as at:
             for name in ("ours on one", "ours on both"):
