@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.read_ahead import Tensors, or_as_ever
 
 _made: list[tuple[int, int]] = []
 """The layout (tensor, pipeline) of the process groups of this process."""
@@ -84,6 +85,11 @@ def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original.__wrapped__(*args, **kwargs)
 
 
+def files(original: Callable[..., Tensors], names: list[str], *args: Any, **more: Any) -> Tensors:
+    """SGLang reads a tensor when it needs it, through a mapping of its file: 4 KiB at a time, by one thread."""
+    return or_as_ever(current.instance().reader, original, names, *args, **more)
+
+
 def never_make_up(_parameter: Any, dim: int, _start: int, length: int) -> None:
     """On a CPU SGLang fills up weights that are too short with zeros, because it widens some models. Where it did not
     widen this one, short means broken. Raises ValueError."""
@@ -97,6 +103,7 @@ HOOKS = [
     Hook("sglang.srt.distributed.bootstrap._init_parallel_groups", parallel_groups, "AROUND"),
     Hook(f"{_CONFIGURATIONS}.config.get_config", read_again, "AROUND"),
     Hook(f"{_CONFIGURATIONS}.common.get_generation_config", read_again, "AROUND"),
+    Hook("sglang.srt.model_loader.weight_utils.safetensors_weights_iterator", files, "AROUND"),
     Hook("sglang.srt.model_loader.weight_utils.reset_param_data_if_needed", never_make_up, "BEFORE"),
     Hook(f"{_MANAGERS}.scheduler_components.invariant_checker.create_scheduler_watchdog", watchdog, "REPLACE"),
     Hook(f"{_MANAGERS}.scheduler.Scheduler.init_ipc_channels", ipc_channels, "REPLACE"),

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel
     from gpu_scheduler.engines.sglang.loop import Loop
     from gpu_scheduler.engines.sglang.ranks import Ranks
+    from gpu_scheduler.engines.sglang.read_ahead import ReadAhead
 
 _log = log.get(__name__)
 _STRICT = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
@@ -93,6 +94,8 @@ class Instance:
         """What this process may take of its device beside extents; 0: as much as there is."""
         self.paddings: set[int] = set()
         """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
+        self.reader: ReadAhead | None = None
+        """Of the checkpoint's files, while they are read."""
         self.checksum = load.expected_checksum
         self._weights: weights.Range | None = None
         self._manifest = b""

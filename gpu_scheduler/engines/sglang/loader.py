@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
@@ -22,9 +23,14 @@ from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
-from gpu_scheduler.engines.sglang.options import one_line
+from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
+from gpu_scheduler.engines.sglang.options import Options, one_line
 from gpu_scheduler.engines.sglang.random_weights import checkpoint
+from gpu_scheduler.engines.sglang.read_ahead import ReadAhead
+from services import log
 
+_log = log.get(__name__)
+_SAFE = ".safetensors"
 _NAMES_SHOWN = 3
 REFUSALS = (
     OSError,
@@ -68,13 +74,14 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         # SGLang draws a progress bar; ours is a message.
         born_here = current.instance().weights_born_here(copy=True)
         together = current.instance().together()
-        with together, blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here:
+        ahead = _read_ahead(model_config.model_path)
+        with together, blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here, ahead:
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         _bind(model, model_config, copy=True)
         return model
 
     def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        total = _file_bytes(model_config.model_path)
+        total = _file_bytes(model_config.model_path, (_SAFE, ".bin", ".pt"))
         done = 0
         for name, tensor in super()._get_all_weights(model_config, model):
             yield name, tensor
@@ -173,6 +180,34 @@ def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
     return {unit * min(part, max(0, (rank + 1) * part - before)) for before, part, unit in parts} - {0}
 
 
-def _file_bytes(folder: str) -> int:
-    names = [name for name in os.listdir(folder) if name.endswith((".safetensors", ".bin", ".pt"))]
+def _file_bytes(folder: str, suffixes: tuple[str, ...]) -> int:
+    names = [name for name in os.listdir(folder) if name.endswith(suffixes)]
     return sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+
+
+@contextmanager
+def _read_ahead(folder: str) -> Iterator[None]:
+    """Inside, SGLang is given the tensors of safetensors files by a reader of ours, whose memory is made ready while
+    SGLang builds the model."""
+    instance, began = current.instance(), time.monotonic()
+    reader = instance.reader = _reader(folder, instance.options, instance.device)
+    try:
+        yield
+        if reader is not None:
+            seconds, waited = round(time.monotonic() - began, 3), round(reader.waited_s, 3)
+            _log.info("checkpoint read", bytes=reader.nbytes, seconds=seconds, waited_s=waited)
+    finally:
+        instance.reader = None
+        if reader is not None:
+            reader.close()
+
+
+def _reader(folder: str, options: Options, device: torch.device) -> ReadAhead | None:
+    nbytes = min(options.read_ahead_bytes, _file_bytes(folder, (_SAFE,)))
+    if nbytes <= 0 or options.read_threads <= 0:
+        return None
+    try:
+        return ReadAhead(HostBuffer(nbytes, device), options.read_threads)
+    except OSError as error:
+        _log.warning("files are read as they are needed", why=one_line(error))
+        return None

@@ -56,6 +56,10 @@ class Options:
     """0: torch may take more of the device than is booked for this process."""
     deterministic: int = 0
     """1: SGLang's batch-invariant kernels, slower: an answer does not depend on what runs beside it."""
+    read_threads: int = 8
+    """That read a checkpoint's safetensors files ahead; 0: SGLang reads them itself, by one and as it needs them."""
+    read_ahead_bytes: int = 1 << 30
+    """The most of them that lie in host memory while they are read."""
     random_weights: int = 0
     """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
 
