@@ -4,13 +4,13 @@
        has changed
     2. have balloond make the room for weights, graphs and floor
     3. an engine: the model's own, asleep, or one of the warm pool
-    4. weights: copied from the image by the loader, or read from the checkpoint by the engine (then an image is made of
-       them)
+    4. weights: copied by the loader, from another device that has them or from the image, or read from the checkpoint
+       by the engine (then an image is made of them)
     5. the engine verifies; only then does the model become active and its route known
     6. what the engine measured of itself is booked, where the catalogue says nothing
 
 A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the
-checkpoint.
+checkpoint. Weights of another device that do not verify are asked for again, from the image.
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
 
 T = TypeVar("T")
 _log = log.get(__name__)
+_CHECKPOINT, _IMAGE = "checkpoint", "image"
+"""Where weights came from, if not from a device."""
 _ROOM_TIMEOUT_S = 20.0
 _KEPT_SPARE_BYTES = 16 << 20
 """The driver's own tables come and go."""
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
+
+
+class WeightsDoubted(PrismError):
+    """An engine could not come up with weights that another device gave."""
 
 
 class Activation:
@@ -77,7 +83,7 @@ class Activation:
         """To ACTIVE; `release_room` follows, for which requests do not wait. Raises PrismError; the resident then is as
         it was, hibernating or without an engine and a booking."""
         began = time.monotonic()
-        resident.steps = []
+        resident.steps, resident.weights_from = [], []
         asleep = resident.engine is not None and resident.engine.alive
         self._residents.set(resident, common_pb2.WAKING)
         try:
@@ -92,14 +98,21 @@ class Activation:
             raise
         resident.steps.append(("", time.monotonic()))
         await self._apply_operator_limit(resident)
-        resident.deaths = 0
+        resident.deaths, resident.image_only = 0, False
         seconds = time.monotonic() - began
         if asleep:
             resident.wake_s = seconds
         else:
             resident.cold_s = seconds
         steps = {name: round(each, 3) for name, each in resident.step_seconds().items()}
-        _log.info("model active", model=resident.spec.name, seconds=round(seconds, 3), from_sleep=asleep, steps=steps)
+        _log.info(
+            "model active",
+            model=resident.spec.name,
+            seconds=round(seconds, 3),
+            from_sleep=asleep,
+            weights_from=resident.weights_from,
+            steps=steps,
+        )
         self._residents.set(resident, common_pb2.ACTIVE)
 
     # --- memory
@@ -304,6 +317,8 @@ class Activation:
         command = self._command(resident, engine, message)
         if from_image:
             await self._fill_from_image(resident, engine, command)
+        else:
+            resident.weights_from = [_CHECKPOINT] * len(devices)
         await self._finish(resident, command)
         if not from_image and self._loader is not None and self._devices is not None:
             weights = await command.mapped()
@@ -323,16 +338,24 @@ class Activation:
                 mapped.lease_id,
                 mapped.manifest,
                 rank=mapped.rank,
+                image_only=resident.image_only,
                 on_progress=lambda progress: self._residents.tell(resident, progress),
             )
             for mapped in ranks
         )
-        await self.within(all_of(copies))
+        resident.weights_from = [loaded.source for loaded in await self.within(all_of(copies))]
         self._step(resident, "verifying")
         engine.verify(command)
 
     async def _finish(self, resident: Resident, command: Command) -> None:
-        resident.measured = await self.within(command.done())
+        try:
+            resident.measured = await self.within(command.done())
+        except CommandFailed as error:
+            if error.model_at_fault or not set(resident.weights_from).difference((_CHECKPOINT, _IMAGE)):
+                raise
+            # The fault may be anything, but the image is the one thing left that is known to be right.
+            resident.image_only = True
+            raise WeightsDoubted(str(error)) from None
 
     async def within(self, work: Awaitable[T], extra_s: float = 0.0) -> T:
         """`work` within the time of one residency command. Raises TimedOut."""
@@ -387,5 +410,5 @@ def at_fault(error: Exception) -> bool:
 
 
 def worth_another_try(error: Exception) -> bool:
-    """Whether the engine was to blame: the next one may do better."""
-    return isinstance(error, EngineDied)
+    """Whether the engine was to blame, or a device that gave the weights: the next one, or the image, may do better."""
+    return isinstance(error, (EngineDied, WeightsDoubted))

@@ -81,4 +81,5 @@ class Report:
             hibernations=resident.total("hibernations"),
             engine_pid=resident.engine.pid if resident.engine is not None else 0,
             step_s=resident.step_seconds(),
+            weights_from=resident.weights_from,
         )

@@ -27,7 +27,7 @@ from services.watch import Watched
 
 _log = log.get(__name__)
 _TRIES = 2
-"""Of an activation whose engine died under it."""
+"""Of an activation whose engine died under it, or could not use what another device gave."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 3
 """Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
@@ -162,7 +162,7 @@ class Residency:
                 break
             except PrismError as error:
                 if worth_another_try(error) and attempt < _TRIES:
-                    _log.warning("trying another engine", model=resident.spec.name, why=str(error))
+                    _log.warning("trying again", model=resident.spec.name, why=str(error))
                     continue
                 self._could_not(resident, error)
                 raise

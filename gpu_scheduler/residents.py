@@ -56,6 +56,10 @@ class Resident:
     steps: list[tuple[str, float]] = field(default_factory=list)
     """Of the activation under way, or the last: each step and when it began (monotonic seconds), with an empty name
     behind the last one."""
+    weights_from: list[str] = field(default_factory=list)
+    """By rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
+    image_only: bool = False
+    """What a device gave did not do: the next activation takes the image."""
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)

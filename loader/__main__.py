@@ -87,6 +87,7 @@ async def build(service: Service) -> None:
         images,
         handoff,
         transfers.of,
+        transfers.has_way,
         chunk_bytes=config.chunk_bytes,
         threads=config.copy_threads,
         answer_timeout_s=config.answer_timeout_s,

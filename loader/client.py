@@ -91,12 +91,19 @@ class LoaderClient:
         manifest: bytes,
         *,
         rank: int = 0,
+        image_only: bool = False,
         on_progress: Progressed | None = None,
     ) -> loader_pb2.ImageProgress:
-        """Returns the last message once the lease's weights are the image's. Raises Unmet when there is no image like
+        """Returns the last message once the lease's weights are the image's; its `source` says where they came from.
+        With `image_only` not from another lease: what it gave did not verify. Raises Unmet when there is no image like
         that, NotFound when the lease is gone, Conflict when a caller cancelled it."""
         request = loader_pb2.LoadImageRequest(
-            model=model, generation=generation, lease_id=lease_id, manifest=manifest, rank=rank
+            model=model,
+            generation=generation,
+            lease_id=lease_id,
+            manifest=manifest,
+            rank=rank,
+            image_only=image_only,
         )
         return await _last(self._stub.LoadImage(request), on_progress)
 

@@ -1,12 +1,13 @@
-"""Saving and loading images, and copying one lease's weights to another's: extents are borrowed, bytes copied in a
-thread, extents given back, whatever happens between."""
+"""Saving and loading images, and loading from another lease that holds the same: extents are borrowed, bytes copied in
+a thread, extents given back, whatever happens between."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -17,13 +18,14 @@ from loader.images import Images
 from loader.metrics import COPIED
 from loader.models import Models
 from loader.policy import chunks
-from loader.policy.chunks import Chunk, Pair
+from loader.policy.chunks import Chunk
 from loader.policy.links import Work
+from loader.policy.sources import Content, Source, Sources
 from loader.threads import Moved, counted
 from loader.transfers.base import Borrowed, Transfer
 from services import log
 from services.checksum import Checksum
-from services.errors import Unavailable, Unmet
+from services.errors import NotFound, PrismError, Unavailable, Unmet
 
 _log = log.get(__name__)
 
@@ -31,6 +33,14 @@ _BETWEEN = 4
 """Chunks between two devices are so many times as large: as many a second, where they come that much faster."""
 Step = int | Image
 """Of a copy under way: the bytes done so far; in the end the image."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """So much of what a lease holds has come to another."""
+
+    source: Source
+    done: int
 
 
 class Copying:
@@ -43,16 +53,19 @@ class Copying:
         images: Images,
         handoff: HandoffClient,
         transfer_for: Callable[[str], Transfer],
+        has_way: Callable[[str, str], bool],
         *,
         chunk_bytes: int,
         threads: int,
         answer_timeout_s: float,
     ) -> None:
+        """`transfer_for` a device, by name; `has_way` from one device to another that is faster than an image's."""
         self._models = models
         self._images = images
         self._handoff = handoff
         self._transfer_for = transfer_for
-        """Of a device, by name."""
+        self._has_way = has_way
+        self._sources = Sources()
         self._chunk_bytes = chunk_bytes
         self._answer_timeout_s = answer_timeout_s
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="copy")
@@ -97,6 +110,7 @@ class Copying:
                                 yield step
                     _agree(model, checksum, seen.checksum.text())
                     await self._images.publish_within(self._answer_timeout_s, image, seen.checksum.text())
+                    self._filled(lease_id, extents, Content(model, generation, rank, manifest), image.checksum)
             _log.info("image saved", model=model, bytes=image.total_bytes, checksum=image.checksum)
             yield image
 
@@ -117,33 +131,53 @@ class Copying:
         with self._images.using(image) as weights:
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
+                self._sources.forget(lease_id)
                 transfer = self._transfer_for(extents[0].device)
                 async with aclosing(self._copy(partial(transfer.into, extents, weights, plan), "load")) as steps:
                     async for step in steps:
                         yield step
+                content = Content(model, generation, rank, image.manifest)
+                self._filled(lease_id, extents, content, image.checksum)
         yield image
 
-    async def between(self, source_lease_id: str, target_lease_id: str, total_bytes: int) -> AsyncGenerator[int, None]:
-        """Copies the first bytes of a lease's weights to another's, on any device; both hold as much. Ends with
-        `total_bytes`. The source is only read: its engine may be serving.
+    async def load_from_device(
+        self, content: Content, lease_id: str, total_bytes: int, checksum: str = ""
+    ) -> AsyncGenerator[Arrived | Source, None]:
+        """Copies the weights of another lease that holds the content into this one: the device's own engine may be
+        serving from them. `checksum` is that of the content's image, where it is known. Ends with the source that all
+        of it came from, or without one when there is none, or none could be read to its end: then the lease's weights
+        may hold anything.
 
-        Raises Unmet when a lease is too small, both are the same, or there is no way between their devices, NotFound
-        when one is gone, Unavailable while balloond is away."""
-        if source_lease_id == target_lease_id:
-            raise Unmet(f"lease {source_lease_id} is the source and the target")
-        async with AsyncExitStack() as stack:
-            # In one order everywhere, or two copies that cross each other would wait for ever.
-            lent = {
-                lease_id: await stack.enter_async_context(self._handoff.borrowed(lease_id))
-                for lease_id in sorted((source_lease_id, target_lease_id))
-            }
-            sources, targets = lent[source_lease_id], lent[target_lease_id]
-            plan = self._plan_between(sources, targets, total_bytes, f"{source_lease_id} to {target_lease_id}")
-            move = partial(self._transfer_for(sources[0].device).between, sources, targets, plan)
-            async with aclosing(self._copy(move, "between")) as steps:
-                async for step in steps:
-                    yield step
-        yield total_bytes
+        Raises Unmet when the lease is too small, NotFound when it is gone, Unavailable while balloond is away."""
+        if all(source.lease_id == lease_id for source in self._sources.of(content, checksum)):
+            return
+        async with self._handoff.borrowed(lease_id) as targets:
+            self._plan(targets, total_bytes, lease_id)
+            # Before a source is chosen: a lease that waits for one is none itself, so no two wait for each other.
+            self._sources.forget(lease_id)
+            for source in self._sources.of(content, checksum):
+                if not self._has_way(source.device, targets[0].device):
+                    continue
+                try:
+                    async with aclosing(self._between(source, targets, total_bytes)) as steps:
+                        async for step in steps:
+                            yield Arrived(source, step)
+                except PrismError as error:
+                    _log.warning(
+                        "weights do not come from another lease",
+                        model=content.model,
+                        source=source.lease_id,
+                        device=source.device,
+                        why=str(error),
+                    )
+                    continue
+                self._filled(lease_id, targets, content, source.checksum)
+                yield source
+                return
+
+    def doubt(self, content: Content) -> None:
+        """What an engine got from another lease did not verify: none is copied from until it was filled anew."""
+        self._sources.doubt(content)
 
     # --- parts
 
@@ -153,14 +187,27 @@ class Copying:
         except ValueError as error:
             raise Unmet(f"lease {lease_id}: {error}") from None
 
-    def _plan_between(
-        self, sources: Sequence[Borrowed], targets: Sequence[Borrowed], total_bytes: int, leases: str
-    ) -> Sequence[Pair]:
-        here, there = ([extent.nbytes for extent in extents] for extents in (sources, targets))
+    async def _between(
+        self, source: Source, targets: Sequence[Borrowed], total_bytes: int
+    ) -> AsyncGenerator[int, None]:
+        """Raises NotFound when the source's lease is gone, Unmet when it holds something else by now."""
         try:
-            return chunks.pairs(here, there, total_bytes, _BETWEEN * self._chunk_bytes)
-        except ValueError as error:
-            raise Unmet(f"lease {leases}: {error}") from None
+            async with self._handoff.borrowed(source.lease_id) as sources:
+                if source not in self._sources or source.extent_ids != _ids(sources):
+                    raise Unmet(f"lease {source.lease_id} holds other weights by now")
+                sizes, target_sizes = ([extent.nbytes for extent in extents] for extents in (sources, targets))
+                plan = chunks.pairs(sizes, target_sizes, total_bytes, _BETWEEN * self._chunk_bytes)
+                transfer = self._transfer_for(source.device)
+                async with aclosing(self._copy(partial(transfer.between, sources, targets, plan), "between")) as steps:
+                    async for step in steps:
+                        yield step
+        except (NotFound, Unmet):
+            if source in self._sources:
+                self._sources.forget(source.lease_id)
+            raise
+
+    def _filled(self, lease_id: str, extents: Sequence[Borrowed], content: Content, checksum: str) -> None:
+        self._sources.filled(Source(lease_id, extents[0].device, _ids(extents), content, checksum))
 
     async def _copy(
         self,
@@ -185,6 +232,10 @@ class Copying:
                     yield done
         except OSError as error:
             raise Unavailable(f"the copy failed: {error.strerror or error}") from None
+
+
+def _ids(extents: Sequence[Borrowed]) -> tuple[int, ...]:
+    return tuple(extent.id for extent in extents)
 
 
 class _Seen:

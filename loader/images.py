@@ -171,6 +171,10 @@ class Images:
                 self._free(image)
                 self._on_change()
 
+    def touch(self, image: Image) -> None:
+        """Its model came up, from somewhere else: it is as useful as if it had been read."""
+        image.last_used = self._now()
+
     # --- dropping
 
     def drop(self, model: str) -> None:

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from loader.image_memory import Image
 from loader.policy.rate import Pace
 from services import tasks
 from services.errors import Conflict, PrismError
@@ -30,6 +29,8 @@ class What:
     lease_id: str = ""
     manifest: bytes = b""
     checksum: str = ""
+    image_only: bool = False
+    """Of a load: not from another lease."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,18 @@ class At:
     left_s: float | None = None
 
 
-Steps = AsyncGenerator[At | Image, None]
-"""A job's work: how far it is, without rates; in the end the image, where there is one."""
+@dataclass(frozen=True)
+class Result:
+    """The image that a job made, or whose bytes it brought somewhere."""
+
+    checksum: str
+    total_bytes: int
+    source: str = ""
+    """Of a load: where the bytes came from."""
+
+
+Steps = AsyncGenerator[At | Result, None]
+"""A job's work: how far it is, without rates; in the end the result, where there is one."""
 
 
 class Job:
@@ -53,7 +64,7 @@ class Job:
     def __init__(self, what: What, steps: Steps, now: Callable[[], float]) -> None:
         self.what = what
         self.callers = 0
-        self.image: Image | None = None
+        self.result: Result | None = None
         self._now = now
         self._pace = Pace()
         self._why = ""
@@ -68,8 +79,8 @@ class Job:
     async def _run(self, steps: Steps) -> None:
         async with aclosing(steps):
             async for step in steps:
-                if isinstance(step, Image):
-                    self.image = step
+                if isinstance(step, Result):
+                    self.result = step
                 else:
                     self._seen(step)
 
@@ -115,9 +126,9 @@ class Jobs:
             if what.model == model and (not lease_id or what.lease_id == lease_id)
         ]
 
-    async def follow(self, what: What, start: Callable[[], Steps]) -> AsyncGenerator[At | Image, None]:
-        """The progress of the job that does `what`, started if there is none; ends with its image, where it has one.
-        Raises as Job.follow does. Closing it ends the job unless others follow."""
+    async def follow(self, what: What, start: Callable[[], Steps]) -> AsyncGenerator[At | Result, None]:
+        """The progress of the job that does `what`, started if there is none; ends with its result, where it has
+        one. Raises as Job.follow does. Closing it ends the job unless others follow."""
         job = self._jobs.get(what)
         if job is None:
             job = self._jobs[what] = Job(what, start(), self._now)
@@ -125,8 +136,8 @@ class Jobs:
         try:
             async for at in job.follow():
                 yield at
-            if job.image is not None:
-                yield job.image
+            if job.result is not None:
+                yield job.result
         finally:
             job.callers -= 1
             if not job.callers:

@@ -102,7 +102,15 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self, request: loader_pb2.LoadImageRequest, context: Any
     ) -> AsyncIterator[loader_pb2.ImageProgress]:
         log.bind(model=request.model, lease=request.lease_id)
-        what = What("load", request.model, request.generation, request.rank, request.lease_id, request.manifest)
+        what = What(
+            "load",
+            request.model,
+            request.generation,
+            request.rank,
+            request.lease_id,
+            request.manifest,
+            image_only=request.image_only,
+        )
         async with aclosing(self._image_jobs.load(what, wire.manifest_bytes(request.manifest))) as steps:
             async for step in steps:
                 yield wire.image_progress(step)

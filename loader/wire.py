@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from loader.catalogue import Listed
 from loader.disk import Stored
 from loader.image_memory import Image
-from loader.jobs import At, Job
+from loader.jobs import At, Job, Result
 from loader.models import Model
 from protos import common_pb2, engine_pb2, loader_pb2
 from services.errors import Invalid
@@ -105,12 +105,14 @@ def progress(at: At) -> common_pb2.Progress:
     )
 
 
-def image_progress(step: At | Image) -> loader_pb2.ImageProgress:
+def image_progress(step: At | Result) -> loader_pb2.ImageProgress:
     """One message of a save or a load; the last has the image."""
     if isinstance(step, At):
         return loader_pb2.ImageProgress(progress=progress(step))
     whole = At("copying", step.total_bytes, step.total_bytes, left_s=0.0)
-    return loader_pb2.ImageProgress(progress=progress(whole), checksum=step.checksum, image_bytes=step.total_bytes)
+    return loader_pb2.ImageProgress(
+        progress=progress(whole), checksum=step.checksum, image_bytes=step.total_bytes, source=step.source
+    )
 
 
 def under_way(job: Job) -> loader_pb2.UnderWay:

@@ -23,6 +23,7 @@ class Transfers:
         self._kinds: dict[str, Kind] = {}
         self._made: dict[str, Transfer] = {}
         self._paths: dict[str, tuple[str, ...]] = {}
+        self._ways: dict[tuple[str, str], bool] = {}
 
     def of(self, device: str) -> Transfer:
         """Raises Unmet for a device that nothing can be copied to, Unavailable without its libraries."""
@@ -33,6 +34,18 @@ class Transfers:
     def paths(self) -> dict[str, tuple[str, ...]]:
         """The links that fill each of the devices, its own first, as its driver says."""
         return {device: self._path(device) for device in self._devices}
+
+    def has_way(self, source: str, target: str) -> bool:
+        """Whether bytes go from device to device faster than from the host's memory."""
+        if (source, target) not in self._ways:
+            try:
+                self._ways[source, target] = _kind_of(source) == _kind_of(target) and (
+                    source == target or source in self._kind(target).reaching(target, [source])
+                )
+            except (OSError, Unavailable, Unmet) as error:
+                _log.warning("link unknown", source=source, target=target, why=str(error))
+                return False
+        return self._ways[source, target]
 
     def forget(self, weights: memoryview) -> None:
         """An image is about to be unmapped; no copy of it is under way."""

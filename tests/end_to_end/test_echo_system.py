@@ -1,6 +1,7 @@
 """The whole system with echo engines: everything but the forward pass is real."""
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -9,8 +10,12 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
+from balloond.client import BalloondClient
+from loader.client import LoaderClient
+from loader.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
+from services import tasks
 from tests.end_to_end.world import FOLDER, MODELS, world
 
 PROMPT = list(range(20, 60))
@@ -90,6 +95,57 @@ async def test_a_model_moves_to_the_other_device_while_it_streams(slow):
     await slow.placement.migrate(MODELS[0], target)
     assert await asyncio.gather(*streams) == expected
     assert (await slow.resident(MODELS[0]))[0] == target
+
+
+@pytest.fixture
+async def imaged(slow):
+    """A model that has streamed since its image was made: every group has heard of that."""
+    client = LoaderClient(slow.local.unix("loader"))
+    await slow.complete(MODELS[0], PROMPT, 2)
+
+    async def has_image():
+        return (await client.state(MODELS[0])).entry.has_image
+
+    await slow.until(has_image, "no image was made")
+    await client.close()
+    await slow.complete(MODELS[0], PROMPT, 60)
+    return slow
+
+
+async def test_a_move_takes_the_weights_from_the_device_that_is_left(imaged):
+    assert (await imaged.measured(MODELS[0])).weights_from == ["checkpoint"]
+    expected = await undisturbed(imaged, MODELS[0])
+    source, _ = await imaged.resident(MODELS[0])
+    target = next(device for device in imaged.local.devices if device != source)
+    for left, to in ((source, target), (target, source)):
+        streams = await ten_streams(imaged, MODELS[0])
+        await imaged.placement.migrate(MODELS[0], to)
+        assert await asyncio.gather(*streams) == expected
+        assert (await imaged.measured(MODELS[0])).weights_from == [left]
+
+
+async def test_weights_that_went_bad_on_the_device_that_is_left_are_taken_from_the_image(imaged):
+    expected = await undisturbed(imaged, MODELS[0])
+    source, _ = await imaged.resident(MODELS[0])
+    target = next(device for device in imaged.local.devices if device != source)
+    await scribble_over_weights(imaged, source)
+    await imaged.placement.migrate(MODELS[0], target)
+    assert (await imaged.measured(MODELS[0])).weights_from == ["image"]
+    assert await undisturbed(imaged, MODELS[0]) == expected
+
+
+async def scribble_over_weights(it, device):
+    """Of the one lease that a device has, as a loader that is out of its mind would do it."""
+    balloond = BalloondClient(it.local.unix("balloond"))
+    async with contextlib.aclosing(balloond.watch()) as states:
+        state = await anext(aiter(states))
+    (lease,) = next(one for one in state.devices if one.device == device).leases
+    await balloond.close()
+    handoff = HandoffClient(str(it.local.state / "handoff.sock"), answer_timeout_s=10)
+    running = tasks.spawn(handoff.run(), "handoff")
+    async with handoff.borrowed(lease.lease_id) as extents:
+        os.pwrite(extents[0].fd, b"other bytes", 100)
+    await tasks.cancel(running)
 
 
 async def test_an_evicted_model_hibernates_and_wakes_at_its_next_request(slow):

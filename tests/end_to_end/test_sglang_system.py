@@ -153,6 +153,7 @@ async def moves_under_streams(it, model, prompts, new=100):
 
     await it.until(is_there, "the source kept it")
     assert await replayed(it, model) > replays, "no stream was handed over"
+    assert (await it.measured(model)).weights_from == ["cpu:0"], "the weights took another way"
     (handed,) = told(it, "KV handed over")
     assert handed["model"] == model and handed["requests"] > 0 and handed["bytes"] > 0
 

@@ -8,7 +8,7 @@ from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines import turn as turn_module
-from gpu_scheduler.engines.base import CommandFailed, Spawn
+from gpu_scheduler.engines.base import CommandFailed, Engine, Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.handover import Handover
@@ -16,7 +16,7 @@ from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
-from protos import common_pb2, gpu_scheduler_pb2
+from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import tasks
 from services.errors import Conflict, NotFound, Unavailable, Unmet
 
@@ -70,14 +70,19 @@ async def answer(stream):
 
 
 class Loader:
-    """Has an image of "m"; copies of it end with what `fails` says."""
+    """Has an image of "m"; copies of it end with what `fails` says. Otherwise they come from `source`, unless the image
+    alone is asked for."""
 
     def __init__(self):
         self.fails = None
+        self.source = "image"
+        self.gave = []
 
-    async def load_image(self, *_args, **_keys):
+    async def load_image(self, *_args, image_only, **_keys):
         if self.fails is not None:
             raise self.fails
+        self.gave.append("image" if image_only else self.source)
+        return loader_pb2.ImageProgress(source=self.gave[-1])
 
 
 async def open_group(**options):
@@ -225,3 +230,54 @@ async def test_a_sleeper_that_lost_its_image_and_cannot_be_loaded_anew_is_not_ta
     with pytest.raises(CommandFailed, match="none"):
         await group.bring(common_pb2.ACTIVE)
     assert group.residents.get("m") is None
+
+
+@pytest.fixture
+def refusals(monkeypatch):
+    """How many times engines will say that weights do not verify."""
+    left = []
+    verify = Engine.verify
+
+    def refuse(engine, command):
+        if left:
+            command.fail(CommandFailed(left.pop(), model_at_fault=False))
+        else:
+            verify(engine, command)
+
+    monkeypatch.setattr(Engine, "verify", refuse)
+    return left
+
+
+@pytest.fixture
+async def beside():
+    """(group, loader) where a device has the weights."""
+    loader = Loader()
+    loader.source = "cpu:1"
+    group = await open_group(loader=loader)
+    yield group, loader
+    await close_group(group)
+
+
+async def test_where_the_weights_came_from_is_told(beside):
+    group, _ = beside
+    await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m").weights_from == ["cpu:1"]
+
+
+async def test_weights_of_a_device_that_do_not_verify_are_asked_for_again_from_the_image(beside, refusals):
+    group, loader = beside
+    refusals.append("the weights do not verify")
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    assert loader.gave == ["cpu:1", "image"] and group.residents.get("m").weights_from == ["image"]
+    # And once it is up, the next time is like any other.
+    await group.bring(common_pb2.COLD)
+    await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1", "image", "cpu:1"]
+
+
+async def test_weights_of_the_image_that_do_not_verify_are_not_asked_for_again(beside, refusals):
+    group, loader = beside
+    refusals += ["the image is wrong too", "the device's are wrong"]
+    with pytest.raises(CommandFailed, match="the image is wrong too"):
+        await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1", "image"] and group.residents.get("m") is None

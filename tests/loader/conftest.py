@@ -28,18 +28,18 @@ from tests.loader import checkpoints
 from tests.loader.fakes import manifest
 
 ROOT = Path(__file__).resolve().parents[2]
-DEVICE = "cpu:0"
+DEVICES = ("cpu:0", "cpu:1")
 EXTENT = 256 << 10
 
 
 class Engine:
     """One model's weights on the device, as its engine has them: a lease and a range."""
 
-    def __init__(self, node: Node, model: str, content: bytes) -> None:
+    def __init__(self, node: Node, model: str, content: bytes, device: str) -> None:
         self.node = node
         self.model = model
         self.total = len(content)
-        self.lease = Lease.attach(node.handoff, DEVICE, model, timeout_s=10)
+        self.lease = Lease.attach(node.handoff, device, model, timeout_s=10)
         self.range = WeightsRange(self.lease, CpuMapper(), span_bytes=self.total, extent_bytes=EXTENT)
         self.map()
         ctypes.memmove(self.range.address, content, self.total)
@@ -76,9 +76,10 @@ class Node:
         self._write_configs()
 
     def _write_configs(self) -> None:
+        devices = ", ".join(f'{{name = "{device}", capacity_bytes = {64 << 20}}}' for device in DEVICES)
         (self.folder / "balloond.toml").write_text(
             f'name = "balloond"\nlisten = "{self.balloond_address}"\nnode = "n"\nhandoff = "{self.handoff}"\n'
-            f'keeper = "{self.keeper}"\ndevices = [{{name = "{DEVICE}", capacity_bytes = {64 << 20}}}]\n'
+            f'keeper = "{self.keeper}"\ndevices = [{devices}]\n'
         )
         (self.folder / "loader.toml").write_text(
             f'name = "loader"\nlisten = "{self.address}"\ncatalogue = "{self.catalogue}"\nkeeper = "{self.keeper}"\n'
@@ -163,10 +164,10 @@ class Node:
     async def add(self, name: str, path: str, **settings: Any) -> common_pb2.ModelSpec:
         return await self.client.add(common_pb2.ModelListing(name=name, path=path, **settings))
 
-    async def engine(self, model: str, content: bytes) -> Engine:
+    async def engine(self, model: str, content: bytes, device: str = DEVICES[0]) -> Engine:
         """An engine that has loaded a model its ordinary way."""
-        await self.balloond.set_booking(DEVICE, model, quota_bytes=0, weights_bytes=len(content), floor_bytes=0)
-        engine = await asyncio.to_thread(Engine, self, model, content)
+        await self.balloond.set_booking(device, model, quota_bytes=0, weights_bytes=len(content), floor_bytes=0)
+        engine = await asyncio.to_thread(Engine, self, model, content, device)
         self.engines.append(engine)
         return engine
 

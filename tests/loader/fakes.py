@@ -48,8 +48,6 @@ class FakeHandoff:
     def __init__(self) -> None:
         self.leases: dict[str, list[Borrowed]] = {}
         self.lent: dict[str, int] = {}
-        self.one_at_a_time = False
-        self._locks: dict[str, asyncio.Lock] = {}
 
     def lease(self, lease_id: str, content: bytes, extent_bytes: int = 65536) -> None:
         extents = []
@@ -67,13 +65,11 @@ class FakeHandoff:
     async def borrowed(self, lease_id: str) -> AsyncIterator[Sequence[Borrowed]]:
         if lease_id not in self.leases:
             raise NotFound(f"no lease {lease_id}")
-        lock = self._locks.setdefault(lease_id, asyncio.Lock()) if self.one_at_a_time else contextlib.nullcontext()
-        async with lock:
-            self.lent[lease_id] = self.lent.get(lease_id, 0) + 1
-            try:
-                yield self.leases[lease_id]
-            finally:
-                self.lent[lease_id] -= 1
+        self.lent[lease_id] = self.lent.get(lease_id, 0) + 1
+        try:
+            yield self.leases[lease_id]
+        finally:
+            self.lent[lease_id] -= 1
 
     def close(self) -> None:
         for extents in self.leases.values():

@@ -10,6 +10,7 @@ from loader.copying import Copying
 from loader.image_memory import Image
 from loader.images import Images
 from loader.models import Models, Sizes
+from loader.policy.sources import Content, Source
 from services.checksum import checksum
 from services.errors import NotFound, Refused, Unavailable, Unmet
 from tests.loader import checkpoints
@@ -37,6 +38,7 @@ class World:
             self.images,
             self.handoff,
             lambda device: self.transfer,
+            lambda source, target: True,
             chunk_bytes=8192,
             threads=4,
             answer_timeout_s=0.2,
@@ -58,8 +60,9 @@ class World:
         generation = self.generation if generation is None else generation
         return await self.run(self.copying.load(model, generation, lease, manifest, total), steps)
 
-    async def between(self, source="engine", target="other", total=TOTAL):
-        return [step async for step in self.copying.between(source, target, total)]
+    async def load_from_device(self, *, target="other", checksum=""):
+        content = Content("m", self.generation, 0, MANIFEST)
+        return [step async for step in self.copying.load_from_device(content, target, TOTAL, checksum)]
 
     @staticmethod
     async def run(copy, steps):
@@ -275,8 +278,10 @@ async def test_an_image_dropped_during_a_load_is_loaded_to_its_end(world):
 
 async def test_a_leases_weights_are_copied_to_another_lease_and_its_padding_left_alone(open_world):
     open_world.handoff.lease("target", bytes(TOTAL + 5000), extent_bytes=50_000)
-    steps = await open_world.between(target="target")
-    assert steps == sorted(steps) and steps[-1] == TOTAL
+    await open_world.save()
+    steps = await open_world.load_from_device(target="target")
+    assert [step.done for step in steps[:-1]] == sorted(step.done for step in steps[:-1])
+    assert (steps[-1].lease_id, steps[-1].device, steps[-1].checksum) == ("engine", "cpu:0", checksum(CONTENT))
     content = open_world.handoff.content("target")
     assert content[:TOTAL] == CONTENT and not any(content[TOTAL:])
     assert open_world.handoff.content("engine")[:TOTAL] == CONTENT
@@ -284,7 +289,11 @@ async def test_a_leases_weights_are_copied_to_another_lease_and_its_padding_left
 
 
 async def test_both_leases_go_back_only_when_the_cancelled_copys_thread_has_ended(world):
-    copying = world.start(world.between())
+    world.transfer.gate.set()
+    await world.save()
+    await world.transfer.reached()
+    world.transfer.gate.clear()
+    copying = world.start(world.load_from_device())
     await world.transfer.reached()
     copying.cancel()
     await asyncio.sleep(0)
@@ -295,29 +304,17 @@ async def test_both_leases_go_back_only_when_the_cancelled_copys_thread_has_ende
     assert world.nothing_left()
 
 
-async def test_two_copies_that_cross_each_other_both_end(open_world):
-    """A lease is lent to one at a time, as the handoff client does it."""
-    open_world.handoff.one_at_a_time = True
-    there, back = open_world.start(open_world.between()), open_world.start(open_world.between("other", "engine"))
-    async with asyncio.timeout(30):
-        await asyncio.gather(there, back)
-    assert open_world.handoff.content("engine") == open_world.handoff.content("other")
-
-
-async def test_a_copy_between_leases_that_cannot_be_says_why(open_world):
-    open_world.handoff.lease("small", bytes(65536))
-    for source, target in (("small", "other"), ("engine", "small")):
-        with pytest.raises(Unmet, match=f"lease {source} to {target}: 1 extents of 65536 bytes do not hold {TOTAL}"):
-            await open_world.between(source, target)
-    with pytest.raises(Unmet, match="lease engine is the source and the target"):
-        await open_world.between("engine", "engine")
-    with pytest.raises(NotFound, match="no lease gone"):
-        await open_world.between("gone", "other")
-    assert open_world.nothing_left() and not any(open_world.handoff.content("other"))
-
-
-async def test_a_failing_copy_between_leases_gives_both_back(open_world):
+async def test_a_copy_between_leases_that_fails_gives_both_back_and_the_next_may_try_again(open_world):
+    await open_world.save()
+    size = os.fstat(open_world.handoff.leases["other"][1].fd).st_size
     os.ftruncate(open_world.handoff.leases["other"][1].fd, 10)
-    with pytest.raises(Unavailable, match="the copy failed: extent 65536 has 10 bytes"):
-        await open_world.between()
+    assert not any(isinstance(step, Source) for step in await open_world.load_from_device())
     assert open_world.nothing_left()
+    os.ftruncate(open_world.handoff.leases["other"][1].fd, size)
+    assert isinstance((await open_world.load_from_device())[-1], Source)
+
+
+async def test_an_image_of_another_checksum_is_not_taken_from_a_lease(open_world):
+    await open_world.save()
+    assert await open_world.load_from_device(checksum="rows:1") == []
+    assert await open_world.load_from_device(checksum=checksum(CONTENT))

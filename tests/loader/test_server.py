@@ -169,6 +169,27 @@ async def test_two_models_are_loaded_at_the_same_time(node):
     assert [engine.content() for engine in engines] == contents
 
 
+async def test_a_lease_on_another_device_gives_its_weights_while_it_has_them_and_the_loader_lives(node):
+    spec = (await node.entry("a")).model
+    source = await node.engine("a", CONTENT)
+    await node.save(source, spec)
+    target = await node.engine("a", bytes(len(CONTENT)), "cpu:1")
+    told = []
+    loaded = await node.load(target, spec, on_progress=told.append)
+    assert (loaded.source, loaded.checksum, loaded.image_bytes) == ("cpu:0", source.checksum, len(CONTENT))
+    assert "copying from cpu:0" in {progress.step for progress in told} and told[-1].done == told[-1].total
+    assert target.content() == CONTENT
+    await node.asleep(target)
+    assert (await node.load(target, spec, image_only=True)).source == "image" and target.content() == CONTENT
+    # Who comes new does not know what was there before it.
+    node.kill("loader")
+    node.start("loader")
+    await node.healthy()
+    await node.asleep(target)
+    assert (await node.load(target, spec)).source == "image" and target.content() == CONTENT
+    assert (await node.load(source, spec)).source == "cpu:1" and source.content() == CONTENT
+
+
 async def test_a_save_cancelled_by_its_caller_leaves_no_memory_behind(node):
     content = os.urandom(12 << 20)
     engine = await node.engine("a", content)

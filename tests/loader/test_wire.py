@@ -5,6 +5,7 @@ import pytest
 from loader import image_memory, wire
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
+from loader.jobs import Result
 from loader.models import Model, Sizes
 from protos import common_pb2, engine_pb2
 from services.errors import Invalid
@@ -108,7 +109,7 @@ def test_a_manifest_gives_the_size_of_its_range():
             wire.manifest_bytes(nonsense)
 
 
-def test_the_last_message_of_a_copy_has_the_image(image):
-    last = wire.image_progress(image)
+def test_the_last_message_of_a_copy_has_the_image_and_where_it_came_from():
+    last = wire.image_progress(Result("rows:5", 100, "cuda:1"))
     assert (last.progress.done, last.progress.total, last.progress.unit) == (100, 100, "bytes")
-    assert (last.checksum, last.image_bytes) == ("rows:5", 100)
+    assert (last.checksum, last.image_bytes, last.source) == ("rows:5", 100, "cuda:1")

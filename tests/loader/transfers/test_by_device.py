@@ -19,6 +19,18 @@ def test_a_devices_paths_are_its_own_link_and_those_that_reach_it():
     assert Transfers().paths() == {}
 
 
+def test_there_is_a_way_between_devices_of_one_kind_that_reach_each_other():
+    transfers = Transfers()
+    assert transfers.has_way("cpu:0", "cpu:1") and transfers.has_way("cpu:0", "cpu:0")
+    assert not transfers.has_way("cpu:0", "cuda:0") and not transfers.has_way("cuda:0", "cpu:0")
+    assert not transfers.has_way("tpu:0", "tpu:1")
+
+
+@pytest.mark.skipif(find_spec("cuda") is not None, reason="CUDA's libraries are here")
+def test_there_is_no_way_that_nobody_can_be_asked_for():
+    assert not Transfers().has_way("cuda:0", "cuda:1")
+
+
 @pytest.mark.skipif(find_spec("cuda") is not None, reason="CUDA's libraries are here")
 def test_a_device_whose_driver_cannot_be_asked_has_its_own_link_only():
     transfers = Transfers(("cuda:0", "cuda:1", "cpu:0"))

@@ -1,0 +1,54 @@
+"""Which leases hold which content."""
+
+from dataclasses import replace
+
+from loader.policy.sources import Content, Source, Sources
+
+CONTENT = Content("m", 1, 0, b"manifest")
+SOURCE = Source("lease", "cuda:0", (1, 2), CONTENT, "rows:1")
+
+
+def test_the_newest_that_holds_the_content_comes_first():
+    sources = Sources()
+    other = replace(SOURCE, lease_id="other")
+    sources.filled(SOURCE)
+    sources.filled(other)
+    assert sources.of(CONTENT) == [other, SOURCE]
+    sources.filled(SOURCE)
+    assert sources.of(CONTENT) == [SOURCE, other]
+
+
+def test_another_generation_rank_layout_or_checksum_is_another_content():
+    sources = Sources()
+    sources.filled(SOURCE)
+    assert sources.of(CONTENT, "rows:1") == [SOURCE] and not sources.of(CONTENT, "rows:2")
+    for changed in ({"model": "n"}, {"generation": 2}, {"rank": 1}, {"manifest": b"other"}):
+        assert not sources.of(replace(CONTENT, **changed))
+
+
+def test_a_lease_holds_what_it_was_filled_with_last_and_nothing_once_it_is_forgotten():
+    sources = Sources()
+    sources.filled(SOURCE)
+    again = replace(SOURCE, extent_ids=(3, 4))
+    sources.filled(again)
+    assert SOURCE not in sources and again in sources and sources.of(CONTENT) == [again]
+    sources.forget("lease")
+    sources.forget("lease")
+    assert again not in sources and not sources.of(CONTENT)
+
+
+def test_a_doubted_content_has_no_source_and_others_keep_theirs():
+    sources = Sources()
+    other = replace(SOURCE, lease_id="other", content=replace(CONTENT, rank=1))
+    for source in (SOURCE, replace(SOURCE, lease_id="second"), other):
+        sources.filled(source)
+    sources.doubt(CONTENT)
+    assert not sources.of(CONTENT) and sources.of(other.content) == [other]
+
+
+def test_what_was_filled_long_ago_is_forgotten():
+    sources = Sources()
+    for number in range(1000):
+        sources.filled(replace(SOURCE, lease_id=f"lease{number}"))
+    known = sources.of(CONTENT)
+    assert known[0].lease_id == "lease999" and 100 < len(known) < 1000
