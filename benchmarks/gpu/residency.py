@@ -25,6 +25,7 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,11 @@ TELLING = (
 )
 
 
-def told(logs: Path) -> list[dict[str, Any]]:
-    """What engines said of their own memory, by kind, in its order."""
+def told(logs: Path, telling: Sequence[str] = TELLING) -> list[dict[str, Any]]:
+    """What was said of some events in the logs of all processes, in its order."""
     lines = [line for log in sorted(logs.glob("*.log")) for line in log.read_text(errors="replace").splitlines()]
-    events = [json.loads(line) for line in lines if line.startswith("{") and any(each in line for each in TELLING)]
-    return sorted((event for event in events if event.get("event") in TELLING), key=lambda event: event["timestamp"])
+    events = [json.loads(line) for line in lines if line.startswith("{") and any(each in line for each in telling)]
+    return sorted((event for event in events if event.get("event") in telling), key=lambda event: event["timestamp"])
 
 
 def show_kept(events: list[dict[str, Any]]) -> None:

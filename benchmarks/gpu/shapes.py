@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,10 @@ def write(folder: Path, name: str, **changes: Any) -> Path:
     return folder
 
 
-def write_checkpoint(folder: Path, name: str) -> Path:
-    """The same with bf16 safetensors, a file for each layer, and a tokenizer (of a small vocabulary: prompts are token
-    ids). Drawn on the GPU, seeded by name; 16 GB take about 15 s to a fast disk."""
+def write_checkpoint(folder: Path, name: str, device: str = "cuda", file_bytes: int = 0) -> Path:
+    """The same with bf16 safetensors and a tokenizer (of a small vocabulary: prompts are token ids). A file has what
+    fits into `file_bytes`, and at least a layer. Drawn on the device, seeded by name; 16 GB take about 15 s to a fast
+    disk."""
     import torch
     from safetensors.torch import save_file
 
@@ -53,22 +55,37 @@ def write_checkpoint(folder: Path, name: str) -> Path:
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer / file, folder / file)
     index: dict[str, str] = {}
-    for number, tensors in enumerate(_tensors(json.loads((folder / "config.json").read_text()))):
+    files = _files(_tensors(json.loads((folder / "config.json").read_text())), file_bytes)
+    for number, tensors in enumerate(files):
         file = f"model-{number:05d}.safetensors"
         drawn = {}
         for tensor, shape in tensors.items():
             index[tensor] = file
-            generator = torch.Generator("cuda").manual_seed(len(index))
+            generator = torch.Generator(device).manual_seed(len(index))
             if len(shape) < 2:
                 drawn[tensor] = torch.ones(shape, dtype=torch.bfloat16)
             else:
                 scale = 1.0 if "embed" in tensor else shape[-1] ** -0.5 * (1.7 if "q_proj" in tensor else 1.0)
-                values = torch.randn(shape, dtype=torch.bfloat16, device="cuda", generator=generator)
+                values = torch.randn(shape, dtype=torch.bfloat16, device=device, generator=generator)
                 drawn[tensor] = (values * scale).cpu()
         save_file(drawn, folder / file, metadata={"format": "pt"})
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    torch.cuda.empty_cache()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
     return folder
+
+
+def _files(layers: list[dict[str, tuple[int, ...]]], file_bytes: int) -> list[dict[str, tuple[int, ...]]]:
+    files: list[dict[str, tuple[int, ...]]] = []
+    room = 0
+    for layer in layers:
+        nbytes = sum(2 * math.prod(shape) for shape in layer.values())
+        if nbytes > room or not files:
+            files.append({})
+            room = file_bytes
+        files[-1] |= layer
+        room -= nbytes
+    return files
 
 
 def _tensors(config: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:

@@ -119,6 +119,12 @@ PROGRAMS = (
         by_default=False,
     ),
     Program(
+        "from_disk",
+        150,
+        (*_TINY, "--runs", "2"),
+        by_default=False,
+    ),
+    Program(
         "load_beside",
         150,
         (*_TINY[2:], "--device", "cpu:0,cpu:1", "--gib", "0.03", "--seconds", "1", "--rounds", "1", "--streams", "2")
