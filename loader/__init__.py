@@ -6,7 +6,9 @@
                  manifest that says what lies where. The keeper holds its descriptor too: a loader that dies loses none
     disk         images as files: written once they are made, read when host memory has none
     job          a save, a load or a read under way, which several callers may follow
-    copy         extents borrowed from balloond -> image (save), image -> extents (load), chunk by chunk, in a thread
+    copy         extents borrowed from balloond -> image (save), image -> extents (load), or from one lease's extents to
+                 another's (load from a device), chunk by chunk, in a thread
+    source       a lease that is known to hold the bytes of an image
 
 An image belongs to one generation of a checkpoint and to one manifest; engines exchange it only when both are equal.
 Its checksum (`services.checksum`) is that of the range's bytes [0, total_bytes) of the manifest, computed by the engine

@@ -171,7 +171,8 @@ class Copying:
                         why=str(error),
                     )
                     continue
-                self._filled(lease_id, targets, content, source.checksum)
+                if source in self._sources:  # nobody doubted it meanwhile
+                    self._filled(lease_id, targets, content, source.checksum)
                 yield source
                 return
 

@@ -4,7 +4,8 @@
 
 The whole system with a group on each device. Streams run, the model is asked to move to the other device, and every
 stream goes on to its end; that several times, to and fro. The pause of a stream is its longest gap between two tokens
-from the moment of asking on, beside the longest before it. In one half of the rounds KV goes along (`move_kv`), in the
+from the moment of asking on, beside the longest before it. How long the weights took, and from where they came, the
+target's gpu_scheduler tells: it asked the loader for them. In one half of the rounds KV goes along (`move_kv`), in the
 other requests are computed again at the target. All texts must be those of an undisturbed run.
 """
 
@@ -99,11 +100,15 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                 await at.wait_residency(model, common_pb2.ACTIVE)
                 made = await streams(at, given, model)
                 move = given.rows.pop()
+                there = await at.measured(model)
                 ended = move["asked_s"] + move["seconds"]
                 row = {
                     "mode": mode,
                     "target": move["target"],
                     "move_s": move["seconds"],
+                    "weights_s": there.step_s.get("copying weights"),
+                    "weights_from": list(there.weights_from),
+                    "weights_bytes": there.weights_bytes,
                     "before_s": [stream.longest_s(stream.arrived_s[0], move["asked_s"]) for stream in made],
                     "pause_s": [stream.longest_s(move["asked_s"], ended + 2.0) for stream in made],
                     "same": sum(stream.tokens == text for stream, text in zip(made, expected, strict=True)),
@@ -129,18 +134,32 @@ def show(rows: list[dict[str, Any]]) -> None:
         pauses = [1e3 * pause for row in mine for pause in row["pause_s"]]
         before = [1e3 * pause for row in mine for pause in row["before_s"]]
         moves = [row["move_s"] for row in mine]
+        weights = [row["weights_s"] for row in mine if row["weights_s"] is not None]
+        sources = sorted({source for row in mine for source in row["weights_from"]})
         cells.append(
             (
                 mode,
                 len(mine),
                 f"{max(moves):.2f}",
+                f"{1e3 * report.quantile(weights, 0.5):.0f}" if weights else "-",
+                " ".join(sources),
                 f"{report.quantile(before, 0.5):.0f}",
                 f"{report.quantile(pauses, 0.5):.0f}",
                 f"{max(pauses):.0f}",
                 f"{sum(row['same'] for row in mine)} of {sum(len(row['pause_s']) for row in mine)}",
             )
         )
-    header = ("", "moves", "longest, s", "gap before, ms", "pause p50, ms", "longest", "texts as undisturbed")
+    header = (
+        "",
+        "moves",
+        "longest, s",
+        "weights p50, ms",
+        "from",
+        "gap before, ms",
+        "pause p50, ms",
+        "longest",
+        "texts as undisturbed",
+    )
     report.table("streams whose model moves", header, cells)
 
 

@@ -243,6 +243,36 @@ async def test_what_was_doubted_is_not_copied_from_until_it_was_filled_anew(node
     assert (await loader.load(third)).source == "cpu:1"
 
 
+async def test_a_doubt_reaches_those_that_copy_or_wait_for_the_source_already(node, loader, source, target):
+    chosen = asyncio.Event()
+    loader.has_way = lambda *devices: chosen.set() or True
+    copies = await loader.stopped_in_the_middle(loader.load(target))
+    second, third = await empty(node), await empty(node)
+    chosen.clear()
+    waits = loader.start(loader.load(second))
+    await chosen.wait()
+    doubts = loader.start(loader.load(third, image_only=True))
+    await loader.transfer.reached()
+    loader.transfer.gate.set()
+    assert [(await load).source for load in (copies, waits, doubts)] == ["cpu:0", "image", "image"]
+    await leave(node, second, third)
+    assert (await loader.load(await empty(node))).source == "image"
+
+
+async def test_a_source_that_is_being_filled_again_is_none_until_that_is_done(node, loader, source, target):
+    loader.has_way = lambda *devices: False
+    loading = await loader.stopped_in_the_middle(loader.load(source))
+    cancelling = loader.start(loader.jobs.cancel("a"))
+    await asyncio.sleep(0)
+    loader.transfer.gate.set()
+    await cancelling
+    with pytest.raises(Conflict):
+        await loading
+    loader.has_way = lambda *devices: True
+    assert (await loader.load(target)).source == "image"
+    assert (await loader.load(source)).source == "cpu:1"
+
+
 async def test_a_cancelled_copy_gives_all_back_and_what_it_filled_halfway_is_no_source(node, loader, source, target):
     loading = await loader.stopped_in_the_middle(loader.load(target))
     cancelling = loader.start(loader.jobs.cancel("a", target.lease.lease_id))
