@@ -119,6 +119,8 @@ class ElasticRange:
         """The last such question was refused."""
         self._filling = False
         """The reserve is being asked for."""
+        self._fill_small = False
+        """No large extent was left for it."""
         self._fill_after = 0.0
         self._may_fill = True
         self._waiting = False
@@ -523,7 +525,7 @@ class ElasticRange:
 
     def _ask(self, now: float) -> None:
         wanted: list[tuple[int, int, int]] = []
-        fill, in_use = 0, False
+        of, fill, in_use = 1, 0, False
         with self._changed:
             if self._closed:
                 return
@@ -535,16 +537,17 @@ class ElasticRange:
             idle = not (self._filling or self._asked or self._missing)
             if self._may_fill and idle and now >= self._fill_after:
                 reserve = len(self._reserve) - self._wanting
-                fill = min(self._marks.missing(reserve, now), self._allowed_more(), _ASKED_TOGETHER)
+                of, fill = self._next_fill(min(self._marks.missing(reserve, now), self._allowed_more()))
                 # Where all memory is taken a decode step would wait for each extent: others give back ahead of it.
                 in_use = self._reports.running and reserve < self._marks.low
                 self._filling = fill > 0
-        for of, part, left in wanted:
-            done = self._wanted_came(of, part)
-            nbytes = self.extent_bytes
-            self._lease.request(KV, of * nbytes, part, done, min_count=1, behind_bytes=left * nbytes)
+        nbytes = self.extent_bytes
+        for size, part, left in wanted:
+            done = self._wanted_came(size, part)
+            self._lease.request(KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes)
         if fill > 0:
-            self._lease.request(KV, self.extent_bytes, fill, self._fill_came, min_count=1, for_reserve=not in_use)
+            done = self._fill_came(of)
+            self._lease.request(KV, of * nbytes, fill, done, min_count=1, for_reserve=not in_use)
 
     def _to_ask(self) -> int:
         """How many indices are missing and not asked for."""
@@ -555,6 +558,17 @@ class ElasticRange:
         factor = self._reserve.factor
         large = min(left // factor, len(self._free_large()) - self._asked // factor) if self._bulk else 0
         return (factor, min(large, _LARGE_TOGETHER)) if large > 0 else (1, min(left, _ASKED_TOGETHER))
+
+    def _next_fill(self, missing: int) -> tuple[int, int]:
+        """The same for the reserve. Only growth that is fast lets so much be missing that a large extent holds it: then
+        what each takes of this process is what the engine's thread would wait for."""
+        factor = self._reserve.factor
+        if 1 < factor <= missing and not self._fill_small:
+            large = min(-(-missing // factor), self._allowed_more() // factor, len(self._free_large()))
+            if large > 0:
+                return factor, min(large, _LARGE_TOGETHER)
+        self._fill_small = False
+        return 1, min(missing, _ASKED_TOGETHER)
 
     def _wanted_came(self, of: int, asked: int) -> Done:
         def done(extents: list[Granted], refused: GrowRefused | None) -> None:
@@ -576,14 +590,18 @@ class ElasticRange:
 
         return done
 
-    def _fill_came(self, extents: list[Granted], refused: GrowRefused | None) -> None:
-        self._map(extents)
-        with self._changed:
-            self._filling = False
-            if refused is not None:
-                self._fill_after = time.monotonic() + _REFUSED_PAUSE_S
-            self._changed.notify_all()
-        self._tend()
+    def _fill_came(self, of: int) -> Done:
+        def done(extents: list[Granted], refused: GrowRefused | None) -> None:
+            self._map(extents)
+            with self._changed:
+                self._filling = False
+                self._fill_small = refused is not None and of > 1  # there may be enough for small ones
+                if refused is not None and of == 1:
+                    self._fill_after = time.monotonic() + _REFUSED_PAUSE_S
+                self._changed.notify_all()
+            self._tend()
+
+        return done
 
     def _map(self, extents: list[Granted]) -> None:
         """Maps extents of one size at the lowest free addresses; what finds none goes back."""

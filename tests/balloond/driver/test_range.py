@@ -222,6 +222,37 @@ def test_a_few_extents_more_are_small_ones(lease):
     kv.close()
 
 
+def grow_fast(kv):
+    """Three times so much that the reserve should be 10; the engine's own questions are for small extents."""
+    for _ in range(3):
+        assert len(kv.acquire(15, timeout_s=TIMEOUT_S)) == 15
+
+
+def test_a_reserve_that_lacks_much_is_filled_with_large_extents(lease):
+    kv = bulk(lease, low=1, high=12)
+    lease.settle()
+    assert lease.asked_of == [(1, 1, 0)]
+    grow_fast(kv)
+    lease.settle()
+    ahead = [of for (of, _, _), (_, _, for_reserve) in zip(lease.asked_of, lease.asked, strict=True) if for_reserve]
+    assert 4 in ahead
+    kv.check()
+    kv.close()
+
+
+def test_a_reserve_is_filled_with_small_extents_where_no_large_one_is_left(lease):
+    kv = bulk(lease, extents=128, low=1, high=12)
+    grow_fast(kv)
+    lease.settle()
+    lease.capacity = lease.held_extents + 2
+    reserve = lease.held_extents - 45
+    assert len(kv.acquire(reserve)) == reserve
+    lease.settle()
+    assert kv.mapped_bytes == lease.capacity * PAGE_BYTES
+    kv.check()
+    kv.close()
+
+
 def test_each_request_says_what_follows_it(lease):
     kv = bulk(lease, extents=300)
     lease.silent = True
