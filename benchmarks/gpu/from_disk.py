@@ -6,15 +6,15 @@ whatever else reads such files, alone.
 A checkpoint of random bf16 weights is written first, in files of at most 5 GB as Hugging Face has them. Then, in this
 order, each reader in a process of its own, its device and libraries made ready before its time counts:
 
-    plain        the bytes alone, by pread into memory that is used again, by 1 thread and by --threads
+    plain        the bytes alone, by pread into memory that is used again, by 1 thread and by --threads: the limit
     safetensors  safe_open of each file, every tensor to the device
-    ours         the engine's reader, every tensor to the device
+    ours         the engine's reader with --threads, every tensor to the device
     fastsafetensors, runai
                  fastsafetensors and the Run:ai streamer, every tensor to the device; only where they can be imported
 
 and, --runs times, the whole system with a model that is new to it: request sent until first token, through the gateway,
 into a warm engine, with the steps in between and what the engine said of them. The first start of a machine compiles
-kernels. --before does the same with the files read by SGLang itself.
+kernels. --before does the same with the files read by SGLang itself, from a mapping of each.
 
 `warm`: all files have just been read, so that they are in the page cache. `cold`: the page cache was told to drop them
 (posix_fadvise), after they were written to the disk; what lies below (a virtual machine's host) may still have them.
@@ -107,7 +107,7 @@ def ours(files: Sequence[str], device: str, threads: int) -> Callable[[], int]:
     from gpu_scheduler.engines.sglang.options import Options
     from gpu_scheduler.engines.sglang.read_ahead import ReadAhead
 
-    options = Options()
+    options = Options.parse({"read_threads": str(threads)}, device)
 
     def read() -> int:
         nbytes = min(options.read_ahead_bytes, sum(os.path.getsize(file) for file in files))
@@ -229,13 +229,13 @@ def twin(folder: Path, name: str) -> Path:
 async def system(given: argparse.Namespace, folder: Path, files: Sequence[str], before: bool) -> list[dict[str, Any]]:
     models = {name: twin(folder, name) for name in (f"before-{i}" if before else f"new-{i}" for i in range(given.runs))}
     options = {name: str(value) for name, value in json.loads(given.options).items()}
-    if before:
-        options["read_threads"] = "0"
+    options["read_threads"] = "0" if before else str(given.threads)
     nbytes = sum(os.path.getsize(file) for file in files)
     local: dict[str, Any] = {"devices": {given.device: None}, "gateway": {"park_time_out_s": 400.0}}
-    if not given.device.startswith("cuda"):
+    local["host_capacity_bytes"] = (given.runs + 1) * nbytes
+    if not given.device.startswith("cuda"):  # where weights are float32
         local["devices"] = {given.device: 6 * nbytes + (256 << 20)}
-    local["host_capacity_bytes"] = (given.runs + 1) * 2 * nbytes
+        local["host_capacity_bytes"] *= 2
     listed = {name: {"path": str(path), "context_tokens": 1024} for name, path in models.items()}
     chance = random.Random(5)
     prompt = [chance.randrange(3, 2000) for _ in range(PROMPT)]

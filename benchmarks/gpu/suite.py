@@ -120,8 +120,9 @@ PROGRAMS = (
     ),
     Program(
         "from_disk",
-        150,
-        (*_TINY, "--runs", "2"),
+        300,
+        (*_TINY, "--runs", "2", "--before"),
+        ("--runs", "2", "--before"),
         by_default=False,
     ),
     Program(

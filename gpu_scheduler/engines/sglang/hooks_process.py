@@ -86,7 +86,8 @@ def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def files(original: Callable[..., Tensors], names: list[str], *args: Any, **more: Any) -> Tensors:
-    """SGLang reads a tensor when it needs it, through a mapping of its file: 4 KiB at a time, by one thread."""
+    """SGLang maps a file and copies each tensor out of the mapping: one thread takes the page faults, and what a GPU is
+    given so goes through a small buffer of the driver's."""
     return or_as_ever(current.instance().reader, original, names, *args, **more)
 
 

@@ -193,9 +193,9 @@ def _read_ahead(folder: str) -> Iterator[None]:
     reader = instance.reader = _reader(folder, instance.options, instance.device)
     try:
         yield
-        if reader is not None:
-            seconds, waited = round(time.monotonic() - began, 3), round(reader.waited_s, 3)
-            _log.info("checkpoint read", bytes=reader.nbytes, seconds=seconds, waited_s=waited)
+        ahead, waited = (reader.nbytes, reader.waited_s) if reader is not None else (0, 0.0)
+        seconds = time.monotonic() - began
+        _log.info("checkpoint read", seconds=round(seconds, 3), ahead_bytes=ahead, waited_s=round(waited, 3))
     finally:
         instance.reader = None
         if reader is not None:

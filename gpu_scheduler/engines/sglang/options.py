@@ -56,8 +56,9 @@ class Options:
     """0: torch may take more of the device than is booked for this process."""
     deterministic: int = 0
     """1: SGLang's batch-invariant kernels, slower: an answer does not depend on what runs beside it."""
-    read_threads: int = 8
-    """That read a checkpoint's safetensors files ahead; 0: SGLang reads them itself, by one and as it needs them."""
+    read_threads: int = 0
+    """That read a checkpoint's safetensors files ahead; 0: SGLang maps them, and they are read as it needs them. That
+    is best where the mapping is copied from directly, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
     """The most of them that lie in host memory while they are read."""
     random_weights: int = 0
@@ -83,6 +84,7 @@ _ON_A_GPU = {
     "chunked_prefill_size": 2048,
     "max_running_requests": 256,
     "overlap": 1,
+    "read_threads": 8,
     "kv_span_bytes": 192 << 30,  # more than any GPU has: addresses cost nothing
     "reserve_low": 4,
     "reserve_high": 32,

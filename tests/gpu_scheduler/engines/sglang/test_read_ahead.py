@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import threading
@@ -17,6 +18,9 @@ from safetensors.torch import save_file
 from gpu_scheduler.engines.sglang import host_buffer, read_ahead
 from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.read_ahead import OtherTypes, ReadAhead, or_as_ever
+from protos import engine_pb2
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.harness import engine, load, node
 
 CPU = torch.device("cpu")
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -221,3 +225,22 @@ class _Cuda:
     def cudaHostUnregister(self, address: int) -> int:
         assert address
         return 0
+
+
+async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
+    tmp_path: Path, models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The buffer holds a few of the tensors, and one is larger."""
+    async with node(tmp_path) as at, engine("--log-level", "info") as end:
+        await at.book("llama")
+        checksums, read = [], []
+        files = [str(path) for path in models["llama"].glob("*.safetensors")]
+        for threads in (0, 3):
+            options = {"read_threads": threads, "read_ahead_bytes": 400_000}
+            mapped, _ = await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, **options))
+            checksums.append(mapped.checksum)
+            await end.do(unload=engine_pb2.Unload())
+            said = capfd.readouterr().err.splitlines()
+            read += [json.loads(line)["ahead_bytes"] for line in said if "checkpoint read" in line]
+        assert checksums[0] and len(set(checksums)) == 1
+        assert read == [0, sum(tensor.nbytes for _, tensor in by_safetensors(files))]
