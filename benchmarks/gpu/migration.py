@@ -6,7 +6,9 @@ The whole system with a group on each device. Streams run, the model is asked to
 stream goes on to its end; that several times, to and fro. The pause of a stream is its longest gap between two tokens
 from the moment of asking on, beside the longest before it. How long the weights took, and from where they came, the
 target's gpu_scheduler tells: it asked the loader for them. In one half of the rounds KV goes along (`move_kv`), in the
-other requests are computed again at the target. All texts must be those of an undisturbed run.
+other requests are computed again at the target. All texts should be those of an undisturbed run. On a GPU other batches
+round differently, also with deterministic kernels: then it says how far apart the log-probabilities are of the two
+tokens where a text first differs, to be compared with what `same_answers` finds of unmodified SGLang.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ class Stream:
     """One request's tokens and when they came (monotonic seconds)."""
 
     tokens: list[str] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)
     quarter: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -52,11 +55,18 @@ class Stream:
     def _take(self, event: dict[str, Any], tokens: int) -> None:
         if "error" in event:
             raise RuntimeError(event["error"])
-        said = [token for choice in event["choices"] for token in (choice.get("logprobs") or {}).get("tokens", ())]
+        logprobs = [choice["logprobs"] for choice in event["choices"] if choice.get("logprobs")]
+        said = [token for each in logprobs for token in each["tokens"]]
         self.tokens += said
+        self.logprobs += [value for each in logprobs for value in each["token_logprobs"]]
         self.arrived_s += [time.monotonic()] * len(said)
         if 4 * len(self.tokens) >= tokens:
             self.quarter.set()
+
+    def gap(self, other: Stream) -> float:
+        """Between the log-probabilities of the first two tokens that differ; 0 if none do."""
+        pairs = zip(self.tokens, other.tokens, self.logprobs, other.logprobs, strict=True)
+        return next((abs(here - there) for mine, theirs, here, there in pairs if mine != theirs), 0.0)
 
     def longest_s(self, begin: float, end: float) -> float:
         """Of the gaps that end in the window."""
@@ -94,7 +104,7 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
         placement = {"move_kv": move_kv, "drain_ms": 0, "rebalance": False}
         async with world("sglang", listed, engine_log_level="info", placement=placement, **local) as at:
             given.moving, given.rows = False, []
-            expected = [stream.tokens for stream in await streams(at, given, model)]
+            undisturbed = await streams(at, given, model)
             given.moving = True
             for number in range(given.rounds):
                 await at.wait_residency(model, common_pb2.ACTIVE)
@@ -111,7 +121,8 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                     "weights_bytes": there.weights_bytes,
                     "before_s": [stream.longest_s(stream.arrived_s[0], move["asked_s"]) for stream in made],
                     "pause_s": [stream.longest_s(move["asked_s"], ended + 2.0) for stream in made],
-                    "same": sum(stream.tokens == text for stream, text in zip(made, expected, strict=True)),
+                    "same": sum(a.tokens == b.tokens for a, b in zip(made, undisturbed, strict=True)),
+                    "gaps": [a.gap(b) for a, b in zip(made, undisturbed, strict=True)],
                 }
                 found.append(row)
                 print(f"{mode}, round {number}: {row}", flush=True)
@@ -147,6 +158,7 @@ def show(rows: list[dict[str, Any]]) -> None:
                 f"{report.quantile(pauses, 0.5):.0f}",
                 f"{max(pauses):.0f}",
                 f"{sum(row['same'] for row in mine)} of {sum(len(row['pause_s']) for row in mine)}",
+                f"{max(gap for row in mine for gap in row['gaps']):.3f}",
             )
         )
     header = (
@@ -159,6 +171,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         "pause p50, ms",
         "longest",
         "texts as undisturbed",
+        "widest gap",
     )
     report.table("streams whose model moves", header, cells)
 
@@ -180,6 +193,7 @@ async def main() -> None:
             path = shapes.write_checkpoint(Path(name) / given.shape, given.shape)
             local: dict[str, Any] = {"devices": dict.fromkeys(given.devices), "host_capacity_bytes": 60 << 30}
             local["gateway"] = {"park_time_out_s": 400.0}
+            local["options"] = {"deterministic": "1"}
         else:
             path = FOLDER / "llama-debian"
             local = {"devices": dict.fromkeys(given.devices, 256 << 20), "options": {"page_size": "16"}}
