@@ -91,6 +91,15 @@ def allocation(index: int) -> cu.CUmemAllocationProp:
     return properties
 
 
+def access(index: int) -> cu.CUmemAccessDesc:
+    """A device's, to read and to write."""
+    made = cu.CUmemAccessDesc()
+    made.location.type = _ON_DEVICE
+    made.location.id = index
+    made.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return made
+
+
 class CudaMaker:
     """Makes extents."""
 
@@ -133,11 +142,7 @@ class CudaMapper:
         the legacy default stream."""
         self._context = Context(index)
         self._streams = streams
-        access = cu.CUmemAccessDesc()
-        access.location.type = _ON_DEVICE
-        access.location.id = index
-        access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self._access = [access]
+        self._access = [access(index)]
         self._mapped: dict[int, tuple[int, Any]] = {}
         """Address -> bytes and handle of each extent. The mapping would keep the memory without the handle; but to let
         it go at once costs 12 us when memory is wanted, and spares nothing when it leaves."""
@@ -156,13 +161,15 @@ class CudaMapper:
                 self.unmap(start, self._mapped[start][0])
         call(cu.cuMemAddressFree, address, span)
 
-    def map(self, address: int, fd: int, nbytes: int) -> None:
+    def map(self, address: int, fd: int, nbytes: int, accesses: Sequence[cu.CUmemAccessDesc] | None = None) -> None:
+        """`accesses`: who reads and writes it, if not this device alone."""
+        accesses = self._access if accesses is None else accesses
         self._context.enter()
         handle = call(cu.cuMemImportFromShareableHandle, fd, _DESCRIPTOR)
         try:
             call(cu.cuMemMap, address, nbytes, 0, handle, 0)
             try:
-                call(cu.cuMemSetAccess, address, nbytes, self._access, 1)
+                call(cu.cuMemSetAccess, address, nbytes, accesses, len(accesses))
             except OSError:
                 call(cu.cuMemUnmap, address, nbytes)
                 raise

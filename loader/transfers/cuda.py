@@ -2,8 +2,8 @@
 
 A GPU's link is a stream in its context: its copy engine reads host memory over its own way to the host. Extents are
 mapped with access for the GPUs whose links carry the copy, and each writes its part straight to where it belongs,
-whichever GPU that is on. Everything is under way at once: while some chunks are copied, the extents of the next are
-mapped and their part of the image is registered.
+whichever GPU that is on. Everything is under way at once: while some chunks are copied, the extents of all that follow
+are mapped (`mapped.py`) and the next part of the image is registered.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from cuda.bindings import driver as cu
 
 from balloond.backends import cuda_hardware
-from balloond.backends.cuda import Context, CudaMapper, call
+from balloond.backends.cuda import Context, CudaMapper, access, call
 from loader.metrics import CONTEXT
 from loader.policy.chunks import Chunk, Pair
 from loader.transfers.base import Borrowed
 from loader.transfers.lanes import Lanes, Move
+from loader.transfers.mapped import Mapped
 from loader.transfers.pinned import Pinned, pieces
 from services.errors import Unmet
 
@@ -84,7 +84,6 @@ class CudaTransfer:
     def __init__(self, index: int, links: Sequence[str], gpus: Gpus) -> None:
         self._index = index
         self._links = links
-        self._peers = [_index(link) for link in links if _index(link) != index]
         self._gpus = gpus
         self._gpu = gpus.gpu(index)
 
@@ -117,9 +116,11 @@ class CudaTransfer:
         if not (other.startswith("cuda:") and can_access(self._index, _index(other))):
             raise Unmet(f"there is no way from {device} to {other}")
         self._gpu.enter()
+        # No context of the other GPU is needed: this one's engine writes there.
+        mine = _Reached(self._gpu.mapper, [self._index])
         with (
-            _Mapped(self._gpu, (), sources) as here,
-            _Mapped(self._gpus.gpu(_index(other)), [self._index], targets) as there,
+            Mapped(mine, sources, (pair.source for pair in plan)) as here,
+            Mapped(mine, targets, (pair.target for pair in plan)) as there,
         ):
 
             def prepare(pair: Pair) -> None:
@@ -129,7 +130,12 @@ class CudaTransfer:
             def move(pair: Pair, stream: Any) -> None:
                 call(cu.cuMemcpyDtoDAsync, there.at(pair.target), here.at(pair.source), pair.nbytes, stream)
 
-            self._gpus.between.carry([f"{device}>{other}"], plan, prepare=prepare, move=move, done=done)
+            def moved(pair: Pair) -> None:
+                here.left(pair.source)
+                there.left(pair.target)
+                done(pair)
+
+            self._gpus.between.carry([f"{device}>{other}"], plan, prepare=prepare, move=move, done=moved)
 
     def _copy(
         self,
@@ -144,7 +150,7 @@ class CudaTransfer:
             return
         self._gpu.enter()
         image = self._gpus.pinned.of(weights, self._gpu.context)
-        with _Mapped(self._gpu, self._peers, extents) as there:
+        with Mapped(_Reached(self._gpu.mapper, map(_index, self._links)), extents, plan) as there:
 
             def prepare(chunk: Chunk) -> None:
                 there.reach(chunk)
@@ -155,7 +161,11 @@ class CudaTransfer:
                 for at, nbytes in pieces(chunk.at, chunk.nbytes):
                     move(device + at - chunk.at, image.address + at, nbytes, stream)
 
-            self._gpus.lanes.carry(self._links, plan, prepare=prepare, move=begin, done=done)
+            def moved(chunk: Chunk) -> None:
+                there.left(chunk)
+                done(chunk)
+
+            self._gpus.lanes.carry(self._links, plan, prepare=prepare, move=begin, done=moved)
 
 
 class _Gpu:
@@ -180,37 +190,24 @@ class _Gpu:
         self.context.enter()
 
 
-class _Mapped:
-    """Extents back to back under addresses for a copy, each mapped once it is needed; when it is left, whatever is
-    mapped goes with the addresses."""
+class _Reached:
+    """A GPU's mapper that gives some GPUs access to what it maps, and no other."""
 
-    def __init__(self, gpu: _Gpu, peers: Iterable[int], extents: Sequence[Borrowed]) -> None:
-        """`peers` are other GPUs that are to have access."""
-        self._mapper = gpu.mapper
-        self._access = [_access(peer) for peer in peers]
-        self._extents = extents
-        self._offsets = list(accumulate((extent.nbytes for extent in extents), initial=0))
-        self._mapped = 0
-        self._base = 0
+    def __init__(self, mapper: CudaMapper, indices: Iterable[int]) -> None:
+        self._mapper = mapper
+        self._access = [access(index) for index in indices]
 
-    def __enter__(self) -> _Mapped:
-        self._base = self._mapper.reserve(self._offsets[-1])
-        return self
+    def reserve(self, span: int) -> int:
+        return self._mapper.reserve(span)
 
-    def __exit__(self, *failure: object) -> None:
-        self._mapper.release(self._base, self._offsets[-1])
+    def release(self, address: int, span: int) -> None:
+        self._mapper.release(address, span)
 
-    def reach(self, chunk: Chunk) -> None:
-        """The chunk's extent, and those before it, are mapped when this returns."""
-        while self._mapped <= chunk.extent:
-            extent, address = self._extents[self._mapped], self._base + self._offsets[self._mapped]
-            self._mapper.map(address, extent.fd, extent.nbytes)
-            if self._access:
-                call(cu.cuMemSetAccess, address, extent.nbytes, self._access, len(self._access))
-            self._mapped += 1
+    def map(self, address: int, fd: int, nbytes: int) -> None:
+        self._mapper.map(address, fd, nbytes, self._access)
 
-    def at(self, chunk: Chunk) -> int:
-        return self._base + self._offsets[chunk.extent] + chunk.offset
+    def unmap(self, address: int, nbytes: int) -> None:
+        self._mapper.unmap(address, nbytes)
 
 
 class _Lane:
@@ -247,14 +244,6 @@ class _Lane:
         for event in self._free:
             call(cu.cuEventDestroy, event)
         call(cu.cuStreamDestroy, self._stream)
-
-
-def _access(index: int) -> cu.CUmemAccessDesc:
-    access = cu.CUmemAccessDesc()
-    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    access.location.id = index
-    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return access
 
 
 def _index(device: str) -> int:

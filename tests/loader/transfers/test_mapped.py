@@ -1,0 +1,120 @@
+"""Extents under addresses for the time of a copy, with the CPU's pages."""
+
+import ctypes
+import os
+import threading
+
+import pytest
+
+from balloond.backends.cpu import PAGE_BYTES, CpuMaker, CpuMapper
+from loader.policy.chunks import plan
+from loader.transfers.base import Borrowed
+from loader.transfers.mapped import Mapped
+from tests.balloond.conftest import TIMEOUT_S
+
+
+class Watched(CpuMapper):
+    """Counts what is mapped; mapping may wait, and fail."""
+
+    def __init__(self):
+        self.events = []
+        self.changed = threading.Condition()
+        self.may_map = threading.Event()
+        self.may_map.set()
+        self.fails_at = None
+        self.released = False
+
+    def note(self, what):
+        with self.changed:
+            self.events.append(what)
+            self.changed.notify_all()
+
+    def wait_for(self, condition):
+        with self.changed:
+            assert self.changed.wait_for(condition, TIMEOUT_S), self.events
+
+    def map(self, address, fd, nbytes):
+        assert self.may_map.wait(TIMEOUT_S)
+        if self.fails_at == len(self.events):
+            self.note("failed")
+            raise OSError(5, "no mapping")
+        super().map(address, fd, nbytes)
+        self.note("mapped")
+
+    def unmap(self, address, nbytes):
+        super().unmap(address, nbytes)
+        self.note(address)
+
+    def release(self, address, span):
+        super().release(address, span)
+        self.released = True
+
+
+@pytest.fixture
+def mapper():
+    return Watched()
+
+
+@pytest.fixture
+def extents():
+    made = [Borrowed(number, size, CpuMaker().create(size), "cpu:0") for number, size in enumerate(SIZES)]
+    yield made
+    for extent in made:
+        os.close(extent.fd)
+
+
+SIZES = [2 * PAGE_BYTES, PAGE_BYTES, 3 * PAGE_BYTES]
+STEPS = plan(SIZES, sum(SIZES), PAGE_BYTES)
+
+
+def test_what_is_written_at_a_chunks_address_is_in_its_extent(mapper, extents):
+    with Mapped(mapper, extents, STEPS) as there:
+        for number, chunk in enumerate(STEPS):
+            there.reach(chunk)
+            ctypes.memset(there.at(chunk), number + 1, chunk.nbytes)
+    for number, chunk in enumerate(STEPS):
+        part = os.pread(extents[chunk.extent].fd, chunk.nbytes, chunk.offset)
+        assert part == bytes([number + 1]) * chunk.nbytes
+    assert mapper.released
+
+
+def test_all_are_mapped_ahead_of_who_needs_them(mapper, extents):
+    with Mapped(mapper, extents, STEPS):
+        mapper.wait_for(lambda: mapper.events == ["mapped"] * 3)
+
+
+def test_an_extent_leaves_when_its_last_chunk_was_moved_and_the_others_stay(mapper, extents):
+    with Mapped(mapper, extents, STEPS) as there:
+        mapper.wait_for(lambda: len(mapper.events) == 3)
+        there.left(STEPS[0])
+        there.left(STEPS[2])
+        mapper.wait_for(lambda: len(mapper.events) == 4)
+        assert mapper.events[3] == there.at(STEPS[2])
+        there.left(STEPS[1])
+        mapper.wait_for(lambda: len(mapper.events) == 5)
+        assert mapper.events[4] == there.at(STEPS[0])
+        ctypes.memset(there.at(STEPS[3]), 7, STEPS[3].nbytes)
+    assert mapper.released
+
+
+def test_what_cannot_be_mapped_is_told_to_who_needs_it_and_those_before_are_there(mapper, extents):
+    mapper.fails_at = 2
+    with Mapped(mapper, extents, STEPS) as there:
+        there.reach(STEPS[0])
+        there.reach(STEPS[2])
+        with pytest.raises(OSError, match="no mapping"):
+            there.reach(STEPS[3])
+    assert mapper.released
+
+
+def test_a_copy_that_ends_early_maps_no_more(mapper, extents):
+    mapper.may_map.clear()
+    there = Mapped(mapper, extents, STEPS)
+    there.__enter__()
+    ended = threading.Thread(target=there.__exit__)
+    ended.start()
+    while not there._ending:
+        ended.join(0.001)
+    mapper.may_map.set()
+    ended.join(TIMEOUT_S)
+    assert mapper.released and mapper.events in ([], ["mapped"])
