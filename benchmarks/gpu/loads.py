@@ -72,7 +72,8 @@ def carry_out(order: Order) -> list[list[Span]]:
     from loader.policy.chunks import plan
     from loader.transfers import Transfers, busy
 
-    transfer = Transfers(order.links, busy.of(order.links) if order.spare else dict).of(order.device)
+    transfers = Transfers(order.links, busy.of(order.links) if order.spare else dict)
+    transfer = transfers.of(order.device)
     spans: list[list[Span]] = [[] for _ in range(order.at_once)]
     ready = threading.Barrier(order.at_once)
     ends: list[float] = []
@@ -88,6 +89,7 @@ def carry_out(order: Order) -> list[list[Span]]:
                 begun = time.monotonic()
                 transfer.into(made, weights, steps, lambda chunk: None)
                 mine.append((begun, time.monotonic()))
+            transfers.forget(weights)
 
     threads = [threading.Thread(target=over_and_over, args=(mine,)) for mine in spans]
     for thread in threads:

@@ -191,7 +191,9 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         if given.devices[0].startswith("cuda"):
             path = shapes.write_checkpoint(Path(name) / given.shape, given.shape)
-            local: dict[str, Any] = {"devices": dict.fromkeys(given.devices), "host_capacity_bytes": 60 << 30}
+            # Not all of a GPU, because some machines allow few descriptors.
+            local: dict[str, Any] = {"devices": dict.fromkeys(given.devices, 60 << 30)}
+            local["host_capacity_bytes"] = 60 << 30
             local["gateway"] = {"park_time_out_s": 400.0}
             local["options"] = {"deterministic": "1"}
         else:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import statistics
 import tempfile
@@ -121,11 +122,14 @@ class Trial:
         alone = {**ENVIRONMENT}
         tokens = sum(map(len, self._prompts)) + len(self._prompts) * self._given.new
         pool = -(-2 * tokens // 64) * 64
-        capacity = (1 << 30) if self._on_host else (60 << 30)
+        weights = shapes.weights_bytes(json.loads((self._path / "config.json").read_text()))
+        # What a machine may have of descriptors bounds what is managed: two thirds of it are weights.
+        capacity = (1 << 30) if self._on_host else 2 * weights + (6 << 30)
         others = dict.fromkeys(self._devices[1:], capacity)
         async with harness.node(self._folder, capacity, self._devices[0], others) as at:
             for name in ("ours on one", "ours on both"):
-                await at.book(name.replace(" ", "-"), floor_bytes=64 << 20, weights_bytes=capacity // 3)
+                booked = capacity // 3 if self._on_host else weights + (256 << 20)
+                await at.book(name.replace(" ", "-"), floor_bytes=64 << 20, weights_bytes=booked)
             clients = list(
                 await asyncio.gather(
                     fleet.reference("stock on one", one, pool, "engine", alone),
