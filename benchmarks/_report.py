@@ -92,7 +92,11 @@ def _relative(text: str) -> str:
 
 
 def _commit() -> str:
-    """The commit, with "+changes" if tracked files differ from it; "unknown" outside a repository."""
+    """The commit, with "+changes" if tracked files differ from it. Outside a repository what a file COMMIT says, as
+    gpu/offline/pack.sh writes it, or "unknown"."""
+    written = ROOT / "COMMIT"
+    if written.exists():
+        return written.read_text().strip()
     commit = _git("rev-parse", "HEAD")
     return (
         commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "") if commit else "unknown"

@@ -1,0 +1,30 @@
+#!/bin/sh
+# For a GPU host that reaches no package registry: the committed tree with its generated code, and the wheels that such a
+# host lacks, as OUT/prism.tgz and OUT/wheels/. SGLang and its kernels come there as an archive of their own.
+#   benchmarks/gpu/offline/pack.sh OUT [PYTHON]          PYTHON: of the environment that `make env` made
+set -eu
+out=$1 python=${2:-.venv/bin/python}
+cd "$(dirname "$0")/../../.."
+tree=$(mktemp -d)
+trap 'rm -rf "$tree"' EXIT
+mkdir -p "$out/wheels"
+git archive HEAD | tar -x -C "$tree"
+rm -rf "$tree/benchmarks/results" && mkdir "$tree/benchmarks/results"
+git rev-parse HEAD >"$tree/COMMIT"
+python_abs=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
+(cd "$tree" && "$python_abs" -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto)
+# SGLang finds the plugin by the distribution's metadata.
+"$python_abs" -P - "$tree" <<'METADATA'
+import importlib.metadata, pathlib, sys
+found = importlib.metadata.distribution("prism-serve")
+folder = pathlib.Path(sys.argv[1]) / f"prism_serve-{found.version}.dist-info"
+folder.mkdir()
+for name in ("METADATA", "entry_points.txt"):
+    (folder / name).write_text(found.read_text(name))
+METADATA
+"$python_abs" -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+    --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+    -d "$out/wheels" httptools==0.9.0 pytest-asyncio==1.5.0 structlog==26.1.0 \
+    fastsafetensors==0.5.0 runai-model-streamer==0.16.1
+tar -C "$tree" -czf "$out/prism.tgz" .
+ls -l "$out"

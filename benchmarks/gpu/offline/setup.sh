@@ -1,0 +1,16 @@
+#!/bin/sh
+# On the host: what pack.sh made becomes SRC; SGLang's archive (parts in numeric order) and the wheels become SITE. Compiled
+# kernels of an earlier time, if IN/kernels.txz has them, go to their places. Safe to repeat.
+#   sh setup.sh IN SRC SITE PART...
+set -eu
+in=$1 src=$2 site=$3
+shift 3
+rm -rf "$src" && mkdir -p "$src" "$site"
+tar -xzf "$in/prism.tgz" -C "$src"
+if [ ! -e "$site/.complete" ]; then
+    cat "$@" | tar -xJ -C "$site"
+    python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "$in"/wheels/*.whl
+    touch "$site/.complete"
+fi
+if [ -e "$in/kernels.txz" ] && [ ! -d "$HOME/.triton" ]; then tar -xJf "$in/kernels.txz" -C "$HOME"; fi
+nvidia-smi --query-gpu=name,memory.used,driver_version --format=csv,noheader
