@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.pooled RUN.json RUN.json ... --out DIR
 
-The runs have to be of one part and one commit; on a machine with several GPUs they may have been taken at once, each with
-cores and a `--seed` of its own.
+The runs have to be of one part and one commit; on a machine with several GPUs they may have been taken at once, each
+with cores and a `--seed` of its own.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ on() {
 }
 
 case $1 in
-    links) # nothing else runs: it is about the links (about 200 s)
+    links) # nothing else runs: it is about the links (about 250 s)
         TAIL=12 plain load 120 load --device cuda:0 --links 1,2,4 --between cuda:1 --shapes 8b
+        TAIL=60 bench load_calls 90 load_calls --links 1,2,4 --between cuda:1
         TAIL=8 plain load_group 150 load --group cuda:0,cuda:1,cuda:2,cuda:3 --shapes 70b/4 --repeat 4
         TAIL=16 bench load_beside 150 load_beside --device cuda:1,cuda:0 --rounds 2 --seconds 3
         ;;

@@ -1,0 +1,94 @@
+"""Which calls of the driver a load spends its time in.
+
+    python -m benchmarks.gpu.load_calls --out DIR [--links 1,2,4] [--between cuda:1]
+
+The loader's transfer of 8B weights as in `benchmarks/load.py`, with every call of the driver timed: how often, seconds
+together, the longest. Calls of several threads overlap, so their sum may be more than the load takes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import load
+from benchmarks.gpu import report
+from loader.policy.chunks import pairs, plan
+from loader.transfers import Transfers
+
+SHOWN_S = 0.0005
+
+
+class Calls:
+    """Stands between the code and the driver."""
+
+    def __init__(self, real: Callable[..., Any]) -> None:
+        self._real = real
+        self._lock = threading.Lock()
+        self.found: dict[str, list[float]] = {}
+        """Name -> times, seconds, longest."""
+
+    def __call__(self, function: Callable[..., Any], *arguments: object) -> Any:
+        begun = time.perf_counter()
+        try:
+            return self._real(function, *arguments)
+        finally:
+            seconds = time.perf_counter() - begun
+            with self._lock:
+                entry = self.found.setdefault(function.__name__, [0, 0.0, 0.0])
+                entry[0] += 1
+                entry[1] += seconds
+                entry[2] = max(entry[2], seconds)
+
+
+def main() -> None:
+    from balloond.backends import cuda
+    from loader.transfers import cuda as transfers_cuda
+    from loader.transfers import pinned
+
+    parser = report.arguments(__doc__ or "")
+    parser.add_argument("--links", default="1,2,4")
+    parser.add_argument("--between", metavar="DEVICE")
+    given = parser.parse_args()
+    calls = Calls(cuda.call)
+    for module in (cuda, transfers_cuda, pinned):
+        module.call = calls  # type: ignore[attr-defined]
+    nbytes, device = load.SHAPES["8b"], f"cuda:{given.device}"
+    rows: list[dict[str, Any]] = []
+
+    def measured(name: str, work: Callable[[], None]) -> None:
+        work()
+        for _ in range(3):
+            calls.found.clear()
+            rows.append({"copy": name, "seconds": load.seconds(work), "calls": dict(calls.found)})
+        shown = [
+            (name, f"{1e3 * rows[-1]['seconds']:.1f}", call, times, f"{1e3 * seconds:.1f}", f"{1e3 * longest:.2f}")
+            for call, (times, seconds, longest) in rows[-1]["calls"].items()
+            if seconds >= SHOWN_S
+        ]
+        report.table(name, ("copy", "ms", "call", "times", "ms together", "longest ms"), shown)
+
+    with load.extents(device, nbytes) as made:
+        sizes = [extent.nbytes for extent in made]
+        for links in load.series(device, given.links):
+            transfers = Transfers(links)
+            with load.image(nbytes) as image:
+                steps, transfer = plan(sizes, nbytes, 8 << 20), transfers.of(device)
+
+                def into(transfer: Any = transfer, image: memoryview = image, steps: Any = steps) -> None:
+                    transfer.into(made, image, steps, lambda chunk: None)
+
+                measured(f"over {len(links)} links", into)
+                transfers.forget(image)
+        if given.between:
+            with load.extents(given.between, nbytes) as there:
+                both = pairs(sizes, sizes, nbytes, 32 << 20)
+                transfer = Transfers().of(device)
+                measured("between", lambda: transfer.between(made, there, both, lambda pair: None))
+    report.write(given.out, "gpu_load_calls", given.commit, {"extents": len(made), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
