@@ -7,9 +7,9 @@ import math
 
 _MEMORY_S = 0.5
 """Growth longer ago than a few of these is forgotten."""
-_AHEAD_S = 0.1
-"""The reserve should last this long: a growth through balloond takes a millisecond, one that others have to give back
-for, tens."""
+_AHEAD_S = 0.25
+"""The reserve should last this long. A growth through balloond takes a millisecond, one that others have to give back
+for, tens; but prompts come in bursts, and the one that finds the reserve empty waits for its first token."""
 IDLE_S = 1.0
 """Without growth for this long, what is above the low mark goes back."""
 

@@ -537,7 +537,7 @@ class ElasticRange:
             idle = not (self._filling or self._asked or self._missing)
             if self._may_fill and idle and now >= self._fill_after:
                 reserve = len(self._reserve) - self._wanting
-                of, fill = self._next_fill(min(self._marks.missing(reserve, now), self._allowed_more()))
+                of, fill = self._next_fill(min(self._marks.missing(reserve, now), self._allowed_more()), reserve)
                 # Where all memory is taken a decode step would wait for each extent: others give back ahead of it.
                 in_use = self._reports.running and reserve < self._marks.low
                 self._filling = fill > 0
@@ -559,12 +559,13 @@ class ElasticRange:
         large = min(left // factor, len(self._free_large()) - self._asked // factor) if self._bulk else 0
         return (factor, min(large, _LARGE_TOGETHER)) if large > 0 else (1, min(left, _ASKED_TOGETHER))
 
-    def _next_fill(self, missing: int) -> tuple[int, int]:
+    def _next_fill(self, missing: int, reserve: int) -> tuple[int, int]:
         """The same for the reserve. Only growth that is fast lets so much be missing that a large extent holds it: then
         what each takes of this process is what the engine's thread would wait for."""
         factor = self._reserve.factor
         if 1 < factor <= missing and not self._fill_small:
-            large = min(-(-missing // factor), self._allowed_more() // factor, len(self._free_large()))
+            most = min(self._marks.high - reserve, self._allowed_more())  # what is above the mark would go back
+            large = min(-(-missing // factor), most // factor, len(self._free_large()))
             if large > 0:
                 return factor, min(large, _LARGE_TOGETHER)
         self._fill_small = False

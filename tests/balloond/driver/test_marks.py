@@ -15,7 +15,7 @@ def test_without_growth_the_low_mark_is_kept():
 
 def test_the_reserve_follows_growth_up_to_the_high_mark():
     marks = Marks(2, 10)
-    marks.took(10, 100.0)
+    marks.took(5, 100.0)
     assert 2 < marks.target(100.0) < 10
     marks.took(1000, 100.1)
     assert marks.target(100.1) == 10

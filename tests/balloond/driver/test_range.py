@@ -240,6 +240,17 @@ def test_a_reserve_that_lacks_much_is_filled_with_large_extents(lease):
     kv.close()
 
 
+def test_large_extents_never_fill_the_reserve_beyond_its_mark(lease):
+    kv = bulk(lease, extents=128, low=1, high=6)
+    grow_fast(kv)
+    lease.settle()
+    # What lies above it would go back at once.
+    assert lease.returned_extents == 0
+    assert kv.mapped_bytes <= (45 + 6) * PAGE_BYTES
+    kv.check()
+    kv.close()
+
+
 def test_a_reserve_is_filled_with_small_extents_where_no_large_one_is_left(lease):
     kv = bulk(lease, extents=128, low=1, high=12)
     grow_fast(kv)
