@@ -10,12 +10,14 @@
     6. what the engine measured of itself is booked, where the catalogue says nothing
 
 A step that fails undoes those before it and says why. A manifest that does not match the image's falls back to the
-checkpoint. Weights of another device that do not verify are asked for again, from the image.
+checkpoint. Weights of another device that do not verify are asked for again, from the image; those of an image too, and
+the loader drops it: the next ones are the disk's or the checkpoint's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable
 from typing import TypeVar
@@ -37,12 +39,13 @@ _CHECKPOINT, _IMAGE = "checkpoint", "image"
 _ROOM_TIMEOUT_S = 20.0
 _KEPT_SPARE_BYTES = 16 << 20
 """The driver's own tables come and go."""
+_DEATH_HEARD_S = 1.0
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
 
 
 class WeightsDoubted(PrismError):
-    """An engine could not come up with weights that another device gave."""
+    """An engine could not come up with weights that another device gave, or an image that is dropped now."""
 
 
 class Activation:
@@ -343,7 +346,15 @@ class Activation:
             )
             for mapped in ranks
         )
-        resident.weights_from = [loaded.source for loaded in await self.within(all_of(copies))]
+        try:
+            resident.weights_from = [loaded.source for loaded in await self.within(all_of(copies))]
+        except NotFound:
+            # A lease that is gone: the kernel tells balloond of an engine's end, and us, in any order.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DEATH_HEARD_S):
+                    await engine.dead.wait()
+                raise EngineDied(f"engine {engine.pid} died while its weights arrived") from None
+            raise
         self._step(resident, "verifying")
         engine.verify(command)
 
@@ -351,10 +362,16 @@ class Activation:
         try:
             resident.measured = await self.within(command.done())
         except CommandFailed as error:
-            if error.model_at_fault or not set(resident.weights_from).difference((_CHECKPOINT, _IMAGE)):
+            sources = set(resident.weights_from)
+            if not error.model_at_fault and sources.difference((_CHECKPOINT, _IMAGE)):
+                # The fault may be anything, but the image is more likely to be right.
+                resident.image_only = True
+            elif error.weights_differ and _IMAGE in sources:
+                _log.warning("image dropped: its weights do not verify", model=resident.spec.name, why=str(error))
+                await self._drop_image(resident)
+                self._image_gone(resident)
+            else:
                 raise
-            # The fault may be anything, but the image is the one thing left that is known to be right.
-            resident.image_only = True
             raise WeightsDoubted(str(error)) from None
 
     async def within(self, work: Awaitable[T], extra_s: float = 0.0) -> T:

@@ -26,8 +26,9 @@ from services.errors import Conflict, PrismError, Unmet
 from services.watch import Watched
 
 _log = log.get(__name__)
-_TRIES = 2
-"""Of an activation whose engine died under it, or could not use what another device gave."""
+_TRIES = 3
+"""Of an activation whose engine died under it, or could not use what it was given: by a device, then by the image. The
+checkpoint is the last."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 3
 """Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""

@@ -29,11 +29,13 @@ class EngineDied(PrismError):
 
 
 class CommandFailed(PrismError):
-    """The engine could not do it and says why. `model_at_fault`: the checkpoint is broken, trying again cannot help."""
+    """The engine could not do it and says why. `model_at_fault`: the checkpoint is broken, trying again cannot help.
+    `weights_differ`: its weights range was not filled with what was announced."""
 
-    def __init__(self, reason: str, model_at_fault: bool) -> None:
+    def __init__(self, reason: str, model_at_fault: bool, weights_differ: bool = False) -> None:
         super().__init__(reason)
         self.model_at_fault = model_at_fault
+        self.weights_differ = weights_differ
 
 
 class Listener(Protocol):
@@ -274,7 +276,8 @@ class Engine:
                 command.succeed(message.done.measured)
         elif kind == "failed":
             if command := self._commands.pop(message.failed.command_id, None):
-                command.fail(CommandFailed(message.failed.reason, message.failed.model_at_fault))
+                failed = message.failed
+                command.fail(CommandFailed(failed.reason, failed.model_at_fault, failed.weights_differ))
         else:
             raise RuntimeError(f"an engine said {kind!r}, which this gpu_scheduler does not know")
 

@@ -23,6 +23,9 @@ from services.errors import Conflict, NotFound, Unavailable, Unmet
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
 
+DIFFER = CommandFailed("the weights do not verify", model_at_fault=False, weights_differ=True)
+
+
 class Group:
     """A gpu_scheduler without its server."""
 
@@ -77,6 +80,10 @@ class Loader:
         self.fails = None
         self.source = "image"
         self.gave = []
+        self.dropped = []
+
+    async def drop_image(self, model):
+        self.dropped.append(model)
 
     async def load_image(self, *_args, image_only, **_keys):
         if self.fails is not None:
@@ -240,7 +247,7 @@ def refusals(monkeypatch):
 
     def refuse(engine, command):
         if left:
-            command.fail(CommandFailed(left.pop(), model_at_fault=False))
+            command.fail(left.pop())
         else:
             verify(engine, command)
 
@@ -266,7 +273,7 @@ async def test_where_the_weights_came_from_is_told(beside):
 
 async def test_weights_of_a_device_that_do_not_verify_are_asked_for_again_from_the_image(beside, refusals):
     group, loader = beside
-    refusals.append("the weights do not verify")
+    refusals.append(DIFFER)
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
     assert loader.gave == ["cpu:1", "image"] and group.residents.get("m").weights_from == ["image"]
     # And once it is up, the next time is like any other.
@@ -275,9 +282,39 @@ async def test_weights_of_a_device_that_do_not_verify_are_asked_for_again_from_t
     assert loader.gave == ["cpu:1", "image", "cpu:1"]
 
 
-async def test_weights_of_the_image_that_do_not_verify_are_not_asked_for_again(beside, refusals):
+async def test_weights_of_the_image_that_do_not_verify_either_are_dropped_and_the_checkpoint_is_read(beside, refusals):
     group, loader = beside
-    refusals += ["the image is wrong too", "the device's are wrong"]
-    with pytest.raises(CommandFailed, match="the image is wrong too"):
+    refusals += [DIFFER, DIFFER]
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    assert loader.gave == ["cpu:1", "image"] and loader.dropped == ["m"]
+    assert group.residents.get("m").weights_from == ["checkpoint"]
+
+
+async def test_an_image_is_not_dropped_for_what_is_not_its_fault(beside, refusals):
+    group, loader = beside
+    refusals += [CommandFailed("no memory", model_at_fault=False), DIFFER]
+    with pytest.raises(CommandFailed, match="no memory"):
         await group.bring(common_pb2.ACTIVE)
-    assert loader.gave == ["cpu:1", "image"] and group.residents.get("m") is None
+    assert loader.gave == ["cpu:1", "image"] and not loader.dropped and group.residents.get("m") is None
+
+
+@pytest.mark.parametrize("from_sleep", [False, True])
+async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_image_kept(beside, from_sleep):
+    """The loader hears of the end of its lease before the engine's parent does."""
+    group, loader = beside
+    if from_sleep:
+        await group.bring(common_pb2.ACTIVE)
+        await group.bring(common_pb2.HIBERNATING)
+    dead = []
+
+    async def load_image(*arguments, **keys):
+        if not dead:
+            dead.append(group.residents.get("m").engine)
+            dead[0].kill()
+            raise NotFound("no lease")
+        return await Loader.load_image(loader, *arguments, **keys)
+
+    loader.load_image = load_image
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    resident = group.residents.get("m")
+    assert resident.engine is not dead[0] and resident.weights_from == ["cpu:1"]

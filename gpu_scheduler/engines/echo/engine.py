@@ -11,7 +11,7 @@ import select
 import time
 from dataclasses import dataclass, field
 
-from gpu_scheduler.engines.echo.memory import Memory, OutOfMemory, open_memory
+from gpu_scheduler.engines.echo.memory import Memory, OutOfMemory, WrongWeights, open_memory
 from gpu_scheduler.engines.echo.rule import next_token
 from gpu_scheduler.engines.turn import Turn
 from protos import common_pb2, engine_pb2
@@ -113,8 +113,11 @@ class EchoEngine:
             command = getattr(message, str(kind))
             try:
                 getattr(self, f"_{kind}", self._unknown)(command)
-            except (OutOfMemory, ValueError) as error:
-                self._send(failed=engine_pb2.Failed(command_id=command.command_id, reason=str(error)))
+            except (OutOfMemory, WrongWeights, ValueError) as error:
+                differ = isinstance(error, WrongWeights)
+                self._send(
+                    failed=engine_pb2.Failed(command_id=command.command_id, reason=str(error), weights_differ=differ)
+                )
 
     def _unknown(self, command: object) -> None:
         raise ValueError(f"the echo engine knows no {type(command).__name__}")

@@ -11,6 +11,10 @@ class OutOfMemory(Exception):
     """The ledger did not grant it; the message says what."""
 
 
+class WrongWeights(Exception):
+    """The weights are not the model's."""
+
+
 class Memory(Protocol):
     """What the engine needs of memory."""
 
@@ -27,7 +31,7 @@ class Memory(Protocol):
         OutOfMemory."""
 
     def verify(self) -> None:
-        """Raises ValueError when the weights are not the model's."""
+        """Raises WrongWeights."""
 
     def start_kv(self) -> None: ...
 

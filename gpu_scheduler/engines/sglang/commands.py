@@ -95,8 +95,7 @@ class Commands:
         """Raises LoadFailed when it is the Load that failed."""
         if command_id == self._instance.load.command_id:
             raise LoadFailed(error)
-        failed = engine_pb2.Failed(command_id=command_id, reason=str(error), model_at_fault=error.model_at_fault)
-        self._instance.channel.send(failed=failed)
+        self._instance.channel.send(failed=error.told(command_id))
         self._loop.changed()
 
     def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:

@@ -82,9 +82,7 @@ class Engine:
 
     def _fail(self, command_id: int, error: CommandError) -> None:
         _log.warning("command failed", command=command_id, why=str(error))
-        self._channel.send(
-            failed=engine_pb2.Failed(command_id=command_id, reason=str(error), model_at_fault=error.model_at_fault)
-        )
+        self._channel.send(failed=error.told(command_id))
 
     def _load(self, load: engine_pb2.Load) -> None:
         """Builds the model and serves it until it leaves. Returns warm."""

@@ -23,7 +23,7 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 from gpu_scheduler.engines.sglang import current, device, forget, options, quota, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, WrongWeights
 from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
@@ -271,7 +271,7 @@ class Instance:
             with self.together():
                 found = self._sum_weights()
                 if self.checksum and found != self.checksum:
-                    raise CommandError(f"the weights do not verify: {found} instead of {self.checksum}")
+                    raise WrongWeights(f"the weights do not verify: {found} instead of {self.checksum}")
             self.checksum = found
             self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
         except CommandError:

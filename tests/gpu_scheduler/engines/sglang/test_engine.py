@@ -234,7 +234,7 @@ async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped
         again = (await end.hear("weights_mapped")).weights_mapped
         await images.put(again.lease_id, bytes(broken))
         failed = await end.fail(verify=engine_pb2.Verify(command_id=again.command_id))
-        assert "do not verify" in failed.reason and not failed.model_at_fault
+        assert "do not verify" in failed.reason and failed.weights_differ and not failed.model_at_fault
         await at.until(lambda: _is(at.leased_bytes(), 0))
 
         end.send(wake=engine_pb2.Wake())
@@ -258,7 +258,7 @@ async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped
         mapped = (await end.hear("weights_mapped")).weights_mapped
         await images.put(mapped.lease_id, image)
         failed = await end.fail(verify=engine_pb2.Verify(command_id=mapped.command_id))
-        assert "instead of rows:00000000" in failed.reason
+        assert "instead of rows:00000000" in failed.reason and failed.weights_differ
         assert await at.leased_bytes() == 0
         assert "is warm" in (await end.fail(wake=engine_pb2.Wake())).reason
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
