@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
+from gpu_scheduler.policy import holdings
 from gpu_scheduler.policy.admission import Memory, ModelMemory
+from gpu_scheduler.policy.holdings import DeviceMemory, Holding
 from protos import balloond_pb2
 
 UNBOUNDED = 1 << 60
@@ -42,56 +43,27 @@ class GroupMemory:
         return sum(state.free_bytes for state in self.states)
 
     def for_admission(self, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]) -> Memory:
-        """For models with these envelopes on each device. `committed`: bytes that each one's started requests were
-        admitted with, on a device.
-
-        What models hold and nobody runs on (reserves, cached prefixes) counts as free: balloond takes it back, from
-        whoever has it, before a growth is refused. What of it is under a floor only the model itself may use.
-        """
+        """For models with these envelopes on each device (`policy/holdings.py`). `committed`: bytes that each one's
+        started requests were admitted with, on a device."""
         if not self.known:
             return Memory({model: ModelMemory(UNBOUNDED, 0, token_bytes=n) for model, n in kv_bytes_per_token.items()})
-        by_device = [_for_admission(state, kv_bytes_per_token, committed) for state in self.states]
-        models = {model: _smallest([on.models[model] for on in by_device]) for model in kv_bytes_per_token}
-        return Memory(models, {device: on.free[device] for device, on in zip(self._states, by_device, strict=True)})
+        return holdings.for_admission([_device(state) for state in self.states], kv_bytes_per_token, committed)
 
 
-def _for_admission(
-    state: balloond_pb2.DeviceState, kv_bytes_per_token: Mapping[str, int], committed: Mapping[str, int]
-) -> Memory:
-    """Of one device."""
-    limits = {booking.model: booking.limit_bytes for booking in state.bookings}
-    floors = {booking.model: booking.floor_bytes for booking in state.bookings}
-    used = {lease.model: lease.kv_used_bytes for lease in state.leases}
-    free = state.free_bytes
-    kept: dict[str, int] = {}
-    for lease in state.leases:
-        idle = lease.kv_reserve_bytes + lease.kv_cached_bytes
-        offered = max(0, min(idle, lease.kv_bytes - floors.get(lease.model, 0)))
-        free += offered
-        kept[lease.model] = idle - offered
-    models = {
-        model: ModelMemory(
-            limit=limits.get(model, state.capacity_bytes),
-            held=used.get(model, 0) + kept.get(model, 0),
-            reclaimable=kept.get(model, 0),
-            growth=max(0, committed.get(model, 0) - used.get(model, 0)),
-            token_bytes=token_bytes,
-            devices=(state.device,),
-        )
-        for model, token_bytes in kv_bytes_per_token.items()
-    }
-    return Memory(models, {state.device: free})
-
-
-def _smallest(parts: Sequence[ModelMemory]) -> ModelMemory:
-    """One model on all of its devices: what holds on each of them."""
-    if len(parts) == 1:
-        return parts[0]
-    return replace(
-        parts[0],
-        limit=min(part.limit for part in parts),
-        held=max(part.held for part in parts),
-        reclaimable=min(part.reclaimable for part in parts),
-        growth=max(part.growth for part in parts),
-        devices=tuple(device for part in parts for device in part.devices),
+def _device(state: balloond_pb2.DeviceState) -> DeviceMemory:
+    return DeviceMemory(
+        device=state.device,
+        capacity=state.capacity_bytes,
+        free=state.free_bytes,
+        holdings=[
+            Holding(
+                model=lease.model,
+                held=lease.kv_bytes,
+                used=lease.kv_used_bytes,
+                idle=lease.kv_reserve_bytes + lease.kv_cached_bytes,
+            )
+            for lease in state.leases
+        ],
+        limits={booking.model: booking.limit_bytes for booking in state.bookings},
+        floors={booking.model: booking.floor_bytes for booking in state.bookings},
     )

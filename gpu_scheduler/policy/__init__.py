@@ -3,6 +3,7 @@
 slack           facts about a request, what it costs, the time it has left
 moore_hodgson   the largest set of requests that all meet their deadlines
 backlog         the shared queue; `plan(now)` orders it
+holdings        what devices hold, as admission counts it
 admission       which of the ordered requests may start now, given memory and the prefill turn
 
 agenda = backlog.plan(now)                      # agenda.decisions: Drop, Expire, already carried out in the queue
