@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import inf
 
 from placement.cluster import PRESENT, Cluster, Group
 from placement.config import PlacementConfig
 from placement.policy import kvpr, lifecycle
-from placement.policy.assign import AssignRules, Candidate, assign
+from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, Hibernate, LifecycleRules, Resident
-from placement.policy.moves import MoveRules, plan_moves
+from placement.policy.moves import MoveRules
+from placement.policy.rebalance import RebalanceRules, rebalance
 from placement.policy.refusal import refusal
 from placement.policy.window import RateWindow
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
@@ -227,45 +227,27 @@ class Judge:
         return [move for size in sorted(sizes) for move in self._moves([g for g in groups if len(g.memory) == size])]
 
     def _moves(self, groups: list[Group]) -> list[Verdict]:
-        active: dict[str, Resident] = {}
-        for resident in self._residents(groups):
-            if not resident.hibernating:
-                active.setdefault(resident.model.name, resident)
-        if len(groups) < 2 or not active:
-            return []
-        now = self._now()
-        policy_groups = [self._group(group) for group in groups]
-        present = self._residents(groups)
-        assignment = assign(
-            policy_groups,
-            [Candidate(r.model, r.place, self._moved_at.get(name, -inf)) for name, r in active.items()],
-            now,
-            AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
-            [(r.booked, r.place) for r in present if r.hibernating],
+        wanted = rebalance(
+            [self._group(group) for group in groups],
+            self._residents(groups),
+            self._moved_at,
+            self._now(),
+            RebalanceRules(
+                AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
+                MoveRules(at_once=self._config.migrations_at_once, cool_down_s=self._config.cool_down_s),
+                self._config.least_pressure,
+            ),
         )
-        plan = plan_moves(
-            policy_groups,
-            [(resident.booked, resident.place) for resident in present],
-            assignment.places,
-            now,
-            MoveRules(at_once=self._config.migrations_at_once, cool_down_s=self._config.cool_down_s),
-            moved_at=self._moved_at,
-        )
-        verdicts = []
-        for move in plan.waves[0] if plan.waves else ():
-            reason = assignment.reasons[move.model]
-            if reason.stay_pressure < self._config.least_pressure:
-                continue
-            verdicts.append(
-                Verdict(
-                    move.model,
-                    self._cluster.group(move.target.group),
-                    reason.text,
-                    [placement_pb2.Candidate(group=o.place.group, pressure=o.pressure) for o in reason.options],
-                    source=self._cluster.group(move.source.group),
-                )
+        return [
+            Verdict(
+                move.model,
+                self._cluster.group(move.target.group),
+                reason.text,
+                [placement_pb2.Candidate(group=o.place.group, pressure=o.pressure) for o in reason.options],
+                source=self._cluster.group(move.source.group),
             )
-        return verdicts
+            for move, reason in ((each.move, each.reason) for each in wanted)
+        ]
 
     def moved(self, model: str) -> None:
         """A migration is through: the cool-down begins."""

@@ -1,0 +1,61 @@
+"""Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from placement.policy.assign import AssignRules, Candidate, Reason, assign
+from placement.policy.decisions import Resident
+from placement.policy.kvpr import Group
+from placement.policy.moves import Move, MoveRules, plan_moves
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceRules:
+    """Numbers of both."""
+
+    assign: AssignRules = AssignRules()
+    moves: MoveRules = MoveRules()
+    least_pressure: float = 0.05
+    """Nothing moves off a group with less: a move would cost more than it brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A migration that can begin now."""
+
+    move: Move
+    reason: Reason
+
+
+def rebalance(
+    groups: Sequence[Group],
+    residents: Sequence[Resident],
+    moved_at: Mapping[str, float],
+    now: float,
+    rules: RebalanceRules | None = None,
+) -> list[Wanted]:
+    """Migrations among `groups`. `residents`: all that holds memory there. `moved_at`: when a model last moved
+    (seconds)."""
+    rules = rules or RebalanceRules()
+    active: dict[str, Resident] = {}
+    for resident in residents:
+        if not resident.hibernating:
+            active.setdefault(resident.model.name, resident)
+    if len(groups) < 2 or not active:
+        return []
+    assignment = assign(
+        groups,
+        [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in active.items()],
+        now,
+        rules.assign,
+        [(r.booked, r.place) for r in residents if r.hibernating],
+    )
+    plan = plan_moves(
+        groups, [(r.booked, r.place) for r in residents], assignment.places, now, rules.moves, moved_at=moved_at
+    )
+    first = plan.waves[0] if plan.waves else ()
+    wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
+    return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]

@@ -1,0 +1,31 @@
+from placement.policy.decisions import Resident
+from placement.policy.kvpr import Device, Group, Model, Place
+from placement.policy.rebalance import RebalanceRules, rebalance
+
+GROUPS = [Group(name, (Device(name, 1000),)) for name in "AB"]
+RULES = RebalanceRules(least_pressure=0.05)
+
+
+def resident(name, group, demand, hibernating=False):
+    return Resident(Model(name, demand, weights=200), Place(group, (group,)), hibernating=hibernating)
+
+
+def test_of_two_busy_models_on_one_group_one_moves_to_the_empty_one():
+    (wanted,) = rebalance(GROUPS, [resident("a", "A", 90.0), resident("b", "A", 60.0)], {}, 100.0, RULES)
+    assert wanted.move.source.group == "A" and wanted.move.target.group == "B"
+    assert wanted.reason.stay_pressure > RULES.least_pressure
+
+
+def test_below_the_least_pressure_nothing_moves():
+    assert rebalance(GROUPS, [resident("a", "A", 9.0), resident("b", "A", 6.0)], {}, 100.0, RULES) == []
+
+
+def test_what_sleeps_does_not_move_and_one_group_has_nowhere_to_move_to():
+    asleep = [resident("a", "A", 90.0, hibernating=True), resident("b", "A", 60.0, hibernating=True)]
+    assert rebalance(GROUPS, asleep, {}, 100.0, RULES) == []
+    assert rebalance(GROUPS[:1], [resident("a", "A", 90.0)], {}, 100.0, RULES) == []
+
+
+def test_a_model_that_moved_lately_stays():
+    busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
+    assert rebalance(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES) == []
