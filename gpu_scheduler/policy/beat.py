@@ -61,17 +61,19 @@ class Beat:
         """Nothing of it decodes any more: the next step is the first of another load."""
         self._last = None
 
-    def step(self, now: float, others_s: float) -> None:
-        """Tokens came. `others_s`: seconds that others have prefilled, ever, each counted."""
+    def step(self, now: float, others_s: float, steps: int = 1) -> None:
+        """Tokens came, of so many steps since the last call. `others_s`: seconds that others have prefilled, ever, each
+        counted."""
         last, self._last = self._last, (now, others_s)
         own, self._own_seen = self._own_seen, self._own
         if last is None or own:
             return
-        took_s, met_s = now - last[0], others_s - last[1]
+        took_s, met_s = (now - last[0]) / steps, (others_s - last[1]) / steps
         if met_s == 0:
-            self._alone.append(took_s)
+            self._alone.extend([took_s] * min(steps, _ALONE))
         elif self.step_s > 0:
-            self._beside(took_s, met_s)
+            for _ in range(min(steps, WINDOW)):
+                self._beside(took_s, met_s)
 
     def _beside(self, took_s: float, met_s: float) -> None:
         self._steps += 1

@@ -64,12 +64,12 @@ class Protection:
         if known is not None and known.targets.pop(request_id, None) is not None and not known.targets:
             known.beat.stopped()
 
-    def step(self, model: str, now: float) -> None:
-        """A message with tokens of the model came: a step of it ended."""
+    def step(self, model: str, now: float, steps: int = 1) -> None:
+        """A message with tokens of the model came: a step of it ended, or so many since the last."""
         known = self._models[model]
         if known.targets:
             self._count(now)
-            known.beat.step(now, self._prefilled_s - known.prefilled_s)
+            known.beat.step(now, self._prefilled_s - known.prefilled_s, steps)
 
     def prefills(self, models: Collection[str], now: float) -> None:
         """These have a prefill under way, from now on."""

@@ -111,3 +111,18 @@ def test_pace_and_loss_come_to_rest_at_the_target_also_with_steps_that_have_grow
     assert [window() for _ in range(50)] == pytest.approx([settling[-1]] * 50, rel=0.01)
     steps = [after - before for before, after in zip(settling, settling[1:], strict=False)]
     assert max(steps) < 1e-12 or min(steps) > -1e-12, "from one side, never over it and back"
+
+
+def test_steps_that_are_told_together_count_like_as_many_told_one_by_one():
+    together, apart = Clock(), Clock()
+    for share in (0.0, 0.5):
+        apart.steps(0.012, 40, share=share)
+        together.now += 40 * 0.012
+        together.others_s += share * 40 * 0.012
+        together.beat.step(together.now, together.others_s, steps=40)
+    apart.steps(0.012, 30, share=0.5)
+    together.now += 30 * 0.012
+    together.others_s += 0.5 * 30 * 0.012
+    together.beat.step(together.now, together.others_s, steps=30)
+    assert together.beat.step_s == pytest.approx(apart.beat.step_s)
+    assert together.beat.loss == pytest.approx(apart.beat.loss) and apart.beat.loss != LOSS
