@@ -40,7 +40,7 @@ async def build(service: Service) -> None:
 
     def changed() -> None:
         entries = [
-            wire.entry(model, images.parts(model.listed.name), disk.parts(model.generation), is_pinned(model))
+            wire.entry(model, images.parts(model.listed.name), disk.offered(model.generation), is_pinned(model))
             for model in models.all()
         ]
         catalogue.set(wire.catalogue(entries, images.capacity_bytes, images.used_bytes, catalogue.revision + 1))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from loader import disk_file, metrics
 from loader.disk_file import SUFFIX, UNFINISHED, Damaged, Header
-from loader.image_memory import Image
+from loader.image_memory import Image, held_bytes
 from loader.images import Images
 from loader.policy import residency
 from loader.threads import Moved, Stopped, counted
@@ -36,6 +36,8 @@ class Stored:
     checksum: str
     key: str
     file_bytes: int
+    held_bytes: int
+    """Of host memory, once it was read."""
     last_used: float
     """When the file was written or read last: kept as its time of change, for the successors of this process."""
 
@@ -74,7 +76,15 @@ class DiskImages:
 
     def find(self, generation: int, manifest: bytes, rank: int) -> Stored | None:
         """The one that an engine can use which lays its weights out like that."""
-        return self._stored.get(Header(generation, rank, 0, "", manifest).key)
+        stored = self._stored.get(Header(generation, rank, 0, "", manifest).key)
+        return stored if self._fits(generation) else None
+
+    def offered(self, generation: int) -> Sequence[Stored]:
+        """Its parts, or none where they never fit into the host memory that there is for images."""
+        return self.parts(generation) if self._fits(generation) else ()
+
+    def _fits(self, generation: int) -> bool:
+        return sum(part.held_bytes for part in self.parts(generation)) <= self._images.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
@@ -90,6 +100,14 @@ class DiskImages:
         found = await asyncio.to_thread(_scan, self._folder)
         self._stored = {one.key: one for one in found}
         await self._make_room(0, (), over_pinned=True)
+        for generation in {one.generation for one in self._stored.values()}:
+            if not self._fits(generation):
+                _log.warning(
+                    "image on disk not offered: host memory for images cannot hold it",
+                    file=self.parts(generation)[0].path.name,
+                    bytes=sum(part.held_bytes for part in self.parts(generation)),
+                    host_capacity_bytes=self._images.capacity_bytes,
+                )
         self._on_change()
 
     # --- writing
@@ -172,7 +190,7 @@ class DiskImages:
             nbytes=sum(part.file_bytes for part in parts),
             last_used=max(part.last_used for part in parts),
             pinned=pinned,
-            wanted=wanted,
+            wanted=wanted and self._fits(generation),
         )
 
     # --- reading
@@ -225,11 +243,15 @@ class DiskImages:
         await self._remove(self.parts(generation), "asked to")
 
     async def _remove(self, files: Sequence[Stored], why: str) -> None:
+        """A file that cannot be removed is of no use either: the next start looks at it again."""
         for one in files:
             if self._stored.pop(one.key, None) is not None:
                 _log.info("image removed from disk", file=one.path.name, bytes=one.file_bytes, why=why)
                 self._on_change()
-            await asyncio.to_thread(one.path.unlink, missing_ok=True)
+            try:
+                await asyncio.to_thread(one.path.unlink, missing_ok=True)
+            except OSError as error:
+                _log.warning("file stays on disk", file=one.path.name, why=error.strerror)
 
 
 def _scan(folder: Path) -> Iterable[Stored]:
@@ -258,6 +280,7 @@ def _stored(path: Path, header: Header) -> Stored:
         header.checksum,
         header.key,
         stat.st_size,
+        held_bytes(header.total_bytes, header.manifest),
         stat.st_mtime,
     )
 

@@ -153,6 +153,37 @@ async def test_a_successor_with_less_room_keeps_what_was_used_last(world):
     assert successor.names() == "ac"
 
 
+async def test_an_image_that_host_memory_can_never_hold_is_not_offered_and_gives_way_first(world):
+    await world.store("a")
+    await world.save("b", content=os.urandom(2 * TOTAL), layout=manifest(2 * TOTAL))
+    await world.until(lambda: world.find("b", layout=manifest(2 * TOTAL)))
+    small = World(world.folder, capacity=4 * FILE, host=FILE)
+    await small.disk.start()
+    assert small.disk.offered(1) and small.find("a")
+    assert not small.disk.offered(2) and small.find("b", layout=manifest(2 * TOTAL)) is None
+    assert small.names() == "ab"
+    small.age("a", 300)
+    await small.store("c")
+    await small.store("d")
+    assert small.names() == "acd"
+
+
+async def test_a_disk_that_has_become_read_only_keeps_its_damaged_file_and_nobody_uses_it(world, monkeypatch):
+    await world.store("a")
+    world.images.drop("a")
+    stored = world.find("a")
+    with open(stored.path, "r+b") as file:
+        file.write(b"other bytes")
+
+    def read_only(path, missing_ok=False):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(type(stored.path), "unlink", read_only)
+    with pytest.raises(Unmet, match="the image of a on disk cannot be used: it is no image"):
+        await world.read("a")
+    assert world.find("a") is None and stored.path.exists() and world.images.used_bytes == 0
+
+
 async def test_an_image_of_another_key_is_not_found(world):
     await world.store("a")
     assert world.find("b") is None and world.find("a", rank=1) is None

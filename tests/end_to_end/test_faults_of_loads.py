@@ -1,0 +1,220 @@
+"""What goes wrong while weights are on their way: every request is answered all the same, and the log says why."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from balloond.client import BalloondClient
+from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
+from protos import common_pb2
+from tests.end_to_end.world import MODELS, world
+
+MODEL = MODELS[0]
+PROMPT = list(range(20, 60))
+DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
+
+
+class Loads:
+    """A running system whose loader and engines a test can stop in the middle."""
+
+    def __init__(self, it):
+        self.it = it
+        self.loader = LoaderClient(it.local.unix("loader"))
+        self.balloond = BalloondClient(it.local.unix("balloond"))
+
+    async def close(self):
+        await self.loader.close()
+        await self.balloond.close()
+
+    async def answer(self):
+        return (await self.it.complete(MODEL, PROMPT, 8))["choices"]
+
+    async def entry(self):
+        return (await self.loader.state(MODEL)).entry
+
+    async def imaged(self):
+        """The answer of a model that is up, once there is an image of it."""
+        answer = await self.answer()
+
+        async def has_image():
+            return (await self.entry()).has_image
+
+        await self.it.until(has_image, "no image was made")
+        return answer
+
+    async def down(self, residency=common_pb2.COLD):
+        await self.it.wait_residency(MODEL, common_pb2.ACTIVE)
+        await self.it.placement.evict(MODEL, residency)
+
+    async def leased_bytes(self):
+        return sum(device.leased_bytes for device in (await self.balloond.inspect()).devices)
+
+    async def nothing_leased(self):
+        async def nothing():
+            return await self.leased_bytes() == 0
+
+        await self.it.until(nothing, "memory is leased though no model is up")
+
+    async def weights_from(self):
+        return list((await self.it.measured(MODEL)).weights_from)
+
+    def said(self, log, *words):
+        """How many lines of these processes' logs have all of the words."""
+        logs = (self.it.local.state / "logs").glob(f"{log}*.log")
+        return sum(all(word in line for word in words) for path in logs for line in path.open())
+
+    def bad_image(self):
+        """A byte of the image in host memory is another one now."""
+        fds = Path(f"/proc/{self.it.system.running['loader'].pid}/fd").iterdir()
+        image = next(fd for fd in fds if "prism-image" in os.readlink(fd))
+        with image.open("r+b") as opened:
+            opened.seek(1000)
+            opened.write(b"other bytes")
+
+    @contextlib.asynccontextmanager
+    async def in_mid_load(self):
+        """The task of a request for which a load is under way, which waits for the loader: that stands still."""
+        loader = self.it.system.running["loader"].pid
+        os.kill(loader, signal.SIGSTOP)
+        try:
+            asking = asyncio.get_running_loop().create_task(self.answer())
+
+            async def mapped():
+                return await self.leased_bytes() > 0
+
+            await self.it.until(mapped, "no engine was given memory")
+            yield asking
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(loader, signal.SIGCONT)
+
+
+@contextlib.asynccontextmanager
+async def loads_of(**settings):
+    async with world("echo", {MODEL: {}}, devices=DEVICES, **settings) as it:
+        loads = Loads(it)
+        yield loads
+        await loads.close()
+
+
+@pytest.fixture
+async def loads():
+    async with loads_of() as loads:
+        yield loads
+
+
+@pytest.mark.parametrize("residency", [common_pb2.COLD, common_pb2.HIBERNATING])
+async def test_an_image_that_went_bad_in_host_memory_is_dropped_and_the_checkpoint_read(loads, residency):
+    answer = await loads.imaged()
+    await loads.down(residency)
+    loads.bad_image()
+    assert await loads.answer() == answer
+    assert await loads.weights_from() == ["checkpoint"]
+    assert loads.said("gpu_scheduler", "image dropped: its weights do not verify", MODEL) == 1
+    await loads.imaged()
+    await loads.down()
+    assert await loads.answer() == answer and await loads.weights_from() == ["image"]
+
+
+async def test_a_loader_killed_in_mid_load_loses_no_request_and_no_memory(loads):
+    answer = await loads.imaged()
+    await loads.down()
+    async with loads.in_mid_load() as asking:
+        loads.it.kill("loader")
+    assert await asking == answer
+    await loads.down()
+    await loads.nothing_leased()
+    # The image outlived it.
+    assert await loads.answer() == answer and await loads.weights_from() == ["image"]
+
+
+@pytest.mark.parametrize("residency", [common_pb2.COLD, common_pb2.HIBERNATING])
+async def test_an_engine_killed_while_its_weights_arrive_loses_no_request_and_no_memory(loads, residency):
+    answer = await loads.imaged()
+    await loads.down(residency)
+    async with loads.in_mid_load() as asking:
+        for pid in loads.it.engine_pids():
+            os.kill(pid, signal.SIGKILL)
+    assert await asking == answer
+    await loads.down()
+    await loads.nothing_leased()
+
+
+async def test_a_cancelled_load_loses_no_request_and_no_memory(loads):
+    answer = await loads.imaged()
+    await loads.down()
+    balloond = loads.it.system.running["balloond"].pid
+    async with loads.in_mid_load() as asking:
+        os.kill(balloond, signal.SIGSTOP)  # so that the load is still under way when it is cancelled
+    try:
+
+        async def cancelled():
+            return await loads.loader.cancel(MODEL)
+
+        await loads.it.until(cancelled, "no load was ever under way")
+    finally:
+        os.kill(balloond, signal.SIGCONT)
+    assert await asking == answer
+    assert loads.said("gpu_scheduler", "residency not reached", f"the load of {MODEL} was cancelled") == 1
+    await loads.down()
+    await loads.nothing_leased()
+
+
+async def test_two_groups_that_bring_the_same_model_up_at_once_make_one_image_and_both_serve(loads):
+    spec = (await loads.entry()).model
+    groups = [GpuSchedulerClient(loads.it.local.unix(loads.it.local.scheduler(device))) for device in DEVICES]
+    try:
+        reached = await asyncio.gather(*(group.set_residency(spec, common_pb2.ACTIVE, "test") for group in groups))
+        assert [each.residency for each in reached] == [common_pb2.ACTIVE] * 2
+        await loads.imaged()
+
+        async def both_have_saved():
+            return loads.said("gpu_scheduler", "image made", MODEL) == 2
+
+        await loads.it.until(both_have_saved, "a group has no image")
+        assert loads.said("loader", "image saved", MODEL) == 1
+        # And from the image: two loads of the same at once.
+        for target in (common_pb2.COLD, common_pb2.ACTIVE):
+            reached = await asyncio.gather(*(group.set_residency(spec, target, "test") for group in groups))
+        assert [each.residency for each in reached] == [common_pb2.ACTIVE] * 2
+    finally:
+        for group in groups:
+            await group.close()
+    assert loads.said("gpu_scheduler", "image not used") == 0
+
+
+async def test_a_model_whose_image_host_memory_cannot_hold_serves_from_its_checkpoint_each_time(tmp_path):
+    disk = {"disk_folder": str(tmp_path), "disk_capacity_bytes": 64 << 20}
+    async with loads_of(loader={"host_capacity_bytes": 100_000, **disk}) as loads:
+        answer = await loads.answer()
+
+        async def said():
+            return loads.said("gpu_scheduler", "no image made", MODEL, "of 100000 for images 0 are used")
+
+        await loads.it.until(said, "nobody said why there is no image")
+        for residency in (common_pb2.HIBERNATING, common_pb2.COLD):
+            await loads.down(residency)
+            await loads.nothing_leased()
+            assert await loads.answer() == answer and await loads.weights_from() == ["checkpoint"]
+        assert loads.said("gpu_scheduler", "no image to sleep on", MODEL) == 1
+        assert not (await loads.entry()).on_disk and not os.listdir(tmp_path)
+
+
+async def test_an_image_on_disk_that_host_memory_cannot_hold_is_not_offered_and_said(tmp_path):
+    disk = {"disk_folder": str(tmp_path), "disk_capacity_bytes": 64 << 20}
+    async with loads_of(loader=disk) as loads:
+        answer = await loads.imaged()
+
+        async def written():
+            return (await loads.entry()).on_disk
+
+        await loads.it.until(written, "the image was never written")
+    async with loads_of(loader={"host_capacity_bytes": 100_000, **disk}) as loads:
+        assert await loads.answer() == answer and await loads.weights_from() == ["checkpoint"]
+        assert loads.said("loader", "image on disk not offered: host memory", "100000") == 1
+        assert loads.said("gpu_scheduler", "image not used") == 0
