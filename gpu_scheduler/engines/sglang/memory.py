@@ -119,7 +119,10 @@ class Driver(Protocol):
         """The most KV that the lease may hold now."""
         ...
 
-    def kv_range(self, span_bytes: int) -> OfferingRange: ...
+    def kv_range(self, span_bytes: int, *, alone: bool) -> OfferingRange:
+        """`alone`: no other rank has to have the same addresses mapped in the same way, so growth may be in large
+        extents."""
+        ...
 
     def weights_range(self, span_bytes: int) -> WeightsRange: ...
 
@@ -157,7 +160,7 @@ class Memory:
     def open_kv(self, span_bytes: int) -> KvRange:
         """Reserves addresses for KV; nothing is mapped."""
         assert self.kv is None
-        own = self._driver.kv_range(span_bytes)
+        own = self._driver.kv_range(span_bytes, alone=self._ranks.size == 1)
         kv: KvRange = own
         if self._ranks.size > 1:
             kv = SharedRange(own, self._ranks, lambda: self._driver.limit_bytes)

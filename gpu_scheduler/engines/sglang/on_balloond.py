@@ -96,7 +96,7 @@ class LeaseDriver:
     def limit_bytes(self) -> int:
         return self._lease.limit.bytes
 
-    def kv_range(self, span_bytes: int) -> ElasticRange:
+    def kv_range(self, span_bytes: int, *, alone: bool) -> ElasticRange:
         return ElasticRange(
             self._lease,
             self._mapper,
@@ -104,7 +104,7 @@ class LeaseDriver:
             extent_bytes=self._load.kv_extent_bytes,
             low=self._options.reserve_low,
             high=self._options.reserve_high,
-            large=self._options.large_extent,
+            large=self._options.large_extent if alone else 1,
             poison=self._load.poison_fresh_pages,
         )
 
