@@ -1,9 +1,10 @@
 """Which link of which copy moves what next.
 
 A link is a device's own way to host memory, or from one device to another. Every link asks for work when it has room in
-its window, so one that is twice as fast carries twice as much. Of several copies that use a link each has its turn. A
-link whose device is busy with something else is spared: it carries at most a part of what the free ones carry, and
-nothing where they would be done without it as soon.
+its window, so one that is twice as fast carries twice as much. Of several copies that use a link each has its turn, but
+those to the link's own device go first: the ranks of a model, loaded at once, keep to a link each. A link whose device
+is busy with something else is spared: it carries at most a part of what the free ones carry, and nothing where they
+would be done without it as soon.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ W = TypeVar("W", bound=Work)
 class _Copy(Generic[W]):
     """What one copy has left, and over which links it goes."""
 
-    def __init__(self, total_bytes: int, busy: dict[str, float]) -> None:
+    def __init__(self, own: str, total_bytes: int, busy: dict[str, float]) -> None:
+        self.own = own
+        """The link that is its device's."""
         self.left_bytes = total_bytes
         """That no link has taken yet, whether offered or not."""
         self.busy = busy
@@ -52,9 +55,9 @@ class Links(Generic[W]):
         self._under_way: dict[str, int] = {}
 
     def open(self, copy: int, links: Sequence[str], total_bytes: int, busy: Mapping[str, float] | None = None) -> None:
-        """A copy of so many bytes begins. `busy` says which part of their time the links' devices work for others, 0
-        for those that it does not name."""
-        self._copies[copy] = _Copy(total_bytes, {link: (busy or {}).get(link, 0.0) for link in links})
+        """A copy of so many bytes begins; the first link is its device's own. `busy` says which part of their time the
+        links' devices work for others, 0 for those that it does not name."""
+        self._copies[copy] = _Copy(links[0], total_bytes, {link: (busy or {}).get(link, 0.0) for link in links})
         for link in links:
             self._turns.setdefault(link, deque()).append(copy)
 
@@ -64,7 +67,7 @@ class Links(Generic[W]):
 
     def take(self, link: str) -> tuple[int, W] | None:
         """What the link is to move now, and whose it is; None when it has to wait, for room or for work."""
-        for number in self._turns.get(link, ()):
+        for number in self._in_turn(link):
             copy = self._copies[number]
             if not copy.offered or _spared(copy, link, copy.offered[0].nbytes):
                 continue
@@ -79,6 +82,15 @@ class Links(Generic[W]):
             copy.left_bytes -= nbytes
             return number, copy.offered.popleft()
         return None
+
+    def _in_turn(self, link: str) -> list[int]:
+        """The copies that use it, those with a link of their own elsewhere last; each kind as their turns are."""
+
+        def elsewhere(number: int) -> bool:
+            copy = self._copies[number]
+            return copy.own != link and copy.own in copy.busy
+
+        return sorted(self._turns.get(link, ()), key=elsewhere)
 
     def done(self, link: str, copy: int, work: W) -> None:
         """The link has moved it."""

@@ -246,3 +246,21 @@ def test_nothing_more_of_a_withdrawn_copy_is_handed_out():
     world.finish(A)
     world.links.close(1)
     assert world.links.users(A) == ()
+
+
+def test_a_link_carries_for_its_own_device_first_and_then_helps_the_others():
+    world = World(window=1)
+    world.open(1, [A, B], [10] * 4)
+    world.open(2, [B, A], [10] * 2)
+    world.run([A, B])
+    assert world.carried == {(1, A): 30, (2, B): 20, (1, B): 10}
+
+
+def test_a_copy_whose_own_link_failed_has_its_turns_on_the_others():
+    world = World(window=1)
+    world.open(1, [A, B], [10] * 4)
+    world.take(A)
+    assert world.fail(A)
+    world.open(2, [B], [10] * 4)
+    world.run([B])
+    assert [work.copy for work in world.finished] == [1, 2, 1, 2, 1, 2, 1, 2]
