@@ -113,6 +113,10 @@ class Child:
     def weights_byte(self) -> int:
         return self.get(self.weights.address, 1)[0]
 
+    def weights_are(self, byte: str) -> bool:
+        mapped = self.weights.mapped_bytes
+        return self.get(self.weights.address, mapped) == bytes([int(byte)]) * mapped
+
     def leave_weights(self) -> str:
         self.weights.leave()
         return "ok"
