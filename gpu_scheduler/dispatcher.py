@@ -24,6 +24,7 @@ from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
+from gpu_scheduler.policy.forecast import OutputForecast
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.policy.protection import Protection
 from gpu_scheduler.policy.slack import PrefillSpeed
@@ -34,9 +35,6 @@ from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log
 
 _log = log.get(__name__)
-_FIRST_FORECAST = 128
-"""Output tokens expected of a model's request before any of its requests has ended."""
-_FORECAST_WEIGHT = 0.1
 _STARTED = prometheus_client.Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
 _TTFT = prometheus_client.Counter("prism_ttft_targets_total", "first tokens with a target", ["model", "met"])
 NOT_HERE = "not here"
@@ -50,7 +48,7 @@ class Counters:
     def __init__(self) -> None:
         self.ttft_met = 0
         self.ttft_missed = 0
-        self.forecast = float(_FIRST_FORECAST)
+        self.forecast = OutputForecast()
         self.last_event = time.monotonic()
         self.tpot_ms = 0
         self.rate = TokenRate()
@@ -119,7 +117,7 @@ class Dispatcher:
         self._requests[request.id] = request
         self._by_gateway_id[stream, request.gateway_id] = request
         self._know(request.model)
-        self._backlog.add(request.waiting(round(counters.forecast)), now)
+        self._backlog.add(request.waiting(counters.forecast.tokens), now)
         self.changed()
 
     def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
@@ -163,7 +161,7 @@ class Dispatcher:
         counters = self.counters[request.model]
         counters.last_event = self._now()
         if request.emitted:
-            counters.forecast += _FORECAST_WEIGHT * (len(request.emitted) - counters.forecast)
+            counters.forecast.observe(len(request.emitted))
         self.changed()
 
     # --- residencies
@@ -326,7 +324,7 @@ class Dispatcher:
         request.engine = resident.engine
         request.dispatched_at = now
         self._order += 1
-        forecast = request.prompt_tokens + min(request.most_new_tokens, round(self.counters[request.model].forecast))
+        forecast = request.prompt_tokens + min(request.most_new_tokens, self.counters[request.model].forecast.tokens)
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
         _STARTED.labels(request.model, start.why.value).inc()
         return resident.engine, request.generate(self._order)
