@@ -84,9 +84,9 @@ class Copying:
         """Makes the image of a model, or a rank's part of it, out of a lease's weights; one that is there already is
         kept. Ends with the image, which the keeper holds by then.
 
-        Raises NotFound (model, lease), Unmet when the checkpoint is of another generation by now, the lease does not
-        hold what the manifest says or the checksum differs, Refused when host memory is short, Unavailable while
-        balloond or the keeper are away."""
+        Raises NotFound (model, lease), Unmet when the checkpoint is of another generation by now, its files are, the
+        lease does not hold what the manifest says or the checksum differs, Refused when host memory is short,
+        Unavailable while balloond or the keeper are away."""
         present = self._models.get(model).generation
         if generation != present:
             raise Unmet(f"{model} is of generation {present} by now, the engine's weights are of {generation}")
@@ -98,6 +98,9 @@ class Copying:
                 _agree(model, checksum, image.checksum)
                 yield image
                 return
+            if await self._models.changed(model):
+                # Whoever read them may have read some of the old and some of the new.
+                raise Unmet(f"the files of {model} have changed since the catalogue was read, which has to be reloaded")
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
                 with self._images.blank(model, generation, total_bytes, manifest, rank) as image:

@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from balloond.keeper_client import KeeperClient, Kept
 from loader import added, catalogue, checkpoint
@@ -73,6 +74,14 @@ def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
     return Model(listed, sizes, found, "", added)
 
 
+def _generation(listed: Listed) -> int:
+    """0: they cannot be read."""
+    try:
+        return checkpoint.fingerprint(Path(listed.path), listed.devices)
+    except OSError:
+        return 0
+
+
 def _check_lengths(listed: Listed, found: Checkpoint) -> None:
     if listed.context_tokens > found.context_tokens:
         raise BrokenCheckpoint(
@@ -109,6 +118,11 @@ class Models:
         if model is None:
             raise NotFound(f"no model {name!r} in the catalogue")
         return model
+
+    async def changed(self, name: str) -> bool:
+        """Whether the files of a model are others than those that the catalogue speaks of. Raises NotFound."""
+        model = self.get(name)
+        return model.generation != await asyncio.to_thread(_generation, model.listed)
 
     async def inspect(self, listed: Listed) -> Model:
         """What adding it would give; nothing changes. Raises BrokenCheckpoint."""

@@ -157,6 +157,19 @@ async def test_an_image_of_changed_files_is_not_shown_but_still_wakes_who_was_ma
         await node.load(engine, catalogue.entries[0].model)
 
 
+async def test_no_image_is_made_of_files_that_changed_since_the_catalogue_was_read(node):
+    spec = (await node.entry("a")).model
+    engine = await node.engine("a", CONTENT)
+    os.utime(node.folder / "models" / "a" / checkpoints.SINGLE)
+    with pytest.raises(Unmet, match="the files of a have changed since the catalogue was read"):
+        await node.save(engine, spec)
+    catalogue = await node.until(lambda catalogue: True)
+    assert catalogue.host_used_bytes == 0
+    node.reload()
+    catalogue = await node.until(lambda catalogue: catalogue.entries[0].model.generation != spec.generation)
+    assert (await node.save(engine, catalogue.entries[0].model)).checksum == engine.checksum
+
+
 async def test_two_models_are_loaded_at_the_same_time(node):
     engines = [await node.engine(name, os.urandom(1_000_000)) for name in "ab"]
     specs = [(await node.entry(name)).model for name in "ab"]
