@@ -53,6 +53,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, default=4096, help="tokens, of the model as it is served")
     parser.add_argument("--kv-gib", type=float, help="of each side, shared by its engines (40; 24 for `two`)")
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
+    parser.add_argument("--reference-options", default="{}", help="more of them, for SGLang alone")
     parser.add_argument("--seed", type=int, default=1)
     return parser
 
@@ -83,6 +84,7 @@ class Part:
         self._floor = self._limit // 16
         options = {"random_weights": 1, **json.loads(given.options)}
         self._model = Model(path, given.device, given.context, options)
+        self._theirs = Model(path, given.device, given.context, {**options, **json.loads(given.reference_options)})
         self._shape = Shape(given.prompt, given.output, self._config["vocab_size"])
         self._folder = folder
         self.rows: list[dict[str, Any]] = []
@@ -105,7 +107,7 @@ class Part:
                 fleet.elastic(at, name, self._model, environment=self._environment(name, "sglang")) for name in names
             ] + [
                 fleet.reference(
-                    name, self._model, self._pool_tokens, self._front, environment=self._environment(name, "stock")
+                    name, self._theirs, self._pool_tokens, self._front, environment=self._environment(name, "stock")
                 )
                 for name in (f"stock-{number}" for number in range(self._count))
             ]

@@ -48,6 +48,9 @@ class Options:
     """1: SGLang prepares a step while the one before runs."""
     cuda_graphs: int = 1
     """0: decode without them, two to six times slower; for looking at what a step does."""
+    prefill_graph_tokens: int = 0
+    """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
+    size: short ones are bound by the host. Their memory stays while the model sleeps. 0: none."""
     graphs_leave: int = 1
     """0: what CUDA graphs take stays on the device while the model sleeps."""
     small_stack: int = 1
@@ -90,6 +93,8 @@ _ON_A_GPU = {
     "reserve_high": 32,
 }
 """Defaults that differ there."""
+_LEAST_PREFILL_GRAPH = 16
+"""Tokens: shorter steps are filled up to it."""
 MAX_PAGE_SIZE = 64
 """FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
 
@@ -170,12 +175,20 @@ def _for_gpu(options: Options) -> dict[str, Any]:
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
-        # Capturing them takes half a minute, and what they save is small beside a chunk.
-        "disable_prefill_cuda_graph": True,
+        **prefill_graphs(options.prefill_graph_tokens),
         "enable_deterministic_inference": bool(options.deterministic),
         # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
     }
+
+
+def prefill_graphs(most: int) -> dict[str, Any]:
+    """Arguments for steps of up to so many prompt tokens."""
+    if not most:
+        # Capturing all that SGLang would takes half a minute, and what they save is small beside a chunk.
+        return {"disable_prefill_cuda_graph": True}
+    sizes = [size for size in graph_sizes(most) if size >= min(most, _LEAST_PREFILL_GRAPH)]
+    return {"cuda_graph_backend_prefill": "breakable", "cuda_graph_bs_prefill": sizes}
 
 
 def graph_sizes(most: int) -> list[int]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpu_scheduler.engines.sglang.errors import CommandError
-from gpu_scheduler.engines.sglang.options import Options, graph_sizes, one_line
+from gpu_scheduler.engines.sglang.options import Options, graph_sizes, one_line, prefill_graphs
 
 
 def test_options_are_whole_numbers_by_name() -> None:
@@ -31,6 +31,13 @@ def test_batch_sizes_with_graphs_are_a_quarter_apart_at_most() -> None:
     assert sizes[:8] == [1, 2, 4, 8, 10, 12, 14, 16] and sizes[-3:] == [192, 224, 256] and len(sizes) == 24
     assert all(after <= 1.25 * before for before, after in zip(sizes[3:], sizes[4:], strict=False))
     assert graph_sizes(5) == [1, 2, 4, 5] and graph_sizes(1) == [1]
+
+
+def test_prefill_has_graphs_up_to_the_size_that_is_asked_for() -> None:
+    assert prefill_graphs(0) == {"disable_prefill_cuda_graph": True}
+    sizes = prefill_graphs(512)["cuda_graph_bs_prefill"]
+    assert (sizes[0], sizes[-1]) == (16, 512) and sizes == sorted(sizes)
+    assert prefill_graphs(5)["cuda_graph_bs_prefill"] == [5]
 
 
 def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
