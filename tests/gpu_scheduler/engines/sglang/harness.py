@@ -131,6 +131,8 @@ class EngineEnd:
         self.stats = engine_pb2.EngineStats()
         self.kept_bytes = 0
         """Of the device by a sleeping engine, once it has told it."""
+        self.step = ""
+        """Of the command under way, as it told it last."""
         self.order: list[str] = []
         """Request ids by their first token."""
         self._channel = channel
@@ -157,7 +159,9 @@ class EngineEnd:
                 self.stats.CopyFrom(message.stats)
             elif kind == "kept":
                 self.kept_bytes = message.kept.bytes
-            elif kind != "progress":
+            elif kind == "progress":
+                self.step = message.progress.progress.step
+            else:
                 self._heard.put_nowait(message)
             async with self._changed:
                 self._changed.notify_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.read_ahead import OtherTypes, ReadAhead, or_as_ever
 from protos import engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import Node, engine, load, node
 
 CPU = torch.device("cpu")
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -244,3 +245,31 @@ async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
             read += [json.loads(line)["ahead_bytes"] for line in said if "checkpoint read" in line]
         assert checksums[0] and len(set(checksums)) == 1
         assert read == [0, sum(tensor.nbytes for _, tensor in by_safetensors(files))]
+
+
+async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_reads_leaves_nothing(
+    tmp_path: Path, models: dict[str, Path]
+) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(models["llama"], cut)
+    weights = cut / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+    options = {"read_threads": 2, "read_ahead_bytes": 400_000}
+    async with node(tmp_path) as at:
+        await at.book("llama")
+        async with engine() as end:
+            failed = await end.fail(load=load(at, "llama", cut, context_tokens=CONTEXT, **options))
+            assert failed.model_at_fault and str(cut) in failed.reason and "incomplete" in failed.reason
+            assert await at.leased_bytes() == 0
+            end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, **options))
+            await end.until(lambda: end.step == "reading checkpoint")
+            assert await at.leased_bytes() > 0
+            end.process.kill()
+            await end.process.wait()
+            await at.until(lambda: _nothing_leased(at))
+        async with engine() as end:
+            await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, **options))
+
+
+async def _nothing_leased(at: Node) -> bool:
+    return await at.leased_bytes() == 0
