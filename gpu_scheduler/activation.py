@@ -30,7 +30,7 @@ from gpu_scheduler.residents import Images, Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
 from services import log, tasks
-from services.errors import NotFound, PrismError, Refused, TimedOut, Unmet
+from services.errors import NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
 
 T = TypeVar("T")
 _log = log.get(__name__)
@@ -40,6 +40,8 @@ _ROOM_TIMEOUT_S = 20.0
 _KEPT_SPARE_BYTES = 16 << 20
 """The driver's own tables come and go."""
 _DEATH_HEARD_S = 1.0
+_UNTIL_LOADER_IS_BACK_S = (0.5, 1.0, 2.0, 4.0)
+"""Between attempts to have an image made: a loader that died is replaced in a second or two."""
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
 
@@ -384,21 +386,16 @@ class Activation:
             raise TimedOut(f"not done within {limit_s:.0f} s") from None
 
     async def _save_image(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
-        assert self._loader is not None
         try:
-            copies = (
-                self._loader.save_image(
-                    resident.spec.name,
-                    resident.spec.generation,
-                    mapped.lease_id,
-                    mapped.manifest,
-                    mapped.checksum,
-                    rank=mapped.rank,
-                    on_progress=lambda progress: None,
-                )
-                for mapped in weights
-            )
-            await all_of(copies)
+            for pause_s in _UNTIL_LOADER_IS_BACK_S:
+                try:
+                    await self._save_parts(resident, weights)
+                    break
+                except Unavailable as error:
+                    _log.info("image not made yet", model=resident.spec.name, why=str(error))
+                    await asyncio.sleep(pause_s)
+            else:
+                await self._save_parts(resident, weights)
             resident.image_checksums = [mapped.checksum for mapped in weights]
             _log.info("image made", model=resident.spec.name)
         except PrismError as error:
@@ -407,6 +404,23 @@ class Activation:
                 await self._drop_image(resident)
         finally:
             resident.saving = None
+
+    async def _save_parts(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
+        """Those that are there are kept as they are."""
+        assert self._loader is not None
+        copies = (
+            self._loader.save_image(
+                resident.spec.name,
+                resident.spec.generation,
+                mapped.lease_id,
+                mapped.manifest,
+                mapped.checksum,
+                rank=mapped.rank,
+                on_progress=lambda progress: None,
+            )
+            for mapped in weights
+        )
+        await all_of(copies)
 
     async def _drop_image(self, resident: Resident) -> None:
         """One that is not whole is of no use."""

@@ -133,6 +133,14 @@ async def test_a_loader_killed_in_mid_load_loses_no_request_and_no_memory(loads)
     assert await loads.answer() == answer and await loads.weights_from() == ["image"]
 
 
+async def test_a_loader_killed_while_an_image_is_made_makes_it_when_it_is_back(loads):
+    async with loads.in_mid_load() as asking:
+        await asking  # the engine reads the checkpoint itself
+        loads.it.kill("loader")
+    await loads.imaged()
+    assert loads.said("gpu_scheduler", "image not made yet", MODEL) >= 1
+
+
 @pytest.mark.parametrize("residency", [common_pb2.COLD, common_pb2.HIBERNATING])
 async def test_an_engine_killed_while_its_weights_arrive_loses_no_request_and_no_memory(loads, residency):
     answer = await loads.imaged()

@@ -21,6 +21,7 @@ class Watched(CpuMapper):
         self.changed = threading.Condition()
         self.may_map = threading.Event()
         self.may_map.set()
+        self.maps = threading.Event()
         self.fails_at = None
         self.released = False
 
@@ -34,6 +35,7 @@ class Watched(CpuMapper):
             assert self.changed.wait_for(condition, TIMEOUT_S), self.events
 
     def map(self, address, fd, nbytes):
+        self.maps.set()
         assert self.may_map.wait(TIMEOUT_S)
         if self.fails_at == len(self.events):
             self.note("failed")
@@ -105,6 +107,20 @@ def test_what_cannot_be_mapped_is_told_to_who_needs_it_and_those_before_are_ther
         with pytest.raises(OSError, match="no mapping"):
             there.reach(STEPS[3])
     assert mapper.released
+
+
+def test_addresses_stay_while_an_extent_is_being_mapped_there(mapper, extents):
+    mapper.may_map.clear()
+    there = Mapped(mapper, extents, STEPS)
+    there.__enter__()
+    assert mapper.maps.wait(TIMEOUT_S)
+    ended = threading.Thread(target=there.__exit__)
+    ended.start()
+    ended.join(0.05)  # long enough for who does not wait
+    assert not mapper.released
+    mapper.may_map.set()
+    ended.join(TIMEOUT_S)
+    assert mapper.released and mapper.events == ["mapped"]
 
 
 def test_a_copy_that_ends_early_maps_no_more(mapper, extents):
