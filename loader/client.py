@@ -9,6 +9,7 @@ import grpc
 
 from protos import common_pb2, engine_pb2, loader_pb2, loader_pb2_grpc
 from services import rpc
+from services.errors import PrismError, Unavailable
 from services.status import from_rpc
 from services.watch import follow_stream
 
@@ -20,6 +21,7 @@ class LoaderClient:
 
     def __init__(self, address: str, timeout_s: float = 30.0) -> None:
         """`timeout_s`: of the calls that only read headers; copies take as long as they take."""
+        self._address = address
         self._channel = rpc.channel(address)
         self._stub = loader_pb2_grpc.LoaderStub(self._channel)  # type: ignore[no-untyped-call]
         self._timeout_s = timeout_s
@@ -54,7 +56,7 @@ class LoaderClient:
         into host memory. Raises as `add` does, and Refused when host memory is short: it is added then."""
         request = loader_pb2.RegisterRequest(model=listing, prefetch=prefetch)
         spec = common_pb2.ModelSpec()
-        async for message in _messages(self._stub.Register(request)):
+        async for message in self._messages(self._stub.Register(request)):
             if message.HasField("model"):
                 spec = message.model
             elif on_progress is not None:
@@ -81,7 +83,7 @@ class LoaderClient:
         request = loader_pb2.SaveImageRequest(
             model=model, generation=generation, lease_id=lease_id, manifest=manifest, checksum=checksum, rank=rank
         )
-        return await _last(self._stub.SaveImage(request), on_progress)
+        return await self._last(self._stub.SaveImage(request), on_progress)
 
     async def load_image(
         self,
@@ -105,7 +107,7 @@ class LoaderClient:
             rank=rank,
             image_only=image_only,
         )
-        return await _last(self._stub.LoadImage(request), on_progress)
+        return await self._last(self._stub.LoadImage(request), on_progress)
 
     async def drop_image(self, model: str, *, from_disk: bool = False) -> None:
         """Idempotent."""
@@ -135,23 +137,26 @@ class LoaderClient:
         try:
             return await method(request, timeout=self._timeout_s, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise self._told(error) from None
 
+    async def _last(self, stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
+        last = loader_pb2.ImageProgress()
+        async for last in self._messages(stream):
+            if on_progress is not None:
+                on_progress(last.progress)
+        return last
 
-async def _last(stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
-    last = loader_pb2.ImageProgress()
-    async for last in _messages(stream):
-        if on_progress is not None:
-            on_progress(last.progress)
-    return last
+    async def _messages(self, stream: Any) -> AsyncIterator[Any]:
+        """The messages of a call, which ends with the iteration."""
+        try:
+            async for message in stream:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from None
+        finally:
+            stream.cancel()
 
-
-async def _messages(stream: Any) -> AsyncIterator[Any]:
-    """The messages of a call, which ends with the iteration."""
-    try:
-        async for message in stream:
-            yield message
-    except grpc.aio.AioRpcError as error:
-        raise from_rpc(error) from None
-    finally:
-        stream.cancel()
+    def _told(self, error: grpc.aio.AioRpcError) -> PrismError:
+        """What gRPC says of a connection names nobody, and clients are shown it."""
+        told = from_rpc(error)
+        return Unavailable(f"the loader at {self._address}: {told}") if isinstance(told, Unavailable) else told

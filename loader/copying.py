@@ -166,7 +166,8 @@ class Copying:
                         async for step in steps:
                             yield Arrived(source, step)
                 except PrismError as error:
-                    _log.warning(
+                    gone = isinstance(error, (NotFound, Unmet))  # as expected of a lease that ended or slept
+                    (_log.info if gone else _log.warning)(
                         "weights do not come from another lease",
                         model=content.model,
                         source=source.lease_id,

@@ -127,6 +127,7 @@ async def test_a_loader_killed_in_mid_load_loses_no_request_and_no_memory(loads)
     async with loads.in_mid_load() as asking:
         loads.it.kill("loader")
     assert await asking == answer
+    assert loads.said("gpu_scheduler", "residency not reached", MODEL, "the loader at ") >= 1
     await loads.down()
     await loads.nothing_leased()
     # The image outlived it.

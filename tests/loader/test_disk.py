@@ -286,7 +286,7 @@ async def test_the_parts_of_an_image_come_and_go_together(tmp_path):
     assert world.names() == "bc"
 
 
-async def test_a_disk_that_fills_costs_a_line_and_the_image_in_memory_stays(world, monkeypatch):
+async def test_a_disk_that_fills_costs_a_line_and_the_image_in_memory_stays(world, monkeypatch, capsys):
     def full(fd, nbytes):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -294,6 +294,8 @@ async def test_a_disk_that_fills_costs_a_line_and_the_image_in_memory_stays(worl
     await world.save("a")
     await world.quiet()
     assert world.find("a") is None and world.images.get("a") and os.listdir(world.folder) == []
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "image not written to disk" in line]
+    assert "No space left on device" in line
     monkeypatch.undo()
     await world.store("b")
 

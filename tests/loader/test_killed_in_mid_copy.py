@@ -128,7 +128,7 @@ async def world():
 async def kill_loader(world, copying):
     """While a copy is under way: who waits is told, and a successor is there."""
     world.node.kill("loader")
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match=f"the loader at {world.node.address}: "):
         await copying
     world.start_loader()
     await world.node.healthy()

@@ -280,5 +280,5 @@ async def test_while_the_loader_is_away_a_copy_is_unavailable(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     node.kill("loader")
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match=f"the loader at {node.address}: "):
         await node.load(engine, spec)
