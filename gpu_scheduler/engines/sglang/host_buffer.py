@@ -59,9 +59,10 @@ class HostBuffer:
     def take(self, nbytes: int) -> Bytes | None:
         """A place of so many bytes, at least one; None: there is no room. It comes back when nothing refers to it, nor
         to a tensor made of it, and when the device has copied what it was asked to until then."""
-        if self._back:
+        back = len(self._back)  # what comes while the device is waited for may have been copied from since
+        if back:
             self._wait_for_device()
-        while self._back:
+        for _ in range(back):
             self._ring.give(self._back.popleft())
         start = self._ring.take(nbytes)
         if start is None:

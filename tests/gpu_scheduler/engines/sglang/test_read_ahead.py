@@ -222,6 +222,28 @@ def test_a_place_is_used_again_only_after_the_device_was_waited_for(monkeypatch:
     assert not buffer.registered
 
 
+def test_a_place_that_comes_back_while_the_device_is_waited_for_has_a_wait_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another thread may have asked for its copy after the wait began."""
+    buffer = HostBuffer(1024, CPU)
+    first, second = buffer.take(512), buffer.take(512)
+    held, waits = [second], []
+
+    def wait(device: torch.device) -> None:
+        waits.append(device)
+        held.clear()
+
+    monkeypatch.setattr(host_buffer.torch.cuda, "synchronize", wait)
+    buffer.registered = True  # as on a GPU
+    assert first is not None and second is not None
+    del first, second
+    third = buffer.take(512)
+    assert third is not None and len(waits) == 1
+    assert buffer.take(512) is not None and len(waits) == 2
+    buffer.registered = False
+
+
 class _Cuda:
     def cudaHostUnregister(self, address: int) -> int:
         assert address
