@@ -32,6 +32,15 @@ class Unload(LeaveLoop):
         self.command_id = command_id
 
 
+def told(command_id: int, error: CommandError) -> engine_pb2.Failed:
+    return engine_pb2.Failed(
+        command_id=command_id,
+        reason=str(error),
+        model_at_fault=error.model_at_fault,
+        weights_differ=error.weights_differ,
+    )
+
+
 class LoadFailed(LeaveLoop):
     """The model was never active, and will not be: it leaves, the process stays."""
 
@@ -95,7 +104,7 @@ class Commands:
         """Raises LoadFailed when it is the Load that failed."""
         if command_id == self._instance.load.command_id:
             raise LoadFailed(error)
-        self._instance.channel.send(failed=error.told(command_id))
+        self._instance.channel.send(failed=told(command_id, error))
         self._loop.changed()
 
     def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:

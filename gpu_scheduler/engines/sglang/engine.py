@@ -12,7 +12,7 @@ from sglang.srt.managers import scheduler as _  # noqa: F401  (imports what a mo
 from sglang.srt.models import registry as _models  # noqa: F401
 
 from gpu_scheduler.engines.sglang import current, residency
-from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload
+from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload, told
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop, NoMemory
 from gpu_scheduler.engines.sglang.instance import Instance
 from gpu_scheduler.engines.sglang.loop import Loop
@@ -82,7 +82,7 @@ class Engine:
 
     def _fail(self, command_id: int, error: CommandError) -> None:
         _log.warning("command failed", command=command_id, why=str(error))
-        self._channel.send(failed=error.told(command_id))
+        self._channel.send(failed=told(command_id, error))
 
     def _load(self, load: engine_pb2.Load) -> None:
         """Builds the model and serves it until it leaves. Returns warm."""

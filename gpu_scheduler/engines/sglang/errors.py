@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from protos import engine_pb2
-
 
 class CommandError(Exception):
     """The command failed; the engine goes on. `str(error)` is one line for the gpu_scheduler."""
@@ -12,14 +10,6 @@ class CommandError(Exception):
     weights_differ = False
     settled = False
     """Every rank of the engine has raised it."""
-
-    def told(self, command_id: int) -> engine_pb2.Failed:
-        return engine_pb2.Failed(
-            command_id=command_id,
-            reason=str(self),
-            model_at_fault=self.model_at_fault,
-            weights_differ=self.weights_differ,
-        )
 
 
 class BrokenModel(CommandError):
