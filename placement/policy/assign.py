@@ -21,11 +21,12 @@ Tensor-parallel models: n parts on the n least pressured distinct devices of one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from math import inf
 
 from placement.policy.field import Field, Option
+from placement.policy.improve import Placed, clearly_lower, improve, make_room
 from placement.policy.kvpr import Group, Model, Place
 
 
@@ -50,6 +51,8 @@ class AssignRules:
     """A model that moved stays at least this long: the length of the rate window, so that the effect shows first."""
     explain: int = 3
     """How many of the best places a reason names."""
+    improve_steps: int = 32
+    """How many steps local search may take; 0: Algorithm 1 alone."""
 
 
 class Kind(Enum):
@@ -65,6 +68,10 @@ class Kind(Enum):
     """It had no place."""
     PACKED = "packed"
     """First-fit-decreasing by weights decided."""
+    IMPROVED = "improved"
+    """Local search decided."""
+    KEPT = "kept"
+    """Algorithm 1 would have moved it, and the cluster would have been no better for it."""
     UNPLACED = "unplaced"
 
 
@@ -111,6 +118,16 @@ class Reason:
                 return f"goes to {where}, the least resulting pressure: {self.pressure:.4g}"
             case Kind.PACKED:
                 return f"goes to {where}: by demand not every model found a place, so weights decided, largest first"
+            case Kind.IMPROVED:
+                return (
+                    f"goes to {where}: from Algorithm 1's answer local search lowered the largest pressure that this "
+                    f"touches from {self.stay_pressure:.4g} to {self.pressure:.4g}"
+                )
+            case Kind.KEPT:
+                return (
+                    f"stays on {where}: what Algorithm 1 proposed does not lower the largest pressures of the cluster "
+                    f"by more than {self.tau:.0%}"
+                )
             case _:
                 return "no place has room for it"
 
@@ -161,15 +178,9 @@ def assign(
         field.book(c.model, reason.place.devices)
         places[c.model.name], reasons[c.model.name] = reason.place, reason
 
-    chosen = _greedy(field.copy(), free, rules)
-    homeless = [c for c in free if chosen[c.model.name].place is None]
-    if any(field.best(c.model) for c in homeless):
-        for stay_first in (True, False):
-            packed = _first_fit_decreasing(field.copy(), free, stay_first=stay_first)
-            if _unplaced(packed) < _unplaced(chosen):
-                chosen = packed
-            if not _unplaced(chosen):
-                break
+    chosen = _algorithm_1(field, free, rules)
+    if rules.improve_steps:
+        chosen = _improved(field, free, chosen, rules)
     for name, reason in chosen.items():
         reasons[name] = reason
         if reason.place is not None:
@@ -185,6 +196,103 @@ def _fixed(c: Candidate, now: float, rules: AssignRules) -> Reason | None:
     if left > 0:
         return Reason(Kind.COOLING, c.model.name, c.current, c.model.demand, cool_down_left_s=left)
     return None
+
+
+def _algorithm_1(field: Field, free: Sequence[Candidate], rules: AssignRules) -> dict[str, Reason]:
+    """By demand, and by weights where that leaves models out."""
+    chosen = _greedy(field.copy(), free, rules)
+    homeless = [c for c in free if chosen[c.model.name].place is None]
+    if any(field.best(c.model) for c in homeless):
+        for stay_first, wide_first in ((True, False), (False, False), (False, True)):
+            packed = _first_fit_decreasing(field.copy(), free, stay_first=stay_first, wide_first=wide_first)
+            if _unplaced(packed) < _unplaced(chosen):
+                chosen = packed
+            if not _unplaced(chosen):
+                break
+        if rules.improve_steps and _unplaced(chosen):
+            chosen = _room_made(field, free, chosen)
+    return chosen
+
+
+def _room_made(field: Field, free: Sequence[Candidate], reasons: dict[str, Reason]) -> dict[str, Reason]:
+    """Where packing left models out, others make room for them."""
+    after = _booked(field, free, reasons)
+    homeless = [c.model for c in free if reasons[c.model.name].place is None and field.best(c.model)]
+    found = dict(reasons)
+    for name, place in make_room(after, _placed(free, reasons), homeless).items():
+        found[name] = replace(reasons[name], kind=Kind.PACKED, place=place)
+    return found
+
+
+def _placed(free: Sequence[Candidate], reasons: dict[str, Reason]) -> list[Placed]:
+    pairs = ((c, reasons[c.model.name].place) for c in free)
+    return [Placed(c.model, place, c.current) for c, place in pairs if place is not None]
+
+
+def _improved(
+    field: Field, free: Sequence[Candidate], proposed: dict[str, Reason], rules: AssignRules
+) -> dict[str, Reason]:
+    """The proposal after local search, if it is clearly better than moving nobody who need not; else the latter, after
+    local search too. Either way pressures become lexicographically less or nothing moves, so a constant load comes to
+    rest."""
+    proposal, ours = _search(field, free, proposed, rules)
+    if all(c.current is None or proposal[c.model.name].place == c.current for c in free):
+        return proposal
+    kept = _kept(field, free, proposed, rules)
+    if _unplaced(proposal) != _unplaced(kept):
+        return min(proposal, kept, key=_unplaced)
+    if clearly_lower(ours, _booked(field, free, kept), rules.tau):
+        return proposal
+    return _search(field, free, kept, rules)[0]
+
+
+def _booked(field: Field, free: Sequence[Candidate], reasons: dict[str, Reason]) -> Field:
+    """The field with everybody where the reasons say."""
+    after = field.copy()
+    for c in free:
+        place = reasons[c.model.name].place
+        if place is not None:
+            after.book(c.model, place.devices)
+    return after
+
+
+def _search(
+    field: Field, free: Sequence[Candidate], reasons: dict[str, Reason], rules: AssignRules
+) -> tuple[dict[str, Reason], Field]:
+    """Local search from the places of `reasons`, and the field as it is then."""
+    after = _booked(field, free, reasons)
+    found = dict(reasons)
+    for name, change in improve(after, _placed(free, reasons), rules.improve_steps, rules.tau).items():
+        old = found[name]
+        found[name] = replace(
+            old, kind=Kind.IMPROVED, place=change.place, pressure=change.after, stay_pressure=change.before
+        )
+    for c in free:
+        reason = found[c.model.name]
+        if reason.kind is Kind.IMPROVED and reason.place == c.current:
+            found[c.model.name] = replace(reason, kind=Kind.KEPT)
+    return found, after
+
+
+def _kept(
+    field: Field, free: Sequence[Candidate], proposed: dict[str, Reason], rules: AssignRules
+) -> dict[str, Reason]:
+    """Everybody stays who has a place with room; then the others choose, by demand."""
+    field = field.copy()
+    reasons: dict[str, Reason] = {}
+    homeless: list[Candidate] = []
+    for c in free:
+        name = c.model.name
+        stay = field.resulting(c.model, c.current) if c.current is not None and _may_stay(field, c) else inf
+        if c.current is None or stay == inf:
+            homeless.append(c)
+            continue
+        field.book(c.model, c.current.devices)
+        reasons[name] = proposed[name]
+        if proposed[name].kind is not Kind.STAYS:
+            reasons[name] = replace(proposed[name], kind=Kind.KEPT, place=c.current, pressure=stay, stay_pressure=stay)
+    reasons |= _greedy(field, homeless, rules)
+    return reasons
 
 
 def _greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> dict[str, Reason]:
@@ -207,10 +315,17 @@ def _greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> d
     return reasons
 
 
-def _first_fit_decreasing(field: Field, candidates: Sequence[Candidate], *, stay_first: bool) -> dict[str, Reason]:
-    """By weights, each model to the first place that has room; `stay_first`: that is the one where it is."""
+def _first_fit_decreasing(
+    field: Field, candidates: Sequence[Candidate], *, stay_first: bool, wide_first: bool
+) -> dict[str, Reason]:
+    """By weights, each model to the first place that has room; `stay_first`: that is the one where it is;
+    `wide_first`: those of many parts, which need room on many devices of a group at once, before all others."""
     reasons: dict[str, Reason] = {}
-    for c in sorted(candidates, key=lambda c: (-c.model.needed * c.model.parts, c.model.name)):
+
+    def order(c: Candidate) -> tuple[int, int, str]:
+        return -c.model.parts if wide_first else 0, -c.model.needed * c.model.parts, c.model.name
+
+    for c in sorted(candidates, key=order):
         model, current = c.model, c.current
         place = None
         if stay_first and current is not None and _may_stay(field, c) and field.resulting(model, current) < inf:

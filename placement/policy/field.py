@@ -36,30 +36,29 @@ class Option:
 
 
 class _Block:
-    """Groups with `size` devices each."""
+    """Groups with `size` devices each, which are those of the field from number `first`."""
 
-    def __init__(self, groups: Sequence[Group], size: int) -> None:
+    def __init__(self, groups: Sequence[Group], size: int, first: int) -> None:
         self.groups = groups
         self.size = size
-        capacity = np.array([[float(d.capacity) for d in group.devices] for group in groups]).reshape(-1)
-        self.demand: Floats = np.zeros_like(capacity)
-        self.left: Floats = capacity.copy()  # capacity without weights and quotas
-        self.room: Floats = capacity.copy()  # and without floors
-        self.result: Floats = np.empty_like(capacity)
-        self._left_after: Floats = np.empty_like(capacity)
-        self._unfit: Mask = np.empty(capacity.shape, dtype=np.bool_)
-        self._full: Mask = np.empty(capacity.shape, dtype=np.bool_)
+        self.first = first
+        count = size * len(groups)
+        self.result: Floats = np.empty(count)
+        self._left_after: Floats = np.empty(count)
+        self._unfit: Mask = np.empty(count, dtype=np.bool_)
+        self._full: Mask = np.empty(count, dtype=np.bool_)
 
-    def copy(self) -> _Block:
+    def over(self, field: Field) -> _Block:
+        """The same groups, as that field has them booked."""
         other = _Block.__new__(_Block)
         other.__dict__ = dict(self.__dict__)
-        other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
+        mine = slice(self.first, self.first + len(self.result))
+        other.demand, other.left, other.room = field.demand[mine], field.left[mine], field.room[mine]
         return other
 
-    def book(self, model: Model, index: int) -> None:
-        self.demand[index] += model.part_demand
-        self.left[index] -= model.fixed
-        self.room[index] -= model.needed
+    demand: Floats
+    left: Floats
+    room: Floats
 
     def evaluate(self, model: Model) -> Floats:
         """Fills and returns `result`: the resulting pressure on every device, +inf where the model does not fit."""
@@ -81,9 +80,10 @@ class _Block:
         return np.logical_not(self._find_unfit(model))
 
     def _find_unfit(self, model: Model) -> Mask:
-        np.subtract(self.left, float(model.fixed), out=self._left_after)
-        np.less(self.room, float(model.needed), out=self._unfit)
-        if model.needed == model.fixed:  # a floor that finds its place leaves something for KV anyway
+        fixed, needed = model.fixed, model.needed
+        np.subtract(self.left, float(fixed), out=self._left_after)
+        np.less(self.room, float(needed), out=self._unfit)
+        if needed == fixed:  # a floor that finds its place leaves something for KV anyway
             np.less_equal(self._left_after, 0.0, out=self._full)
             np.logical_or(self._unfit, self._full, out=self._unfit)
         return self._unfit
@@ -100,25 +100,47 @@ class Field:
     def __init__(self, groups: Sequence[Group], present: Mapping[str, float]) -> None:
         """`present`: what demand each group serves today, for ties."""
         ordered = sorted(groups, key=lambda group: present.get(group.name, 0.0))
-        self._blocks = [
-            _Block([group for group in ordered if len(group.devices) == size], size)
-            for size in sorted({len(group.devices) for group in groups} - {0})
-        ]
-        self._where: dict[str, tuple[int, int]] = {}
+        blocks: list[_Block] = []
+        self._where: dict[str, int] = {}
         self._group_of: dict[str, str] = {}
-        for b, block in enumerate(self._blocks):
-            for i, device in enumerate(device for group in block.groups for device in group.devices):
-                if device.name in self._where:
-                    raise ValueError(f"device {device.name} is in two groups")
-                self._where[device.name] = (b, i)
-                self._group_of[device.name] = block.groups[i // block.size].name
+        capacity: list[float] = []
+        for size in sorted({len(group.devices) for group in groups} - {0}):
+            block = _Block([group for group in ordered if len(group.devices) == size], size, len(capacity))
+            blocks.append(block)
+            for group in block.groups:
+                for device in group.devices:
+                    if device.name in self._where:
+                        raise ValueError(f"device {device.name} is in two groups")
+                    self._where[device.name] = len(capacity)
+                    self._group_of[device.name] = group.name
+                    capacity.append(float(device.capacity))
+        self.demand: Floats = np.zeros(len(capacity))
+        """Of each device, by number: W."""
+        self.left: Floats = np.array(capacity)
+        """S without weights and quotas."""
+        self.room: Floats = np.array(capacity)
+        """And without floors."""
+        self._blocks = [block.over(self) for block in blocks]
 
     def copy(self) -> Field:
         """An independent one in the same state."""
         other = Field.__new__(Field)
-        other._blocks = [block.copy() for block in self._blocks]
+        other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
+        other._blocks = [block.over(other) for block in self._blocks]
         other._where, other._group_of = self._where, self._group_of
         return other
+
+    def numbers(self, place: Place) -> tuple[int, ...]:
+        """Of the devices of a place."""
+        return tuple(self._where[device] for device in place.devices)
+
+    def pressures(self) -> Floats:
+        """Of all devices as booked, by number; 0 where nothing is demanded, +inf where demand has nothing left."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = self.demand / self.left
+        found[self.left <= 0] = inf
+        found[self.demand <= 0] = 0.0
+        return found
 
     def has(self, place: Place) -> bool:
         """Whether the place is still part of the cluster."""
@@ -126,20 +148,23 @@ class Field:
 
     def book(self, model: Model, devices: Iterable[str]) -> None:
         """Put the parts of a model onto devices, whether they fit or not."""
+        demand, fixed, needed = model.part_demand, model.fixed, model.needed
         for device in devices:
-            b, i = self._where[device]
-            self._blocks[b].book(model, i)
+            i = self._where[device]
+            self.demand[i] += demand
+            self.left[i] -= fixed
+            self.room[i] -= needed
 
     def resulting(self, model: Model, place: Place) -> float:
         """The highest resulting pressure on the devices of a place; +inf where the model does not fit."""
+        demand, fixed, needed = model.part_demand, model.fixed, model.needed
         worst = 0.0
         for device in place.devices:
-            b, i = self._where[device]
-            block = self._blocks[b]
-            left = float(block.left[i]) - model.fixed
-            if float(block.room[i]) < model.needed or left <= 0:
+            i = self._where[device]
+            left = float(self.left[i]) - fixed
+            if float(self.room[i]) < needed or left <= 0:
                 return inf
-            worst = max(worst, (float(block.demand[i]) + model.part_demand) / left)
+            worst = max(worst, (float(self.demand[i]) + demand) / left)
         return worst
 
     def best(self, model: Model, count: int = 1) -> list[Option]:

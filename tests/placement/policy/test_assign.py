@@ -42,7 +42,7 @@ def clusters(draw, sizes=(1, 2, 4)):
     return groups, candidates, booked
 
 
-RULES = AssignRules(tau=0.25, cool_down_s=60.0)
+RULES = AssignRules(tau=0.25, cool_down_s=60.0, improve_steps=0)
 NOW = 100.0
 
 
