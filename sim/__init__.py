@@ -1,0 +1,22 @@
+"""A simulator: the services' own policy code on a virtual clock.
+
+    python -m sim --trace FILE --catalogue FILE --gpus N --policy prism
+
+A trace's requests go through placement's, the gpu_scheduler's and balloond's policies, exactly the functions that the
+services call, onto engines that are a cost model (`cost.py`, fitted to measured H200 figures by `fit.py`).
+
+    clock, processor     virtual time; compute that engines share
+    cost, engine         what steps cost; continuous batching with chunked prefill
+    memory, node         a group's ledger, by balloond's policy; residencies
+    arbiter, fleet       the shared queue of a group; placement: the services' glue, without their I/O
+    policies/            the systems that are compared, one file each
+    trace, catalogue, replay, report    in and out
+
+Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
+reclaims, residencies and what they take, eviction, migration, time slices between engines.
+
+Not modelled: prefixes that are found again (every prompt is computed whole); KV that moves along with a migration (the
+source finishes what it runs); weights over several links or from another GPU, and copies that share a link; models
+that have no image in host memory yet; host memory, warm engines and processes that run out; the time that policies
+themselves take, and messages between processes but for one constant; faults.
+"""

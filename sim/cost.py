@@ -1,0 +1,157 @@
+"""What work costs: seconds of prefill and decode steps, of wake-ups and of memory on its way.
+
+A decode step reads all weights, once, and the KV of every request of the batch:
+
+    decode  = step_s + weights / weight_bytes_per_s + batch * sequence_s + KV / kv_bytes_per_s
+
+A prefill step computes, and does the same few things around it whatever its size:
+
+    prefill = prefill_step_s + tokens * weights * prefill_s_per_token_byte + tokens * KV of their contexts * attention_s
+
+Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
+device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
+
+The numbers of `Hardware` are an H200's, put there by hand from what `python -m sim.fit` prints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GB = 1e9
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """One kind of GPU with its host. `fit.py` says which numbers are fitted, and to what."""
+
+    capacity_bytes: int = 149_500_000_000
+    """Of one device, for models: an H200's 150.8 GB less balloond's reserve and spares."""
+    step_s: float = 0.00062
+    weight_bytes_per_s: float = 3.83e12
+    sequence_s: float = 0.0
+    kv_bytes_per_s: float = 4.0e12
+    prefill_step_s: float = 0.0045
+    prefill_s_per_token_byte: float = 1.73e-15
+    attention_s: float = 1.0e-16
+    """Seconds for each token and byte of KV that it looks at."""
+    exchange_s: float = 0.0008
+    """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
+    sharing: float = 0.95
+    path_s: float = 0.012
+    """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
+    prefill_chunk: int = 8192
+    """Tokens of an engine's prefill step at most."""
+    most_running: int = 256
+    """Requests that an engine decodes at a time."""
+
+    link_bytes_per_s: float = 52.0 * GB
+    """A GPU's own way to host memory."""
+    between_bytes_per_s: float = 254.0 * GB
+    """From GPU to GPU."""
+    wake_base_s: float = 0.03
+    cold_base_s: float = 2.2
+    hibernate_s: float = 0.009
+    reclaim_base_s: float = 0.003
+    reclaim_bytes_per_s: float = 155.0 * GB
+    """Memory that others give back, until it can be had."""
+
+    quota_bytes: int = 1_600_000_000
+    """Of an engine for itself, awake."""
+    kept_bytes: int = 627_000_000
+    """Of it, asleep."""
+    graph_bytes: int = 320 * MIB
+    weights_extent_bytes: int = 64 * MIB
+    kv_extent_bytes: int = 64 * MIB
+    """Large extents alone: an eighth of the events."""
+
+
+H200 = Hardware()
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What of a model costs are made of. Bytes of all devices together."""
+
+    weights_bytes: int
+    kv_bytes_per_token: int
+    devices: int = 1
+
+
+class Cost:
+    """Of one model on one kind of GPU."""
+
+    __slots__ = ("_decode_fixed", "_each", "_kv", "_look", "_prefill_fixed", "_token", "hardware", "shape")
+
+    def __init__(self, shape: Shape, hardware: Hardware = H200) -> None:
+        self.shape = shape
+        self.hardware = hardware
+        weights, kv = shape.weights_bytes / shape.devices, shape.kv_bytes_per_token / shape.devices
+        exchange = hardware.exchange_s if shape.devices > 1 else 0.0
+        self._decode_fixed = hardware.step_s + exchange + weights / hardware.weight_bytes_per_s
+        self._each = hardware.sequence_s
+        self._kv = kv / hardware.kv_bytes_per_s
+        self._prefill_fixed = hardware.prefill_step_s + exchange
+        self._token = weights * hardware.prefill_s_per_token_byte
+        self._look = kv * hardware.attention_s
+
+    def decode(self, steps: int, batch: int, context: int) -> float:
+        """Seconds of so many steps that begin with `context` tokens of KV in all."""
+        grown = steps * context + batch * (steps * (steps - 1) // 2)
+        return steps * (self._decode_fixed + batch * self._each) + self._kv * grown
+
+    def steps_in(self, seconds: float, batch: int, context: int) -> int:
+        """How many of such steps have ended after `seconds`."""
+        linear = self._decode_fixed + batch * self._each + self._kv * (context - batch / 2)
+        square = self._kv * batch / 2
+        root = (linear * linear + 4 * square * seconds) ** 0.5
+        steps = int(2 * seconds / (linear + root))
+        while self.decode(steps + 1, batch, context) <= seconds:
+            steps += 1
+        while steps > 0 and self.decode(steps, batch, context) > seconds:
+            steps -= 1
+        return steps
+
+    def prefill_part(self, tokens: int, before: int) -> float:
+        """Of a prefill step, one prompt's: `tokens` that follow `before` others."""
+        return tokens * (self._token + self._look * (before + tokens / 2))
+
+    @property
+    def prefill_step_s(self) -> float:
+        """Of a prefill step, whatever is in it."""
+        return self._prefill_fixed
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Of one whole chunk, as an engine measures it when it comes up."""
+        tokens = self.hardware.prefill_chunk
+        return tokens / (self._prefill_fixed + self.prefill_part(tokens, 0))
+
+    @property
+    def decode_step_s(self) -> float:
+        """Of one request, as an engine measures it when it comes up."""
+        return self.decode(1, 1, 1)
+
+    @property
+    def wake_s(self) -> float:
+        """From hibernation: all devices at once, each over its own link."""
+        return self.hardware.wake_base_s + self._part / self.hardware.link_bytes_per_s
+
+    @property
+    def cold_s(self) -> float:
+        """From an image, in a warm engine: graphs are captured again."""
+        return self.hardware.cold_base_s + self._part / self.hardware.link_bytes_per_s
+
+    @property
+    def beside_s(self) -> float:
+        """As `cold_s`, weights from another device that has them."""
+        return self.hardware.cold_base_s + self._part / self.hardware.between_bytes_per_s
+
+    @property
+    def _part(self) -> float:
+        return self.shape.weights_bytes / self.shape.devices
+
+    def reclaim_s(self, nbytes: int) -> float:
+        """From asking an engine for idle memory until it is back."""
+        return self.hardware.reclaim_base_s + nbytes / self.hardware.reclaim_bytes_per_s

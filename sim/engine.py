@@ -1,0 +1,364 @@
+"""One model's engine on a group: continuous batching with chunked prefill over elastic KV, as SGLang does it.
+
+An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
+of all requests whose prefill is through. Prefill goes first; decodes wait for it. A run goes on, in one event, until
+its first request ends or its memory does; whatever happens before cuts it at the end of the step under way.
+
+Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Protocol
+
+from gpu_scheduler.policy.pace import FREE, Pace
+from sim.clock import Clock, Timer
+from sim.cost import Cost
+from sim.memory import GroupMemory
+from sim.processor import Processor, Task
+from sim.request import Request
+
+_RUN_STEPS = 256
+"""Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
+
+
+class Listener(Protocol):
+    """What a gpu_scheduler hears of its engines."""
+
+    def first_token(self, engine: Engine, request: Request) -> None: ...
+
+    def prefilled(self, engine: Engine, request: Request) -> None:
+        """A chunk of it, not the last."""
+
+    def stepped(self, engine: Engine, steps: int, tokens: int) -> None:
+        """So many decode steps ended since the last call, with so many tokens."""
+
+    def finished(self, engine: Engine, request: Request) -> None: ...
+
+    def parked(self, engine: Engine, request: Request) -> None:
+        """It did not fit any more; what it had generated is kept."""
+
+
+class Engine:
+    """Awake from `Engine()` on; `retire` parks what it runs."""
+
+    def __init__(
+        self, clock: Clock, name: str, cost: Cost, processor: Processor, memory: GroupMemory, listener: Listener
+    ) -> None:
+        self.name = name
+        self.cost = cost
+        self.listener = listener
+        self.last_use = clock.now
+        self.used_bytes = 0
+        """At the end of what it is at."""
+        self.prefill_tokens = 0
+        """Ever."""
+        self._decoded = 0
+        self.pace: Pace = FREE
+        self._clock = clock
+        self._processor = processor
+        self._memory = memory
+        self._task = Task(self._through)
+        self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
+        self._waiting: deque[Request] = deque()
+        """To be prefilled, the first perhaps in part."""
+        self._batch: dict[str, Request] = {}
+        """Decoding."""
+        self._ends: list[tuple[int, int, Request]] = []
+        """Of the batch, by the step that ends it, and by a number that grows; some are of the past."""
+        self._joined = 0
+        self._steps = 0
+        """Decode steps, ever."""
+        self._context = 0
+        """Tokens of the batch's KV."""
+        self._partial = 0
+        """Tokens of KV of requests that are prefilled in part."""
+        self._chunk: list[tuple[Request, int]] = []
+        """The prefill step under way."""
+        self._run = 0
+        """Steps of the decode run under way."""
+        self._run_s = 0.0
+        """Of it, alone."""
+        self._cut = False
+        """It ends with the step under way."""
+        self._chunk_began = 0.0
+        self._pause: Timer | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine({self.name}, {len(self._waiting)} to prefill, {len(self._batch)} decode, {self.used_bytes} used)"
+        )
+
+    # --- what it has
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that it has, in order."""
+        return [*self._waiting, *self._batch.values()]
+
+    @property
+    def empty(self) -> bool:
+        return not self._waiting and not self._batch
+
+    def decode_tokens(self) -> int:
+        """Generated, ever, up to now."""
+        done = 0
+        if self._run:
+            passed = self._run_s - self._processor.left(self._task)
+            done = min(self._run, self.cost.steps_in(passed, len(self._batch), self._context)) * len(self._batch)
+        return self._decoded + done
+
+    # --- commands
+
+    def generate(self, request: Request) -> None:
+        request.prefilled = 0
+        self._waiting.append(request)
+        self._poke()
+
+    def set_pace(self, pace: Pace) -> None:
+        self.pace = pace
+
+    def retire(self) -> list[Request]:
+        """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
+        self._settle_run()
+        self._processor.rest(self._task)
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        gone = self.requests
+        for request in list(self._batch.values()):
+            self._leave(request)
+        self._waiting.clear()
+        self._ends, self._chunk, self._partial = [], [], 0
+        self._count_used()
+        return gone
+
+    def _settle_run(self) -> None:
+        """Counts the steps of the run under way that have ended."""
+        if self._run:
+            passed = self._run_s - self._processor.left(self._task)
+            steps = min(self._run, self.cost.steps_in(passed, len(self._batch), self._context))
+            self._advance(steps)
+            self._run = 0
+
+    # --- memory (a Holder)
+
+    def grown(self) -> None:
+        if not self._task.busy:
+            self._next()
+
+    def limit_fell(self) -> None:
+        """Idle memory goes at once, requests at the end of the step, newest first."""
+        self._memory.give_back(self.name, self._memory.over_limit(self.name))
+        if self._memory.over_limit(self.name):
+            if self._task.busy:
+                self._cut_run()
+            else:
+                self._next()
+
+    def _shrink(self) -> None:
+        """Down to the limit, at the end of a step."""
+        over = self._memory.over_limit(self.name)
+        if not over:
+            return
+        self._count_used()
+        allowed = self._memory.held(self.name) - over
+        while self.used_bytes > allowed and (self._batch or self._partial):
+            self._park_newest()
+        self._memory.give_back(self.name, self._memory.over_limit(self.name))
+
+    def _fits(self, tokens: int) -> bool:
+        """So many more than are used."""
+        return (self._tokens + tokens) * self._token_bytes <= self._memory.held(self.name)
+
+    def _room_for(self, tokens: int, wanted: int) -> bool:
+        """Whether `tokens` more fit; asks for `wanted` where they do not."""
+        if self._fits(tokens):
+            return True
+        self.used_bytes = self._tokens * self._token_bytes
+        lacking = (self._tokens + tokens) * self._token_bytes - self._memory.held(self.name)
+        return self._memory.grow(self.name, lacking, lacking + max(0, wanted - tokens) * self._token_bytes)
+
+    @property
+    def _tokens(self) -> int:
+        return self._context + self._partial
+
+    def _count_used(self, more: int = 0) -> None:
+        self.used_bytes = (self._tokens + more) * self._token_bytes
+
+    # --- the loop
+
+    def _poke(self) -> None:
+        if not self._task.busy:
+            self._next()
+        elif self._run and self._pause is None:
+            self._cut_run()
+
+    def _cut_run(self) -> None:
+        """The run ends with the step under way."""
+        if not self._run or self._cut:
+            return
+        self._cut = True
+        batch = len(self._batch)
+        passed = self._run_s - self._processor.left(self._task)
+        steps = self.cost.steps_in(passed, batch, self._context) + 1
+        if steps < self._run:
+            self._run, self._run_s = steps, self.cost.decode(steps, batch, self._context)
+            self._processor.work(self._task, max(0.0, self._run_s - passed))
+
+    def _through(self) -> None:
+        """A prefill step or a decode run has ended."""
+        if self._chunk:
+            self._end_chunk()
+        else:
+            run, self._run = self._run, 0
+            self._advance(run)
+            self.listener.stepped(self, run, run * len(self._batch))
+            while self._ends and self._ends[0][0] <= self._steps:
+                _, _, request = heappop(self._ends)
+                if request.id in self._batch and request.finish_step <= self._steps:
+                    self._finish(request)
+        self._shrink()
+        self._next()
+
+    def _next(self) -> None:
+        """What to do now. Its task is not at anything."""
+        if self._waiting and self._pause is None and self._prefill():
+            return
+        if self._batch and self._decode():
+            return
+        self._count_used()
+        self._processor.rest(self._task)
+
+    # --- prefill
+
+    def _prefill(self) -> bool:
+        most = self.pace.chunk_tokens or self.cost.hardware.prefill_chunk
+        seconds, left = self.cost.prefill_step_s, most
+        room = self.cost.hardware.most_running - len(self._batch)
+        for request in list(self._waiting):
+            if left <= 0 or room <= 0:
+                break
+            tokens = min(left, request.to_prefill - request.prefilled)
+            needed = tokens + (request.prefilled + tokens == request.to_prefill)  # its first token, too
+            if not self._room_for(needed, needed):
+                break
+            self._chunk.append((request, tokens))
+            self._partial += needed
+            seconds += self.cost.prefill_part(tokens, request.prefilled)
+            left -= tokens
+            room -= 1
+        if not self._chunk:
+            self._stuck()
+            return False
+        self._count_used()
+        self._chunk_began = self._clock.now
+        self._processor.work(self._task, seconds)
+        return True
+
+    def _stuck(self) -> None:
+        """No memory for the next prompt. Decodes end and leave theirs; if there are none and nothing comes, it is put
+        back into the queue."""
+        if not self._batch and not self._memory.waits(self.name):
+            self._park(self._drop_first())
+
+    def _drop_first(self) -> Request:
+        """Of those to be prefilled; only it may be so in part."""
+        request = self._waiting.popleft()
+        self._partial -= request.prefilled
+        return request
+
+    def _end_chunk(self) -> None:
+        now = self._clock.now
+        chunk, self._chunk = self._chunk, []
+        done: list[Request] = []
+        for request, tokens in chunk:
+            request.prefilled += tokens
+            self.prefill_tokens += tokens
+            if request.prefilled == request.to_prefill:
+                done.append(request)
+                self._waiting.popleft()
+                self._partial -= request.prefilled + 1
+                self._join(request)
+            else:
+                self.listener.prefilled(self, request)
+        if self._waiting and self.pace.pause_ratio > 0:
+            self._pause = self._clock.after(self.pace.pause_ratio * (now - self._chunk_began), self._unpause)
+        for request in done:
+            self.listener.first_token(self, request)
+            if request.most_new_tokens == 0:
+                self._finish(request)
+
+    def _unpause(self) -> None:
+        self._pause = None
+        self._poke()
+
+    # --- decode
+
+    def _join(self, request: Request) -> None:
+        """Its prefill gave its first token, or the next one after it was parked."""
+        self._context += request.to_prefill + 1
+        request.generated += 1
+        self._decoded += 1
+        request.joined_step = self._steps
+        request.finish_step = self._steps + request.most_new_tokens
+        self._batch[request.id] = request
+        self._joined += 1
+        heappush(self._ends, (request.finish_step, self._joined, request))
+
+    def _decode(self) -> bool:
+        batch = len(self._batch)
+        while self._ends[0][2].finish_step != self._ends[0][0] or self._ends[0][2].id not in self._batch:
+            heappop(self._ends)
+        steps = self._ends[0][0] - self._steps
+        if not self._fits(batch * steps):
+            self._room_for(batch, batch * min(steps, _RUN_STEPS))
+            free = self._memory.held(self.name) // self._token_bytes - self._tokens
+            steps = min(steps, free // batch)
+            if steps <= 0:
+                return self._starved()
+        self._count_used(batch * steps)
+        self._run, self._cut = steps, False
+        self._run_s = self.cost.decode(steps, batch, self._context)
+        self._processor.work(self._task, self._run_s)
+        return True
+
+    def _starved(self) -> bool:
+        """Not a step more fits. True: it has something to do nevertheless."""
+        if self._memory.waits(self.name):
+            return False
+        self._park_newest()
+        return bool(self._batch) and self._decode()
+
+    def _advance(self, steps: int) -> None:
+        self._steps += steps
+        self._decoded += steps * len(self._batch)
+        self._context += steps * len(self._batch)
+
+    def _leave(self, request: Request) -> None:
+        """Out of the batch."""
+        del self._batch[request.id]
+        request.generated += self._steps - request.joined_step
+        self._context -= request.prompt_tokens + request.generated
+
+    def _finish(self, request: Request) -> None:
+        self._leave(request)
+        request.ended_at = self.last_use = self._clock.now
+        self._count_used()
+        self.listener.finished(self, request)
+
+    def _park_newest(self) -> None:
+        if self._batch:
+            request = next(reversed(self._batch.values()))
+            self._leave(request)
+        else:
+            request = self._drop_first()
+        self._park(request)
+
+    def _park(self, request: Request) -> None:
+        request.prefilled = 0
+        request.parked += 1
+        self._count_used()
+        self.listener.parked(self, request)

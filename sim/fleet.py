@@ -1,0 +1,285 @@
+"""Placement on a fleet, by placement's policy: what `reconcile.py`, `judge.py` and `actuate.py` do, without their I/O.
+
+A request for a model that has no place brings it up at once where `lifecycle.activate` says; where that says that there
+is no room now, its requests wait at the gateway, which asks again with growing pauses. Every `period_s` the token rates
+are taken and `rebalance` is asked which models should move. The source of a move serves until the target is up, and
+then finishes what it runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from gpu_scheduler.config import Arbitration
+from placement.config import PlacementConfig
+from placement.policy import kvpr, lifecycle
+from placement.policy.assign import AssignRules
+from placement.policy.decisions import Activate, GoCold, LifecycleRules, Resident
+from placement.policy.moves import MoveRules
+from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
+from placement.policy.refusal import refusal
+from placement.policy.window import RateWindow
+from sim.arbiter import Arbiter
+from sim.catalogue import Spec
+from sim.clock import Clock
+from sim.cost import Hardware
+from sim.node import Group, Residency
+from sim.node import Resident as OnGroup
+from sim.request import Request
+from sim.system import FleetError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+"""Of a gateway that was told that there is no room now (`gateway/relay.py`)."""
+_COLD_S, _WAKE_S = 30.0, 1.0
+"""Until a group has measured it (`placement/judge.py`)."""
+_PRESENT = (Residency.ACTIVE, Residency.WAKING, Residency.HIBERNATING, Residency.DRAINING)
+
+
+class Fleet:
+    """The groups of a cluster under placement's policy."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        specs: Sequence[Spec],
+        sizes: Sequence[int],
+        hardware: Hardware,
+        config: PlacementConfig,
+        rules: Arbitration,
+        finished: Callable[[Request], None],
+    ) -> None:
+        """`sizes`: devices of each group. Raises FleetError for a model that no group can hold."""
+        self._clock = clock
+        self._config = config
+        self._hardware = hardware
+        self.specs = {spec.name: spec for spec in specs}
+        self.groups = [
+            Group(clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished)
+            for i, size in enumerate(sizes)
+        ]
+        self._by_name = {group.name: group for group in self.groups}
+        self._policy_groups = {group.name: _policy_group(group) for group in self.groups}
+        self._suitable: dict[int, list[Group]] = {}
+        for group in self.groups:
+            self._suitable.setdefault(group.devices, []).append(group)
+        self._lifecycle = LifecycleRules(idle_s=config.idle_s, tau=config.tau)
+        self._rebalance = RebalanceRules(
+            AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
+            MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
+            config.least_pressure,
+        )
+        self._home: dict[str, Group] = {}
+        """Where a model's requests go."""
+        self._windows: dict[str, RateWindow] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+        self._moved_at: dict[str, float] = {}
+        self._moving: set[str] = set()
+        self._activating: set[str] = set()
+        self._parked: dict[str, deque[Request]] = {}
+        self._tries: dict[str, int] = {}
+        self.migrations = 0
+        self.refused_for_now = 0
+        for spec in specs:
+            self._check(spec)
+        clock.after(config.period_s, self._period)
+
+    def _check(self, spec: Spec) -> None:
+        groups = self._suitable.get(spec.parts, [])
+        if not groups:
+            have = ", ".join(f"{group.name} has {group.devices}" for group in self.groups)
+            raise FleetError(f"{spec.name} is for a group of {spec.parts} devices: {have}")
+        answer = refusal(self._model(spec), [self._policy_groups[group.name] for group in groups])
+        if answer is not None:
+            raise FleetError(f"no group can hold {spec.name}: {answer.reason}")
+
+    # --- requests
+
+    def submit(self, request: Request) -> None:
+        home = self._home.get(request.model)
+        if home is not None:
+            home.queue.submit(request)
+            return
+        waiting = self._parked.get(request.model)
+        if waiting is not None:
+            waiting.append(request)
+            return
+        self._parked[request.model] = deque([request])
+        self._tries[request.model] = 0
+        self._activate(request.model)
+
+    def _again(self, requests: Sequence[Request]) -> None:
+        """A group gave these back."""
+        for request in requests:
+            self._clock.after(0.0, self.submit, request)
+
+    # --- activation
+
+    def _activate(self, name: str) -> None:
+        """For those that are parked."""
+        spec = self.specs[name]
+        groups = self._suitable[spec.parts]
+        answer = lifecycle.activate(
+            self._model(spec),
+            [self._policy_groups[group.name] for group in groups],
+            [resident for group in groups for resident in self._residents(group)],
+            self._lifecycle,
+        )
+        if not isinstance(answer.outcome, Activate):
+            self.refused_for_now += 1
+            self._ask_again(name)
+            return
+        group = self._by_name[answer.outcome.place.group]
+        present = group.residents.get(name)
+        if present is not None and present.residency is not Residency.HIBERNATING:
+            self._ask_again(name)  # it is on its way down there: a Conflict
+            return
+        for eviction in answer.evictions:
+            if self._home.get(eviction.model) is group:
+                del self._home[eviction.model]
+        self._home[name] = group
+        self._activating.add(name)
+        group.activate(
+            spec,
+            lambda up: self._activated(name, group, up),
+            [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions],
+        )
+        for request in self._parked.pop(name):
+            group.queue.submit(request)
+
+    def _ask_again(self, name: str) -> None:
+        tries = self._tries[name] = self._tries[name] + 1
+        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (tries - 2), _LONGEST_PAUSE_S) if tries > 1 else 0.0
+        self._clock.after(pause_s, self._activate, name)
+
+    def _activated(self, name: str, group: Group, up: bool) -> None:
+        self._activating.discard(name)
+        if not up and self._home.get(name) is group:
+            del self._home[name]
+
+    # --- the policy's terms
+
+    def _demand(self, spec: Spec) -> float:
+        window = self._windows.get(spec.name)
+        return kvpr.demand(
+            window.rate(self._clock.now) if window is not None else 0.0,
+            spec.shape.kv_bytes_per_token,
+            spec.tpot_s if spec.tpot_s < inf else None,
+            self._config.default_tpot_ms / 1e3,
+        )
+
+    def _model(self, spec: Spec) -> kvpr.Model:
+        group = self._suitable[spec.parts][0]
+        return kvpr.Model(
+            name=spec.name,
+            demand=self._demand(spec),
+            weights=spec.parts * group.own_room(spec),
+            floor=spec.parts * group.floor(spec),
+            quota=spec.parts * self._hardware.quota_bytes,
+            kept=spec.parts * self._hardware.kept_bytes,
+            parts=spec.parts,
+            pinned=spec.pinned,
+        )
+
+    def _residents(self, group: Group) -> list[Resident]:
+        devices = self._policy_groups[group.name].devices
+        place = kvpr.Place(group.name, tuple(device.name for device in devices))
+        found = []
+        for name, resident in group.residents.items():
+            if resident.residency not in _PRESENT:
+                continue
+            steady = resident.residency in (Residency.ACTIVE, Residency.HIBERNATING)
+            cold_s = resident.cold_s or _COLD_S
+            found.append(
+                Resident(
+                    self._model(resident.spec),
+                    place,
+                    hibernating=resident.residency is Residency.HIBERNATING,
+                    idle_s=group.queue.idle_s(name) if steady else 0.0,
+                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    cold_s=cold_s,
+                )
+            )
+        return found
+
+    # --- by itself
+
+    def _period(self) -> None:
+        self._clock.after(self._config.period_s, self._period)
+        if self._observe() and self._config.rebalance:
+            self._move()
+
+    def _observe(self) -> bool:
+        """Takes the groups' token counters into the windows. Whether there was anything new."""
+        now = self._clock.now
+        news = False
+        for group in self.groups:
+            for name, resident in group.residents.items():
+                total = resident.tokens
+                before = self._seen.get((group.name, name), 0)
+                if total != before:
+                    self._seen[group.name, name] = total
+                    window = self._windows.get(name)
+                    if window is None:
+                        window = self._windows[name] = RateWindow(
+                            window_s=self._config.window_s, short_s=self._config.short_window_s
+                        )
+                    window.observe(total - before if total > before else total, now)
+                    news = True
+        return news
+
+    def _move(self) -> None:
+        at_once = self._config.migrations_at_once
+        if self._activating or len(self._moving) >= at_once:
+            return
+        wanted: list[Wanted] = []
+        for size in sorted(self._suitable):
+            groups = self._suitable[size]
+            if len(groups) > 1:
+                wanted += rebalance(
+                    [self._policy_groups[group.name] for group in groups],
+                    [resident for group in groups for resident in self._residents(group)],
+                    self._moved_at,
+                    self._clock.now,
+                    self._rebalance,
+                )
+        for each in wanted[:at_once]:
+            self._migrate(each.move.model, self._by_name[each.move.source.group], self._by_name[each.move.target.group])
+
+    def _migrate(self, name: str, source: Group, target: Group) -> None:
+        if name in self._moving:
+            return
+        self._moving.add(name)
+
+        def prepared(up: bool) -> None:
+            here = source.residents.get(name)
+            if not up:
+                self._moving.discard(name)
+                return
+            self._home[name] = target
+            if here is None or not here.active:  # it left meanwhile
+                self._moving.discard(name)
+                return
+            source.bring_down(name, True, lambda: self._moved(name), self._config.drain_ms / 1e3)
+
+        target.activate(self.specs[name], prepared)
+
+    def _moved(self, name: str) -> None:
+        self._moving.discard(name)
+        self._moved_at[name] = self._clock.now
+        self.migrations += 1
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        return {"migrations": self.migrations, "no room for now": self.refused_for_now}
+
+    def where(self, name: str) -> tuple[Group, OnGroup] | None:
+        """The group that a model's requests go to."""
+        group = self._home.get(name)
+        return (group, group.residents[name]) if group is not None else None
+
+
+def _policy_group(group: Group) -> kvpr.Group:
+    devices = (kvpr.Device(f"{group.name}/{i}", group.hardware.capacity_bytes) for i in range(group.devices))
+    return kvpr.Group(group.name, tuple(devices))

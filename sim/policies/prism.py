@@ -1,0 +1,33 @@
+"""Prism: placement by KV pressure, arbitration by slack, elastic KV, hibernation; all of it the services' own policy.
+
+Settings: those of `placement/config.py` (tau, idle_s, ...) and of `gpu_scheduler/config.py`'s Arbitration
+(chunk_tokens, prefill_turn, ...), with the services' defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pydantic import ValidationError
+
+from gpu_scheduler.config import Arbitration
+from placement.config import PlacementConfig
+from services.config import Config
+from sim.fleet import Fleet
+from sim.request import Request
+from sim.system import FleetError, World
+
+
+def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Fleet:
+    known = set(PlacementConfig.model_fields) - set(Config.model_fields) - {"groups", "loaders", "balloond"}
+    arbitration = {name: text for name, text in settings.items() if name in Arbitration.model_fields}
+    placement = {name: text for name, text in settings.items() if name in known}
+    if unknown := set(settings) - set(arbitration) - set(placement):
+        names = ", ".join(sorted(known | set(Arbitration.model_fields)))
+        raise FleetError(f"prism has no setting {', '.join(sorted(unknown))}; it has {names}")
+    try:
+        config = PlacementConfig.model_validate({"name": "sim", "listen": "", "groups": [], "loaders": [], **placement}, strict=False)
+        rules = Arbitration.model_validate(arbitration, strict=False)
+    except ValidationError as error:
+        raise FleetError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())) from None
+    return Fleet(world.clock, world.specs, world.sizes, world.hardware, config, rules, finished)

@@ -1,0 +1,114 @@
+"""One run: a trace through a system, on the virtual clock."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sim.catalogue import Catalogue, Spec
+from sim.clock import Clock
+from sim.cost import H200, Hardware
+from sim.request import Request
+from sim.system import Build, System, World
+from sim.trace import Trace
+
+_PROGRESS_EVERY_S = 10.0
+"""Of real time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a replay."""
+
+    trace: Trace
+    system: System
+    specs: Sequence[Spec]
+    clock: Clock
+    wall_s: float
+    ended_s: float
+    """When the last request was through."""
+
+
+@dataclass
+class Replay:
+    """`progress` gets a line from time to time."""
+
+    trace: Trace
+    catalogue: Catalogue
+    sizes: Sequence[int]
+    build: Build
+    settings: dict[str, str] = field(default_factory=dict)
+    hardware: Hardware = H200
+    patience_s: float = 3600.0
+    """How long after the last arrival requests may still end; then they count as failed."""
+    progress: Callable[[str], None] = lambda line: print(line, file=sys.stderr)
+    check_every_s: float = 0.0
+    """Count every byte anew that often (virtual seconds); 0: only at the end."""
+
+    def run(self) -> Outcome:
+        """Raises FleetError before anything runs."""
+        self._clock = Clock()
+        self._ended = 0
+        self._last_end = 0.0
+        specs = self._specs()
+        system = self.build(
+            World(self._clock, self.hardware, self.sizes, specs, self._rates()), self._count, self.settings
+        )
+        self._system = system
+        self._arrivals = iter(self.trace.requests)
+        self._next_arrival()
+        if self.check_every_s:
+            self._clock.after(self.check_every_s, self._check)
+        began = time.perf_counter()
+        end = self.trace.seconds + self.patience_s
+        self._pump(end, began)
+        for request in self.trace.requests:
+            if not request.served and not request.failed:
+                request.failed = "it never ended"
+        for group in system.groups:
+            group.check()
+        return Outcome(self.trace, system, specs, self._clock, time.perf_counter() - began, self._last_end)
+
+    def _specs(self) -> list[Spec]:
+        names = sorted({request.model for request in self.trace.requests})
+        return [spec for name in names if (spec := self.catalogue.find(name)) is not None]
+
+    def _rates(self) -> dict[str, float]:
+        tokens: dict[str, int] = {}
+        for request in self.trace.requests:
+            tokens[request.model] = tokens.get(request.model, 0) + request.prompt_tokens + request.output_tokens
+        return {name: count / self.trace.seconds for name, count in tokens.items()}
+
+    def _pump(self, end: float, began: float) -> None:
+        clock, total = self._clock, len(self.trace.requests)
+        step, told = self.trace.seconds / 1000, began
+        while self._ended < total and clock.now < end:
+            if not clock.run(min(end, clock.now + step)):
+                break
+            now = time.perf_counter()
+            if now - told > _PROGRESS_EVERY_S:
+                told = now
+                self.progress(
+                    f"{clock.now / 3600:.2f} h of {self.trace.seconds / 3600:.2f} h, {self._ended} of {total} "
+                    f"requests, {now - began:.0f} s"
+                )
+
+    def _next_arrival(self) -> None:
+        request = next(self._arrivals, None)
+        if request is not None:
+            self._clock.at(request.arrival + self.hardware.path_s, self._arrive, request)
+
+    def _arrive(self, request: Request) -> None:
+        self._next_arrival()
+        self._system.submit(request)
+
+    def _count(self, request: Request) -> None:
+        self._ended += 1
+        self._last_end = self._clock.now
+
+    def _check(self) -> None:
+        for group in self._system.groups:
+            group.check()
+        self._clock.after(self.check_every_s, self._check)

@@ -1,0 +1,91 @@
+"""A request on its way through the simulation."""
+
+from __future__ import annotations
+
+from math import inf, isnan, nan
+
+
+class Request:
+    """Times are seconds of the virtual clock; nan: not yet."""
+
+    __slots__ = (
+        "arrival",
+        "committed",
+        "deadline",
+        "dispatched_at",
+        "ended_at",
+        "failed",
+        "finish_step",
+        "first_at",
+        "generated",
+        "id",
+        "joined_step",
+        "model",
+        "output_tokens",
+        "parked",
+        "prefilled",
+        "prompt_tokens",
+        "tpot_s",
+        "ttft_s",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        arrival: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        ttft_s: float = inf,
+        tpot_s: float = inf,
+    ) -> None:
+        self.id = id
+        self.model = model
+        self.arrival = arrival
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.ttft_s = ttft_s
+        """Its target."""
+        self.tpot_s = tpot_s
+        """Its target."""
+        self.deadline = arrival + ttft_s
+        self.dispatched_at = nan
+        self.first_at = nan
+        self.ended_at = nan
+        self.failed = ""
+        """Why it never ended well."""
+        self.prefilled = 0
+        """Of `to_prefill`, in the attempt under way."""
+        self.generated = 0
+        """Up to date whenever it is not in a decoding batch."""
+        self.parked = 0
+        """How often its engine had to let go of it."""
+        self.committed = 0
+        """Bytes of KV on each device that it was admitted with."""
+        self.joined_step = self.finish_step = 0
+        """Of its engine's count of decode steps: when it joined the batch, and when its last token is out."""
+
+    def __repr__(self) -> str:
+        return f"Request({self.id}, {self.model}, {self.prompt_tokens}+{self.output_tokens}, {self.generated} out)"
+
+    @property
+    def to_prefill(self) -> int:
+        """What an engine has to prefill if it starts anew: prompt, and what was generated before it was parked."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def most_new_tokens(self) -> int:
+        return self.output_tokens - self.generated
+
+    @property
+    def served(self) -> bool:
+        return not isnan(self.ended_at)
+
+    @property
+    def ttft(self) -> float:
+        return self.first_at - self.arrival
+
+    @property
+    def tpot(self) -> float:
+        """Mean time for each token after the first; nan if there are none."""
+        return (self.ended_at - self.first_at) / (self.output_tokens - 1) if self.output_tokens > 1 else nan
