@@ -547,7 +547,9 @@ class ElasticRange:
             self._lease.request(KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes)
         if fill > 0:
             done = self._fill_came(of)
-            self._lease.request(KV, of * nbytes, fill, done, min_count=1, for_reserve=not in_use)
+            # Large ones are taken where they are free. Waited for, they would keep what is free from small ones, those
+            # that the engine asks for itself among them.
+            self._lease.request(KV, of * nbytes, fill, done, min_count=1, for_reserve=of > 1 or not in_use)
 
     def _to_ask(self) -> int:
         """How many indices are missing and not asked for."""

@@ -264,6 +264,23 @@ def test_a_reserve_is_filled_with_small_extents_where_no_large_one_is_left(lease
     kv.close()
 
 
+def test_no_large_extent_of_the_reserve_is_waited_for_and_small_ones_are_asked_for_as_growth(lease):
+    """Below the low mark, while requests run."""
+    kv = bulk(lease, extents=128, low=5, high=12)
+    grow_fast(kv)
+    kv.usage(PAGE_BYTES, ())
+    lease.settle()
+    lease.capacity = lease.held_extents + 2
+    before = len(lease.asked)
+    assert kv.acquire(lease.held_extents - 45)
+    lease.settle()
+    asked = [(of, for_reserve) for (of, _, _), (_, _, for_reserve) in zip(lease.asked_of, lease.asked, strict=True)]
+    assert asked[before : before + 2] == [(4, True), (1, False)]
+    assert kv.mapped_bytes == lease.capacity * PAGE_BYTES
+    kv.check()
+    kv.close()
+
+
 def test_each_request_says_what_follows_it(lease):
     kv = bulk(lease, extents=300)
     lease.silent = True
