@@ -43,12 +43,14 @@ class Model:
         """How many times as long a prefill of so many tokens takes now. One number for each bucket."""
         return self.stretch if 1 << self.speed.bucket(tokens) > self.step_tokens else 1.0
 
-    def rates(self) -> list[float]:
+    def rates(self) -> tuple[float, ...]:
         """Seconds per token by bucket."""
-        return [
-            rate * (self.stretch if 1 << bucket > self.step_tokens else 1.0)
-            for bucket, rate in enumerate(self.speed.seconds_per_token)
-        ]
+        alone = self.speed.seconds_per_token
+        if self.stretch == 1.0:
+            return alone
+        return tuple(
+            [rate * (self.stretch if 1 << bucket > self.step_tokens else 1.0) for bucket, rate in enumerate(alone)]
+        )
 
     def class_of(self, request: Waiting) -> int:
         """Index and bucket in one number."""

@@ -122,10 +122,17 @@ def pace(
 ) -> Pace:
     """For a model beside `neighbours`, where `at_once` engines prefill at the same time (1 under the turn)."""
     rules = rules or PaceRules()
-    bounds = [(f, one.step_s) for one in neighbours if (f := one.bears(rules) / at_once) < 1]
-    if not bounds:
+    return within(prefilling, ((one.bears(rules), one.step_s) for one in neighbours), at_once, rules)
+
+
+def within(prefilling: Prefilling, bounds: Iterable[tuple[float, float]], at_once: int, rules: PaceRules) -> Pace:
+    """The same, for neighbours of which (what it `bears`, its step alone) is known."""
+    f, step = inf, inf
+    for bears, step_alone_s in bounds:
+        if bears / at_once < 1:
+            f, step = min(f, bears / at_once), min(step, step_alone_s)
+    if f == inf:
         return FREE
-    f = min(bounds)[0]
-    fitting = rules.cycle_steps * min(step for _, step in bounds) * f / BESIDE
+    fitting = rules.cycle_steps * step * f / BESIDE
     tokens = int(max(fitting, rules.fixed_costs * prefilling.least_s) * prefilling.tokens_per_s)
     return Pace(max(rules.least_tokens, tokens), 1 / f - 1)

@@ -91,8 +91,13 @@ class Protection:
 
     def paces(self) -> dict[str, Pace]:
         """Of each model, from now on."""
-        decoding = {name: known.decoding for name, known in self._models.items() if known.targets}
+        bounds: dict[str, tuple[float, float]] = {}
         for name, known in self._models.items():
-            others = [one for other, one in decoding.items() if other != name]
-            known.pace = pace.pace(known.prefilling, others, len(self._prefilling | {name}), self._rules)
+            if known.targets:
+                decoding = known.decoding
+                bounds[name] = decoding.bears(self._rules), decoding.step_s
+        for name, known in self._models.items():
+            others = [bound for other, bound in bounds.items() if other != name] if name in bounds else bounds.values()
+            at_once = len(self._prefilling) + (name not in self._prefilling)
+            known.pace = pace.within(known.prefilling, others, at_once, self._rules) if others else FREE
         return {name: known.pace for name, known in self._models.items()}
