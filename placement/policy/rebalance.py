@@ -8,7 +8,7 @@ from math import inf
 
 from placement.policy.assign import AssignRules, Candidate, Reason, assign
 from placement.policy.decisions import Resident
-from placement.policy.kvpr import Group
+from placement.policy.kvpr import Books, Group
 from placement.policy.moves import Move, MoveRules, plan_moves
 
 
@@ -44,7 +44,7 @@ def rebalance(
     for resident in residents:
         if not resident.hibernating:
             active.setdefault(resident.model.name, resident)
-    if len(groups) < 2 or not active:
+    if len(groups) < 2 or not active or not _pressed(groups, residents, rules.least_pressure):
         return []
     assignment = assign(
         groups,
@@ -59,3 +59,11 @@ def rebalance(
     first = plan.waves[0] if plan.waves else ()
     wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
     return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]
+
+
+def _pressed(groups: Sequence[Group], residents: Sequence[Resident], least: float) -> bool:
+    """Whether any device has that pressure now."""
+    books = Books(groups)
+    for resident in residents:
+        books.book(resident.booked, resident.place.devices)
+    return any(not books.pressure(device.name) < least for group in groups for device in group.devices)
