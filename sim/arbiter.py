@@ -28,6 +28,9 @@ RESUME_S = 1.0
 """What a stream that was interrupted gets to go on, as `gpu_scheduler/requests.py` gives it."""
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 5.0, 1.0
 """As `gpu_scheduler/room.py` asks for it."""
+_ASK_AGAIN_S = 0.05
+"""A gpu_scheduler asks again as soon as it was answered: bounded here, because a room may be there (balloond has so
+many bytes free) and the request still lack memory (admission has set these bytes aside for what runs)."""
 
 
 class _Model:
@@ -59,6 +62,11 @@ class Arbiter:
         """For this moment."""
         self._timer: Timer | None = None
         self._asking: set[str] = set()
+        self._waiting = 0
+        """Requests that no engine has."""
+        self._quiet = False
+        """Nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can change
+        anything."""
         self.plans = 0
 
     # --- requests
@@ -69,6 +77,7 @@ class Arbiter:
         model.last_event = now
         model.tpot_s = request.tpot_s if request.tpot_s < inf else model.tpot_s
         model.requests += 1
+        self._waiting += 1
         self._requests[request.id] = request
         if isnan(request.first_at):
             deadline = request.deadline
@@ -103,6 +112,7 @@ class Arbiter:
         model = self._models[request.model]
         model.last_event = now
         model.requests -= 1
+        self._waiting -= not request.committed
         model.committed -= request.committed
         request.committed = 0
         self._changed()
@@ -179,6 +189,7 @@ class Arbiter:
         model = self._models[request.model]
         model.committed -= request.committed
         request.committed = 0
+        self._waiting += 1
         self._protection.ended(request.model, request.id)
         deadline = now + RESUME_S if request.deadline < inf else inf
         self._backlog.requeue(request.id, now, prompt_tokens=request.to_prefill, deadline=deadline)
@@ -203,6 +214,10 @@ class Arbiter:
 
     def _plan(self) -> None:
         now = self._clock.now
+        idle = not self._waiting and not self._backlog.in_flight()
+        if idle and self._quiet:
+            return
+        self._quiet = idle
         self.plans += 1
         agenda = self._backlog.plan(now)
         active = self._group.active
@@ -234,6 +249,7 @@ class Arbiter:
         tokens = request.to_prefill + min(request.most_new_tokens, model.forecast.tokens)
         request.committed = tokens * active[request.model].token_bytes
         model.committed += request.committed
+        self._waiting -= 1
         return request
 
     def _tell_engines(self) -> None:
@@ -266,9 +282,13 @@ class Arbiter:
         )
 
     def _room(self, name: str, short: int) -> None:
-        self._asking.discard(name)
+        self._clock.after(_ASK_AGAIN_S, self._may_ask, name)
         if short == 0:
             self._changed()
+
+    def _may_ask(self, name: str) -> None:
+        self._asking.discard(name)
+        self._changed()
 
     def demand(self) -> dict[str, float]:
         """w of every resident."""

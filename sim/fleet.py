@@ -26,7 +26,6 @@ from sim.catalogue import Spec
 from sim.clock import Clock
 from sim.cost import Hardware
 from sim.node import Group, Residency
-from sim.node import Resident as OnGroup
 from sim.request import Request
 from sim.system import FleetError
 
@@ -81,6 +80,8 @@ class Fleet:
         self._tries: dict[str, int] = {}
         self.migrations = 0
         self.refused_for_now = 0
+        self._booked: dict[str, tuple[int, int]] = {}
+        """Weights with graphs, and floor, of all parts of a model."""
         for spec in specs:
             self._check(spec)
         clock.after(config.period_s, self._period)
@@ -90,6 +91,7 @@ class Fleet:
         if not groups:
             have = ", ".join(f"{group.name} has {group.devices}" for group in self.groups)
             raise FleetError(f"{spec.name} is for a group of {spec.parts} devices: {have}")
+        self._booked[spec.name] = spec.parts * groups[0].own_room(spec), spec.parts * groups[0].floor(spec)
         answer = refusal(self._model(spec), [self._policy_groups[group.name] for group in groups])
         if answer is not None:
             raise FleetError(f"no group can hold {spec.name}: {answer.reason}")
@@ -170,12 +172,12 @@ class Fleet:
         )
 
     def _model(self, spec: Spec) -> kvpr.Model:
-        group = self._suitable[spec.parts][0]
+        weights, floor = self._booked[spec.name]
         return kvpr.Model(
             name=spec.name,
             demand=self._demand(spec),
-            weights=spec.parts * group.own_room(spec),
-            floor=spec.parts * group.floor(spec),
+            weights=weights,
+            floor=floor,
             quota=spec.parts * self._hardware.quota_bytes,
             kept=spec.parts * self._hardware.kept_bytes,
             parts=spec.parts,
@@ -273,11 +275,6 @@ class Fleet:
     @property
     def figures(self) -> Mapping[str, int]:
         return {"migrations": self.migrations, "no room for now": self.refused_for_now}
-
-    def where(self, name: str) -> tuple[Group, OnGroup] | None:
-        """The group that a model's requests go to."""
-        group = self._home.get(name)
-        return (group, group.residents[name]) if group is not None else None
 
 
 def _policy_group(group: Group) -> kvpr.Group:

@@ -26,7 +26,9 @@ def build(world: World, finished: Callable[[Request], None], settings: dict[str,
         names = ", ".join(sorted(known | set(Arbitration.model_fields)))
         raise FleetError(f"prism has no setting {', '.join(sorted(unknown))}; it has {names}")
     try:
-        config = PlacementConfig.model_validate({"name": "sim", "listen": "", "groups": [], "loaders": [], **placement}, strict=False)
+        config = PlacementConfig.model_validate(
+            {"name": "sim", "listen": "", "groups": [], "loaders": [], **placement}, strict=False
+        )
         rules = Arbitration.model_validate(arbitration, strict=False)
     except ValidationError as error:
         raise FleetError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in error.errors())) from None
