@@ -19,7 +19,6 @@ from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, GoCold, LifecycleRules, Resident
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
-from placement.policy.refusal import refusal
 from placement.policy.window import RateWindow
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
@@ -27,7 +26,7 @@ from sim.clock import Clock
 from sim.cost import Hardware
 from sim.node import Group, Residency
 from sim.request import Request
-from sim.system import FleetError
+from sim.terms import group_of, model_of, suitable
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 """Of a gateway that was told that there is no room now (`gateway/relay.py`)."""
@@ -52,14 +51,13 @@ class Fleet:
         """`sizes`: devices of each group. Raises FleetError for a model that no group can hold."""
         self._clock = clock
         self._config = config
-        self._hardware = hardware
         self.specs = {spec.name: spec for spec in specs}
         self.groups = [
             Group(clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished)
             for i, size in enumerate(sizes)
         ]
         self._by_name = {group.name: group for group in self.groups}
-        self._policy_groups = {group.name: _policy_group(group) for group in self.groups}
+        self._policy_groups = {group.name: group_of(group) for group in self.groups}
         self._suitable: dict[int, list[Group]] = {}
         for group in self.groups:
             self._suitable.setdefault(group.devices, []).append(group)
@@ -80,21 +78,8 @@ class Fleet:
         self._tries: dict[str, int] = {}
         self.migrations = 0
         self.refused_for_now = 0
-        self._booked: dict[str, tuple[int, int]] = {}
-        """Weights with graphs, and floor, of all parts of a model."""
-        for spec in specs:
-            self._check(spec)
+        self._models = {spec.name: model_of(spec, suitable(spec, self.groups)[0]) for spec in specs}
         clock.after(config.period_s, self._period)
-
-    def _check(self, spec: Spec) -> None:
-        groups = self._suitable.get(spec.parts, [])
-        if not groups:
-            have = ", ".join(f"{group.name} has {group.devices}" for group in self.groups)
-            raise FleetError(f"{spec.name} is for a group of {spec.parts} devices: {have}")
-        self._booked[spec.name] = spec.parts * groups[0].own_room(spec), spec.parts * groups[0].floor(spec)
-        answer = refusal(self._model(spec), [self._policy_groups[group.name] for group in groups])
-        if answer is not None:
-            raise FleetError(f"no group can hold {spec.name}: {answer.reason}")
 
     # --- requests
 
@@ -172,16 +157,16 @@ class Fleet:
         )
 
     def _model(self, spec: Spec) -> kvpr.Model:
-        weights, floor = self._booked[spec.name]
+        plain = self._models[spec.name]
         return kvpr.Model(
-            name=spec.name,
+            name=plain.name,
             demand=self._demand(spec),
-            weights=weights,
-            floor=floor,
-            quota=spec.parts * self._hardware.quota_bytes,
-            kept=spec.parts * self._hardware.kept_bytes,
-            parts=spec.parts,
-            pinned=spec.pinned,
+            weights=plain.weights,
+            floor=plain.floor,
+            quota=plain.quota,
+            kept=plain.kept,
+            parts=plain.parts,
+            pinned=plain.pinned,
         )
 
     def _residents(self, group: Group) -> list[Resident]:
@@ -275,8 +260,3 @@ class Fleet:
     @property
     def figures(self) -> Mapping[str, int]:
         return {"migrations": self.migrations, "no room for now": self.refused_for_now}
-
-
-def _policy_group(group: Group) -> kvpr.Group:
-    devices = (kvpr.Device(f"{group.name}/{i}", group.hardware.capacity_bytes) for i in range(group.devices))
-    return kvpr.Group(group.name, tuple(devices))

@@ -19,13 +19,14 @@ from math import inf, isnan
 from gpu_scheduler.policy.forecast import OutputForecast
 from placement.policy import kvpr
 from placement.policy.assign import Candidate, assign
-from placement.policy.kvpr import Device, Model, Place
+from placement.policy.kvpr import Place
 from sim.catalogue import Spec
 from sim.cost import Cost
 from sim.engine import Engine
 from sim.node import Group, Residency, Resident
 from sim.request import Request
 from sim.system import FleetError, World
+from sim.terms import group_of, model_of, suitable
 
 
 class Fcfs:
@@ -110,18 +111,21 @@ class Static:
         ]
         self._finished = finished
         self._home: dict[str, Group] = {}
-        self.unserved = 0
+        for spec in world.specs:
+            suitable(spec, self.groups)
         demands = {spec.name: _demand(spec, world.rates) for spec in world.specs}
         for size in sorted({group.devices for group in self.groups}):
             groups = [group for group in self.groups if group.devices == size]
             specs = {spec.name: spec for spec in world.specs if spec.parts == size}
-            places = _places(groups, specs, demands, world)
+            places = _places(groups, specs, demands)
             for group in groups:
                 self._fill(group, [specs[name] for name, place in places.items() if place.group == group.name], demands)
 
+        self.homeless = [spec.name for spec in world.specs if spec.name not in self._home]
+
     @property
     def figures(self) -> Mapping[str, int]:
-        return {"models without a place": self.unserved}
+        return {"models without a place": len(self.homeless)}
 
     def _fill(self, group: Group, specs: list[Spec], demands: Mapping[str, float]) -> None:
         """All at once, before the first request; every model then has its limit for good."""
@@ -149,25 +153,9 @@ class Static:
         group.queue.submit(request)
 
 
-def _places(
-    groups: list[Group], specs: Mapping[str, Spec], demands: Mapping[str, float], world: World
-) -> dict[str, Place]:
-    models = [
-        Model(
-            name,
-            demands[name],
-            weights=spec.parts * groups[0].own_room(spec),
-            floor=spec.parts * groups[0].floor(spec),
-            quota=spec.parts * world.hardware.quota_bytes,
-            parts=spec.parts,
-        )
-        for name, spec in specs.items()
-    ]
-    devices = {
-        group.name: tuple(Device(f"{group.name}/{i}", world.hardware.capacity_bytes) for i in range(group.devices))
-        for group in groups
-    }
-    there = [kvpr.Group(group.name, devices[group.name]) for group in groups]
+def _places(groups: list[Group], specs: Mapping[str, Spec], demands: Mapping[str, float]) -> dict[str, Place]:
+    models = [model_of(spec, groups[0], demands[name]) for name, spec in specs.items()]
+    there = [group_of(group) for group in groups]
     return assign(there, [Candidate(model) for model in models], 0.0).places
 
 
