@@ -30,6 +30,8 @@ class Model:
     """How many times as long its prefills take now (`pace.py`), those that a single step is too small for."""
     step_tokens: int = 0
     """Prompt tokens of a step, where `stretch` is not 1."""
+    _stretched: tuple[tuple[object, float, int], tuple[float, ...]] | None = None
+    """The last `rates`, and what they were made of."""
 
     def wake_rest(self, now: float) -> float:
         """Seconds of its wake-up that are left."""
@@ -48,9 +50,13 @@ class Model:
         alone = self.speed.seconds_per_token
         if self.stretch == 1.0:
             return alone
-        return tuple(
-            [rate * (self.stretch if 1 << bucket > self.step_tokens else 1.0) for bucket, rate in enumerate(alone)]
-        )
+        of = (alone, self.stretch, self.step_tokens)
+        if self._stretched is None or self._stretched[0] != of:
+            rates = [
+                rate * (self.stretch if 1 << bucket > self.step_tokens else 1.0) for bucket, rate in enumerate(alone)
+            ]
+            self._stretched = of, tuple(rates)
+        return self._stretched[1]
 
     def class_of(self, request: Waiting) -> int:
         """Index and bucket in one number."""
