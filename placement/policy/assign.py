@@ -170,7 +170,7 @@ def assign(
     reasons: dict[str, Reason] = {}
     free: list[Candidate] = []
     for c in ordered:
-        reason = _fixed(c, now, rules) if c.current is not None and field.has(c.current) else None
+        reason = held(c, now, rules) if c.current is not None and field.has(c.current) else None
         if reason is None:
             free.append(c)
             continue
@@ -188,7 +188,7 @@ def assign(
     return Assignment(places, reasons)
 
 
-def _fixed(c: Candidate, now: float, rules: AssignRules) -> Reason | None:
+def held(c: Candidate, now: float, rules: AssignRules) -> Reason | None:
     """The reason for which a model may not move at all, if there is one."""
     left = c.moved_at + rules.cool_down_s - now
     if c.model.pinned:
@@ -200,7 +200,7 @@ def _fixed(c: Candidate, now: float, rules: AssignRules) -> Reason | None:
 
 def _algorithm_1(field: Field, free: Sequence[Candidate], rules: AssignRules) -> dict[str, Reason]:
     """By demand, and by weights where that leaves models out."""
-    chosen = _greedy(field.copy(), free, rules)
+    chosen = greedy(field.copy(), free, rules)
     homeless = [c for c in free if chosen[c.model.name].place is None]
     if any(field.best(c.model) for c in homeless):
         for stay_first, wide_first in ((True, False), (False, False), (False, True)):
@@ -291,11 +291,11 @@ def _kept(
         reasons[name] = proposed[name]
         if proposed[name].kind is not Kind.STAYS:
             reasons[name] = replace(proposed[name], kind=Kind.KEPT, place=c.current, pressure=stay, stay_pressure=stay)
-    reasons |= _greedy(field, homeless, rules)
+    reasons |= greedy(field, homeless, rules)
     return reasons
 
 
-def _greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> dict[str, Reason]:
+def greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> dict[str, Reason]:
     """Lines 5 to 12 of Algorithm 1."""
     reasons: dict[str, Reason] = {}
     for c in ordered:

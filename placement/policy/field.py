@@ -13,7 +13,7 @@ the group that serves the least demand today (nothing is pushed away for no gain
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import inf
@@ -120,6 +120,7 @@ class Field:
         """S without weights and quotas."""
         self.room: Floats = np.array(capacity)
         """And without floors."""
+        self._capacity = capacity
         self._blocks = [block.over(self) for block in blocks]
 
     def copy(self) -> Field:
@@ -127,7 +128,7 @@ class Field:
         other = Field.__new__(Field)
         other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
         other._blocks = [block.over(other) for block in self._blocks]
-        other._where, other._group_of = self._where, self._group_of
+        other._where, other._group_of, other._capacity = self._where, self._group_of, self._capacity
         return other
 
     def numbers(self, place: Place) -> tuple[int, ...]:
@@ -154,6 +155,13 @@ class Field:
             self.demand[i] += demand
             self.left[i] -= fixed
             self.room[i] -= needed
+
+    def rebook(self, device: str, models: Collection[Model]) -> None:
+        """Exactly these have a part on the device, whatever was booked there before."""
+        i = self._where[device]
+        self.demand[i] = sum(model.part_demand for model in models)
+        self.left[i] = self._capacity[i] - sum(model.fixed for model in models)
+        self.room[i] = self._capacity[i] - sum(model.needed for model in models)
 
     def resulting(self, model: Model, place: Place) -> float:
         """The highest resulting pressure on the devices of a place; +inf where the model does not fit."""

@@ -66,11 +66,12 @@ def clearly_lower(one: Field, other: Field, tau: float) -> bool:
     return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
 
 
-def make_room(field: Field, placed: Sequence[Placed], homeless: Sequence[Model]) -> dict[str, Place]:
+def make_room(field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256) -> dict[str, Place]:
     """Places for models of one part that fit nowhere, by moving one model elsewhere or having two change places for
     each. Changes the field, in which `placed` are booked. Returns all new places: of those that found one, and of those
-    that went out of the way."""
+    that went out of the way. `tries`: how many models may be looked at as the one that goes, for all together."""
     search = _Search(field, placed, 0.0)
+    search.tries = tries
     found: dict[str, Place] = {}
     for model in sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name)):
         place = field.first(model) or search.vacate(model)
@@ -85,6 +86,8 @@ class _Search:
         self._field = field
         self._placed = placed
         self._tau = tau
+        self.tries = 0
+        """That `vacate` has left."""
         self._places = [p.place for p in placed]
         self._numbers = [field.numbers(p.place) for p in placed]
         self._steps_of: dict[int, tuple[float, float]] = {}
@@ -145,7 +148,11 @@ class _Search:
         at, needed, fixed = self._columns[1][0], self._needed[ones], self._fixed[ones]
         room, left = field.room[at], field.left[at]
         fits_then = (room + needed >= model.needed) & (left + fixed > model.fixed)
-        for row in sorted(np.flatnonzero(fits_then), key=lambda row: (model.needed - room[row], needed[row])):
+        rows = np.flatnonzero(fits_then)
+        for row in rows[np.lexsort((needed[rows], -room[rows]))]:
+            if self.tries == 0:
+                return None
+            self.tries -= 1
             i, device = int(ones[row]), int(at[row])
             moved = self._placed[i].model
             spot = field.first(moved)  # not where it is: it leaves that for the other

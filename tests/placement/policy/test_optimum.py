@@ -302,8 +302,8 @@ def test_a_model_that_fits_nowhere_gets_room_when_two_others_change_places():
 
 def test_a_model_that_fits_nowhere_gets_room_when_another_goes_elsewhere():
     field = Field(devices(A=101, B=101), {})
-    homes = {"a": (50, "A"), "b": (30, "A"), "c": (70, "B")}
-    placed = [Placed(Model(name, 5.0, size), at(home), None) for name, (size, home) in homes.items()]
+    field.book(Model("stuck", 1.0, 70), ["B"])
+    placed = [Placed(Model(name, 5.0, size), at("A"), None) for name, size in [("a", 50), ("b", 30)]]
     for p in placed:
         field.book(p.model, p.place.devices)
     assert make_room(field, placed, [Model("new", 1.0, 40)]) == {"b": at("B"), "new": at("A")}
