@@ -317,3 +317,14 @@ def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
         field.book(p.model, p.place.devices)
     assert improve(field, placed, 0, 0.2) == {}
     assert list(improve(field, placed, 1, 0.2).values()) == [Change(at("B"), 10 / 80, 5 / 90)]
+
+
+@pytest.mark.parametrize(("home", "tau", "moves"), [("A", 0.2, 0), ("A", 0.01, 1), (None, 0.2, 1)])
+def test_a_step_takes_an_active_model_from_its_place_for_more_than_tau_only(home, tau, moves):
+    """60 / 80 on A becomes 58 / 80 on B: 3 % less."""
+    field = Field(devices(A=100, B=100), {})
+    field.book(Model("r", 28.0, 10), ["B"])
+    placed = [Placed(Model(name, 30.0, 10), at("A"), at(home) if home else None) for name in "pq"]
+    for p in placed:
+        field.book(p.model, p.place.devices)
+    assert len(improve(field, placed, 10, tau)) == moves
