@@ -42,7 +42,7 @@ test-gpu: env protos ## the tests that need a GPU
 
 check: env protos ## format, lint, types
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway prismctl deploy
+	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway prismctl deploy sim
 
 bench: env protos ## the benchmarks that need no GPU; results in benchmarks/results
 	@$(BIN)/python -m benchmarks.policy

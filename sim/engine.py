@@ -145,8 +145,10 @@ class Engine:
 
     # --- memory (a Holder)
 
-    def grown(self) -> None:
+    def grown(self, came: bool) -> None:
         if not self._task.busy:
+            if not came and not self.empty:  # it stood still for that
+                self._park_newest()
             self._next()
 
     def limit_fell(self) -> None:

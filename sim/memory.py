@@ -45,7 +45,7 @@ class Holder(Protocol):
     """Of requests that run."""
     last_use: float
 
-    def grown(self) -> None:
+    def grown(self, came: bool) -> None:
         """Memory that it waited for came, or will not."""
 
     def limit_fell(self) -> None:
@@ -241,9 +241,9 @@ class GroupMemory:
                 case Grant(lease_id, request_id, extents):
                     own = self._extents if extents[0].kind == "kv" else self._weights
                     own[lease_id].extend(extent.id for extent in extents)
-                    self._answered(lease_id, request_id, quiet)
+                    self._answered(lease_id, request_id, quiet, came=True)
                 case Refuse(lease_id, request_id):
-                    self._answered(lease_id, request_id, quiet)
+                    self._answered(lease_id, request_id, quiet, came=False)
                 case AskBack(lease_id, reclaim_id, nbytes):
                     self._clock.after(self._reclaim_s(nbytes), self._reclaim, lease_id, nbytes, reclaim_id)
                 case LimitChanged(model):
@@ -263,15 +263,15 @@ class GroupMemory:
         if due is not None and self._timer is None:
             self._timer = self._clock.at(due, self._tick)
 
-    def _answered(self, model: str, request_id: int, quiet: str) -> None:
+    def _answered(self, model: str, request_id: int, quiet: str, came: bool) -> None:
         if self._growing.get(model) == request_id:
             del self._growing[model]
             if model != quiet:
-                self._clock.after(0.0, self._grown, model)
+                self._clock.after(0.0, self._grown, model, came)
 
-    def _grown(self, model: str) -> None:
+    def _grown(self, model: str, came: bool) -> None:
         if model in self._holders:
-            self._holders[model].grown()
+            self._holders[model].grown(came)
 
     def _reclaim_s(self, nbytes: int) -> float:
         return self._hardware.reclaim_base_s + nbytes / self._hardware.reclaim_bytes_per_s

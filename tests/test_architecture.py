@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "prismctl", "deploy")
+PACKAGES = ("services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "prismctl", "deploy", "sim")
 FILES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
 ]
@@ -75,6 +75,22 @@ def test_a_service_imports_another_only_through_its_client():
                 in_copy = "transfers" in path.parts and name.startswith("balloond.backends")
                 through_client = rest and rest[0] in ("client", "keeper_client")
                 assert through_client or in_engine or in_copy, f"{module(path)} imports {name}"
+
+
+def test_the_simulator_has_no_clock_but_its_own_and_of_the_services_only_what_decides_and_its_settings():
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] != "sim":
+            continue
+        found = imports(path)
+        tops = {name.split(".")[0] for name in found}
+        assert not tops & {"asyncio", "threading", "socket", "grpc", "protos"}, module(path)
+        assert "time" not in tops or module(path) == "sim.replay", (
+            f"{module(path)} has a clock"
+        )  # it tells how long it took
+        for name in found:
+            top, *rest = name.split(".")
+            if top in ("balloond", "loader", "gpu_scheduler", "placement", "gateway"):
+                assert rest[0] in ("policy", "config"), f"{module(path)} imports {name}"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,31 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sim.catalogue import SHAPES
+from sim.cost import H200, Cost, Shape
+
+EIGHT = Cost(SHAPES["8b"])
+
+
+@given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
+def test_steps_in_a_time_are_those_whose_cost_fits_into_it(steps, batch, context, part):
+    low, high = (EIGHT.decode(n, batch, context) for n in (steps, steps + 1))
+    assert EIGHT.steps_in(low + part * (high - low), batch, context) == steps
+
+
+def test_a_run_of_steps_costs_what_its_steps_cost_one_by_one():
+    one_by_one = sum(EIGHT.decode(1, 7, 900 + 7 * step) for step in range(50))
+    assert EIGHT.decode(50, 7, 900) == pytest.approx(one_by_one)
+
+
+def test_a_prompt_in_two_parts_costs_what_it_costs_whole():
+    assert EIGHT.prefill_part(300, 0) + EIGHT.prefill_part(700, 300) == pytest.approx(EIGHT.prefill_part(1000, 0))
+
+
+def test_a_model_on_two_devices_has_half_of_it_on_each():
+    whole = SHAPES["8b"]
+    two = Cost(Shape(whole.weights_bytes, whole.kv_bytes_per_token, 2))
+    assert two.wake_s - H200.wake_base_s == pytest.approx((EIGHT.wake_s - H200.wake_base_s) / 2)
+    assert two.prefill_part(1000, 0) == pytest.approx(EIGHT.prefill_part(1000, 0) / 2)
+    assert two.decode_step_s > EIGHT.decode_step_s / 2  # they exchange

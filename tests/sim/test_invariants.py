@@ -1,0 +1,69 @@
+"""What holds in every replay: no byte and no request is lost, and the same seed gives the same run."""
+
+from math import isnan
+
+import pytest
+
+from sim import report
+from sim.policies import SYSTEMS
+from tests.sim.worlds import GB, SMALL, crowded, models, replay
+
+KNOWN = models(*"abcdef", kv=100_000, context_tokens=4096)
+
+
+def run(seed, policy, sizes=(1, 1)):
+    requests = crowded(seed)
+    return replay(requests, KNOWN, policy, sizes, SMALL, check_every_s=0.25), requests
+
+
+@pytest.mark.parametrize("policy", sorted(SYSTEMS))
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_add_up_all_the_while_and_every_request_ends_with_all_its_tokens(seed, policy):
+    outcome, requests = run(seed, policy)
+    for request in requests:
+        if policy == "static" and request.failed == "its model has no place":
+            continue
+        assert request.served and not request.failed, request
+        assert request.generated == request.output_tokens
+        assert request.arrival < request.first_at <= request.ended_at
+    for group in outcome.system.groups:
+        held = sum(group.memory.held(name) for name in group.residents)
+        ledger = group.memory.device.ledger
+        assert ledger.leased + ledger.free + ledger.booked == SMALL.capacity_bytes
+        assert held + sum(group.memory.weights(name) for name in group.residents) == ledger.leased
+        assert all(resident.engine is None or resident.engine.empty for resident in group.residents.values())
+
+
+def test_the_crowd_is_one_that_has_to_share_memory():
+    outcome, requests = run(0, "prism", (1,))
+    (group,) = outcome.system.groups
+    assert group.counts.hibernations >= 4 and group.memory.reclaimed_bytes > 0
+    assert sum(request.parked for request in requests) > 0 and all(request.served for request in requests)
+
+
+def test_the_same_requests_give_the_same_run():
+    reports = []
+    for _ in range(2):
+        outcome, _ = run(3, "prism")
+        result = report.build(outcome)
+        result["run"].pop("wall_s")
+        reports.append(result)
+    assert reports[0] == reports[1] and reports[0]["all"]["served"] == 400
+
+
+def test_static_serves_no_model_for_which_there_is_no_room():
+    outcome, requests = run(1, "static", (1,))
+    homeless = {request.model for request in requests if request.failed}
+    assert homeless and outcome.system.figures["models without a place"] == len(homeless)
+    assert all(isnan(request.ended_at) for request in requests if request.model in homeless)
+    assert report.build(outcome)["all"]["attainment"] < 1.0
+
+
+def test_what_is_not_served_when_patience_ends_has_failed_and_missed():
+    requests = crowded(2, count=60)
+    outcome = replay(
+        requests, models(*"abcdef", kv=100_000, context_tokens=4096, weights=GB), "prism", (1,), SMALL, patience_s=0.0
+    )
+    total = report.build(outcome)["all"]
+    failed = [request for request in requests if request.failed]
+    assert failed and total["served"] == len(requests) - len(failed) and total["attainment"] <= total["served"] / 60

@@ -1,0 +1,67 @@
+"""Scenarios that can be worked out by hand; worlds.ROUND has the numbers."""
+
+import pytest
+
+from sim.request import Request
+from tests.sim.worlds import GB, models, replay
+
+
+def test_a_request_alone_costs_its_path_its_prefill_and_its_steps():
+    (request,) = requests = [Request("0", "a", 1.0, 100, 11)]
+    replay(requests, models("a"), "static")
+    assert request.ttft == pytest.approx(0.05 + 0.1 + 0.1)
+    assert request.tpot == pytest.approx(0.01) and request.generated == 11
+
+
+def test_decodes_wait_for_the_prefill_of_the_next_request_from_the_end_of_their_step_on():
+    first, second = requests = [Request("0", "a", 1.0, 100, 101), Request("1", "a", 1.304, 50, 2)]
+    replay(requests, models("a"), "static")
+    # Steps end at 1.26, 1.27, ...; the second is there at 1.354, in the eleventh, and prefills from 1.36 to 1.51.
+    assert second.first_at == pytest.approx(1.51) and second.ended_at == pytest.approx(1.52)
+    assert first.first_at == pytest.approx(1.25) and first.ended_at == pytest.approx(1.51 + 89 * 0.01)
+
+
+def test_a_model_that_is_nowhere_starts_cold_with_its_first_request_and_is_there_for_the_second():
+    first, second = requests = [Request("0", "a", 1.0, 100, 1, 9.0), Request("1", "a", 5.0, 100, 1, 9.0)]
+    outcome = replay(requests, models("a"))
+    assert first.ttft == pytest.approx(0.05 + 2.0 + 0.2) and second.ttft == pytest.approx(0.25)
+    (group,) = outcome.system.groups
+    assert (group.counts.cold_starts, group.counts.wakes, group.counts.weights_bytes) == (1, 0, GB)
+
+
+def test_an_idle_model_sleeps_where_its_memory_is_wanted_and_wakes_when_it_is_asked_for():
+    requests = [
+        Request("0", "a", 0.0, 100, 1, 9.0),
+        Request("1", "b", 60.0, 100, 1, 9.0),
+        Request("2", "a", 120.0, 100, 1, 9.0),
+    ]
+    outcome = replay(requests, models("a", "b", weights=80 * GB))
+    (group,) = outcome.system.groups
+    assert (group.counts.hibernations, group.counts.wakes, group.counts.cold_starts) == (2, 1, 2)
+    # 80 ms for a token of a model of 80 GB; a yields within 10 ms, then b starts; last a wakes.
+    assert requests[1].ttft == pytest.approx(0.05 + 0.01 + 2.0 + 0.1 + 8.0)
+    assert requests[2].ttft == pytest.approx(0.05 + 0.01 + 0.3 + 0.1 + 8.0)
+
+
+def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_one_under_static():
+    def run(policy):
+        requests = [
+            Request("0", "a", 0.0, 1, 1, 9.0),
+            Request("1", "b", 0.0, 1, 1, 9.0),
+            Request("2", "a", 9.0, 500, 1, 9.0),
+        ]
+        requests += [Request("3", "b", 9.01, 3000, 1, 30.0), Request("4", "a", 9.02, 500, 1, 4.0)]
+        replay(requests, models("a", "b"), policy)
+        return requests[3].first_at, requests[4].first_at
+
+    long, urgent = run("prism")
+    assert urgent < long
+    long, urgent = run("static")
+    assert long == pytest.approx(9.06 + 0.6 / 2 + 3.1, abs=1.0)  # side by side, at half the speed
+
+
+def test_a_model_on_two_devices_is_served_by_the_group_of_two():
+    (request,) = requests = [Request("0", "wide", 0.0, 100, 11, 9.0)]
+    outcome = replay(requests, models("wide", devices=2, weights=2 * GB), sizes=(1, 2))
+    assert request.served and [len(group.active) for group in outcome.system.groups] == [0, 1]
+    assert request.tpot == pytest.approx(0.01)

@@ -1,0 +1,69 @@
+"""Small fleets and traces with round numbers."""
+
+import random
+from dataclasses import replace
+from math import inf
+
+from sim import catalogue
+from sim.cost import H200, Shape
+from sim.policies import SYSTEMS
+from sim.replay import Replay
+from sim.request import Request
+from sim.trace import Trace
+
+GB = 10**9
+ROUND = replace(
+    H200,
+    step_s=0.01,
+    weight_bytes_per_s=inf,
+    sequence_s=0.0,
+    kv_bytes_per_s=inf,
+    prefill_step_s=0.1,
+    prefill_s_per_token_byte=0.001 / GB,
+    attention_s=0.0,
+    exchange_s=0.0,
+    sharing=1.0,
+    path_s=0.05,
+    wake_base_s=0.3,
+    cold_base_s=2.0,
+    link_bytes_per_s=inf,
+    hibernate_s=0.01,
+)
+"""10 ms a decode step, 0.1 s a prefill step and 1 ms for each of its tokens, for models of 1 GB."""
+
+SMALL = replace(
+    H200, capacity_bytes=4 * GB, quota_bytes=GB // 20, kept_bytes=GB // 100, graph_bytes=0, kv_extent_bytes=4 << 20
+)
+"""A device that holds three of `crowded`'s models, with little KV."""
+
+
+def models(*names, weights=GB, kv=1000, **facts):
+    return catalogue.Catalogue(
+        [catalogue.Spec(name, Shape(weights, kv, facts.pop("devices", 1)), **facts) for name in names]
+    )
+
+
+def replay(requests, known, policy="prism", sizes=(1,), hardware=ROUND, **options):
+    seconds = max(request.arrival for request in requests) + 1.0
+    run = Replay(
+        Trace(requests, seconds),
+        known,
+        sizes,
+        SYSTEMS[policy],
+        hardware=hardware,
+        progress=lambda line: None,
+        **options,
+    )
+    return run.run()
+
+
+def crowded(seed, count=400, names="abcdef"):
+    """More models than a small device holds, in bursts, and long answers that fill its memory."""
+    draw = random.Random(seed)
+    at, requests = 0.0, []
+    for i in range(count):
+        at += draw.choice([0.0, 0.01, 0.05, 2.0])
+        name = draw.choice(names[: 2 + int(at) % len(names)])
+        ttft = draw.choice([0.5, 2.0, inf])
+        requests.append(Request(str(i), name, at, draw.randint(1, 3000), draw.choice([1, 2, 50, 900]), ttft, 0.05))
+    return requests
