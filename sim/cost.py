@@ -28,30 +28,31 @@ class Hardware:
 
     capacity_bytes: int = 149_500_000_000
     """Of one device, for models: an H200's 150.8 GB less balloond's reserve and spares."""
-    step_s: float = 0.00062
-    weight_bytes_per_s: float = 3.83e12
+    step_s: float = 0.00058
+    weight_bytes_per_s: float = 3.5e12
     sequence_s: float = 0.0
-    kv_bytes_per_s: float = 4.0e12
-    prefill_step_s: float = 0.0045
-    prefill_s_per_token_byte: float = 1.73e-15
+    kv_bytes_per_s: float = 4.82e12
+    prefill_step_s: float = 0.00794
+    prefill_s_per_token_byte: float = 1.662e-15
     attention_s: float = 1.0e-16
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 0.95
-    path_s: float = 0.012
+    sharing: float = 1.10
+    """Above 1: engines use the devices while others' hosts are between two steps."""
+    path_s: float = 0.011
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 8192
     """Tokens of an engine's prefill step at most."""
     most_running: int = 256
     """Requests that an engine decodes at a time."""
 
-    link_bytes_per_s: float = 52.0 * GB
-    """A GPU's own way to host memory."""
-    between_bytes_per_s: float = 254.0 * GB
-    """From GPU to GPU."""
-    wake_base_s: float = 0.03
-    cold_base_s: float = 2.2
+    link_bytes_per_s: float = 50.9 * GB
+    """A GPU's own way to host memory, mapping and checking of what comes included."""
+    host_bytes_per_s: float = 107.0 * GB
+    """To all GPUs together; counted within a group only."""
+    wake_base_s: float = 0.0155
+    cold_base_s: float = 2.42
     hibernate_s: float = 0.009
     reclaim_base_s: float = 0.003
     reclaim_bytes_per_s: float = 155.0 * GB
@@ -136,22 +137,14 @@ class Cost:
     @property
     def wake_s(self) -> float:
         """From hibernation: all devices at once, each over its own link."""
-        return self.hardware.wake_base_s + self._part / self.hardware.link_bytes_per_s
+        return self.hardware.wake_base_s + self._copy_s
 
     @property
     def cold_s(self) -> float:
         """From an image, in a warm engine: graphs are captured again."""
-        return self.hardware.cold_base_s + self._part / self.hardware.link_bytes_per_s
+        return self.hardware.cold_base_s + self._copy_s
 
     @property
-    def beside_s(self) -> float:
-        """As `cold_s`, weights from another device that has them."""
-        return self.hardware.cold_base_s + self._part / self.hardware.between_bytes_per_s
-
-    @property
-    def _part(self) -> float:
-        return self.shape.weights_bytes / self.shape.devices
-
-    def reclaim_s(self, nbytes: int) -> float:
-        """From asking an engine for idle memory until it is back."""
-        return self.hardware.reclaim_base_s + nbytes / self.hardware.reclaim_bytes_per_s
+    def _copy_s(self) -> float:
+        hardware, devices = self.hardware, self.shape.devices
+        return self.shape.weights_bytes / min(devices * hardware.link_bytes_per_s, hardware.host_bytes_per_s)

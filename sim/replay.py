@@ -27,6 +27,7 @@ class Outcome:
     specs: Sequence[Spec]
     clock: Clock
     wall_s: float
+    cpu_s: float
     ended_s: float
     """When the last request was through."""
 
@@ -61,7 +62,7 @@ class Replay:
         self._next_arrival()
         if self.check_every_s:
             self._clock.after(self.check_every_s, self._check)
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         end = self.trace.seconds + self.patience_s
         self._pump(end, began)
         for request in self.trace.requests:
@@ -69,7 +70,8 @@ class Replay:
                 request.failed = "it never ended"
         for group in system.groups:
             group.check()
-        return Outcome(self.trace, system, specs, self._clock, time.perf_counter() - began, self._last_end)
+        wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
+        return Outcome(self.trace, system, specs, self._clock, wall_s, cpu_s, self._last_end)
 
     def _specs(self) -> list[Spec]:
         names = sorted({request.model for request in self.trace.requests})

@@ -32,7 +32,7 @@ def build(outcome: Outcome) -> dict[str, Any]:
         | dict(outcome.system.figures),
         "seconds": outcome.trace.seconds,
         "last_end_s": outcome.ended_s,
-        "run": {"wall_s": outcome.wall_s, "events": outcome.clock.events},
+        "run": {"wall_s": outcome.wall_s, "cpu_s": outcome.cpu_s, "events": outcome.clock.events},
     }
 
 
@@ -83,7 +83,7 @@ def text(report: dict[str, Any]) -> str:
     total, run = report["all"], report["run"]
     lines = [
         f"{total['served']} of {total['requests']} requests served, {report['seconds'] / 3600:.2f} h in "
-        f"{run['wall_s']:.1f} s ({run['events']} events)",
+        f"{run['wall_s']:.1f} s ({run['cpu_s']:.1f} of a core, {run['events']} events)",
         f"attainment {total['attainment']:.4f}: TTFT {total['ttft_attainment']:.4f}, "
         f"TPOT {total['tpot_attainment']:.4f}",
         f"TTFT {_spread(total['ttft_s'])}; TPOT {_spread(total['tpot_s'])}",

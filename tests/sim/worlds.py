@@ -27,6 +27,7 @@ ROUND = replace(
     wake_base_s=0.3,
     cold_base_s=2.0,
     link_bytes_per_s=inf,
+    host_bytes_per_s=inf,
     hibernate_s=0.01,
 )
 """10 ms a decode step, 0.1 s a prefill step and 1 ms for each of its tokens, for models of 1 GB."""

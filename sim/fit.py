@@ -1,0 +1,252 @@
+"""Fits the cost model to what was measured, and says how far it is off where it was not fitted.
+
+    python -m sim.fit --results benchmarks/results
+
+Fitted to: steps and starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
+(`gpu_overhead_one`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four GPUs that
+load at once (`gpu_load_group`), one engine at 28 requests/s (`gpu_overhead_one`: TPOT and TTFT) and two
+(`gpu_overhead_two`: TPOT). The rest of what it prints was held out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from sim.catalogue import SHAPES, Spec
+from sim.clock import Clock
+from sim.cost import H200, Cost, Hardware, Shape
+from sim.policies.static import Static
+from sim.request import Request
+from sim.system import World
+
+_PROMPT, _OUTPUT, _IN_FLIGHT = 256, 128, 256
+"""Of `benchmarks/gpu/overhead.py`."""
+_LEAD_IN_S, _WARM_UP_S, _SECONDS = 4.0, 10.0, 60.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a load came to: means."""
+
+    ttft_s: float
+    tpot_s: float
+    tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison."""
+
+    what: str
+    measured: float
+    modelled: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        return self.modelled / self.measured - 1
+
+
+def simulate(hardware: Hardware, engines: int, rate: float | None) -> Load:
+    """The load of `overhead.py` on so many 8B engines of one GPU. `rate` None: always `_IN_FLIGHT` requests."""
+    clock, draw = Clock(), random.Random(1)
+    path_s = hardware.path_s  # requests go straight to the engine
+    specs = [Spec(f"engine-{i}", SHAPES["8b"], context_tokens=4096) for i in range(engines)]
+    done: list[Request] = []
+    numbers = iter(range(1 << 30))
+
+    def submit() -> None:
+        number = next(numbers)
+        system.submit(Request(str(number), specs[number % engines].name, clock.now, _PROMPT, _OUTPUT))
+
+    def ended(request: Request) -> None:
+        done.append(request)
+        if rate is None:
+            clock.after(0.0, submit)
+
+    system = Static(World(clock, hardware, [1], specs, {}), ended)
+    if rate is None:
+        for _ in range(_IN_FLIGHT):
+            clock.at(draw.uniform(0.0, _LEAD_IN_S), submit)
+    else:
+        at = 0.0
+        while at < _SECONDS:
+            at += draw.expovariate(rate)
+            clock.at(at, submit)
+    clock.run(_SECONDS)
+    counted = [request for request in done if request.ended_at > _WARM_UP_S]
+    return Load(
+        fmean(request.ttft for request in counted) + path_s,
+        fmean(request.tpot for request in counted),
+        len(counted) * _OUTPUT / (_SECONDS - _WARM_UP_S),
+    )
+
+
+def solve(f: Callable[[float], float], low: float, high: float) -> float:
+    """Where the rising `f` is zero, to a thousandth of the interval."""
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (low, middle) if f(middle) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+class Results:
+    """The files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, name: str) -> Any:
+        return json.loads((self._folder / f"{name}.json").read_text())
+
+    def load(self, part: str, load: str) -> Load:
+        """Means over all windows of our side."""
+        windows = [
+            window
+            for window in self.read(f"gpu_overhead_{part}")["windows"]
+            if window["load"] == load and window["side"] == "elastic"
+        ]
+        return Load(
+            fmean(s for window in windows for s in window["ttft_s"]),
+            fmean(s for window in windows for s in window["tpot_s"]),
+            sum(window["tokens"] for window in windows) / sum(window["seconds"] for window in windows),
+        )
+
+
+def wake_s(rows: dict[str, Any]) -> float:
+    """Of the steps of a wake-up, together."""
+    return median(sum(steps.values()) for steps in rows["steps"])
+
+
+def fit(results: Results) -> Hardware:
+    eight, one = SHAPES["8b"], SHAPES["1b"]
+    shapes = results.read("gpu_residency_two_shapes")
+    slow, fast = wake_s(shapes["8b"]), wake_s(shapes["1b"])
+    link = (eight.weights_bytes - one.weights_bytes) / (slow - fast)
+    wake_base = fast - one.weights_bytes / link
+    cold_base = fmean(
+        cold_s - median(shapes[name]["warm_s"]) - SHAPES[name].weights_bytes / link
+        for name in ("8b", "1b")
+        for cold_s in shapes[name]["cold_s"]
+    )
+
+    group = results.read("gpu_load_group")["rows"][0]
+
+    # Decode steps: one request of 8B, one of 1B, and 16 of 8B with much KV.
+    reclaim = results.read("gpu_reclaim")
+    tensor = results.read("gpu_tensor_parallel")["measured"]
+    alone = results.read("gpu_overhead_one")["measured"]["elastic-0"]
+    eight_s = fmean([alone["decode_step_ms"], *(each["decode_step_ms"] for each in reclaim["measured"].values())]) / 1e3
+    one_s = tensor["ours-on-one"]["decode_step_ms"] / 1e3
+    # That engine's embeddings were not tied: what it loaded is what it measured.
+    one_bytes = tensor["ours-on-one"]["weights_bytes"]
+    weight_rate = (eight.weights_bytes - one_bytes) / (eight_s - one_s)
+    step = one_s - one_bytes / weight_rate
+    kv_rate = reclaim["stats"]["steady"]["kv_used_bytes"] / (reclaim["between_tokens_s"]["after"]["p50"] - eight_s)
+
+    hardware = replace(
+        H200,
+        link_bytes_per_s=link,
+        host_bytes_per_s=group["bytes"] / median(group["seconds"]),
+        wake_base_s=wake_base,
+        cold_base_s=cold_base,
+        weight_bytes_per_s=weight_rate,
+        step_s=step,
+        kv_bytes_per_s=kv_rate,
+        sequence_s=0.0,
+        path_s=0.0,
+    )
+    chunk_rate = fmean(
+        [alone["prefill_tokens_per_s"], *(each["prefill_tokens_per_s"] for each in reclaim["measured"].values())]
+    )
+
+    def with_step(prefill_step: float) -> Hardware:
+        chunk_s = hardware.prefill_chunk / chunk_rate - prefill_step
+        attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(hardware.prefill_chunk, 0)
+        each = (chunk_s - attention) / hardware.prefill_chunk / eight.weights_bytes
+        return replace(hardware, prefill_step_s=prefill_step, prefill_s_per_token_byte=each)
+
+    measured = results.load("one", "28")
+    target = measured.tpot_s
+    hardware = with_step(solve(lambda s: simulate(with_step(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
+    target = results.load("two", "28").tpot_s
+    shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
+    return replace(hardware, sharing=shared, path_s=max(0.0, measured.ttft_s - simulate(hardware, 1, 28.0).ttft_s))
+
+
+def compare(results: Results, hardware: Hardware) -> list[Line]:
+    lines: list[Line] = []
+
+    def line(what: str, measured: float, modelled: float, fitted: bool = False) -> None:
+        lines.append(Line(what, measured, modelled, fitted))
+
+    for part, engines, load in (
+        ("one", 1, "28"),
+        ("one", 1, "full"),
+        ("two", 2, "28"),
+        ("two", 2, "32"),
+        ("two", 2, "full"),
+    ):
+        told = results.load(part, load)
+        found = simulate(hardware, engines, None if load == "full" else float(load))
+        name = f"{part}, {load}"
+        line(f"{name}: mean TTFT, s", told.ttft_s, found.ttft_s, name == "one, 28")
+        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, load == "28")
+        line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
+    eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
+    shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")
+    warm_s = hardware.path_s + eight.prefill_step_s + eight.prefill_part(16, 0)
+    line("TTFT of a lone 8B request, s", median(shapes["8b"]["warm_s"]), warm_s)
+    line("wake 8B, s", wake_s(shapes["8b"]), eight.wake_s, True)
+    line("wake 1B, s", wake_s(shapes["1b"]), one.wake_s, True)
+    line("wake 8B, 100 cycles on another host, s", wake_s(again["8b"]), eight.wake_s)
+    line("cold 8B on another host, s", fmean(again["8b"]["cold_s"]), eight.cold_s + hardware.path_s)
+    turn = results.read("gpu_prefill_turn")
+    line(
+        "step of 16 short streams, s",
+        turn["sides"]["neither"]["between_tokens_s"]["alone"]["p50"],
+        eight.decode(1, 16, 1600),
+    )
+    beside = turn["sides"]["neither"]
+    line(
+        "step beside a prefill, s",
+        beside["between_tokens_s"]["beside"]["p50"],
+        eight.decode(1, 16, 1600) * 2 / hardware.sharing,
+    )
+    prompt = turn["arguments"]["prompt"]
+    seconds = 2 / hardware.sharing * (eight.prefill_step_s + eight.prefill_part(int(prompt), 0))
+    line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
+    group = results.read("gpu_load_group")["rows"][0]
+    four = Cost(Shape(SHAPES["70b"].weights_bytes, SHAPES["70b"].kv_bytes_per_token, 4), hardware)
+    line("70B onto four GPUs, s", median(group["seconds"]), four.wake_s - hardware.wake_base_s, True)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("sim.fit", description="Fits the cost model to measured figures.")
+    parser.add_argument("--results", type=Path, required=True, help="the folder of the GPU benchmarks' JSON files")
+    parser.add_argument("--keep", action="store_true", help="do not fit: compare the numbers of sim/cost.py")
+    given = parser.parse_args()
+    results = Results(given.results)
+    hardware = H200 if given.keep else fit(results)
+    for name in Hardware.__slots__:
+        if getattr(hardware, name) != getattr(H200, name):
+            print(f"{name} = {getattr(hardware, name):.5g}")
+    lines = compare(results, hardware)
+    for line in lines:
+        print(
+            f"{line.what:45} {line.measured:10.4g} {line.modelled:10.4g} {line.error:+7.1%}{'  fitted' * line.fitted}"
+        )
+    held_out = [abs(line.error) for line in lines if not line.fitted]
+    print(f"held out: mean error {fmean(held_out):.1%}, median {median(held_out):.1%}, worst {max(held_out):.1%}")
+
+
+if __name__ == "__main__":
+    main()
