@@ -15,11 +15,11 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
 Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and what they take, eviction, migration, time slices between engines.
 
-Checked against one H200 by `python -m sim.fit --results benchmarks/results --keep`: on 17 figures that nothing was fitted
-to, the median error is 5 %. Off by more: one engine under 256 endless requests of equal length (TTFT 3.8 times what was
-measured: here they stay in step with each other, and its TPOT is 13 % less), a decode step beside a neighbour's prefill
-(22 % too fast), the first token of a lone request through a gateway (10 ms too early), a wake-up while other GPUs of the
-host are busy (15 % too fast). Fitted with models of 1B and 8B only.
+Checked against one H200 by `python -m sim.fit --results benchmarks/results --keep`: on 18 figures that nothing was
+fitted to, the median error is 5 %. Off by more: one engine under 256 endless requests of equal length (TTFT 3.8 times
+what was measured: here they stay in step with each other; TPOT 13 % less), a decode step beside a neighbour's prefill
+(22 % too fast), the first token of a lone request through a gateway (10 ms too early), a wake-up while other GPUs of
+the host are busy (15 % too fast). Fitted with models of 1B and 8B only.
 
 24 hours of 300,000 requests for 48 models on four GPUs take minutes; half of that are placement's decisions, one each
 `period_s`, so that `--set period_s=5` makes a run shorter, and another one.

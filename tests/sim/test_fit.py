@@ -1,0 +1,24 @@
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from sim.cost import H200
+from sim.fit import Results, compare, fit, solve
+
+RESULTS = Results(Path(__file__).resolve().parents[2] / "benchmarks" / "results")
+
+
+def test_the_numbers_of_an_h200_are_those_that_the_fit_finds():
+    found = fit(RESULTS)
+    for field in fields(H200):
+        assert getattr(H200, field.name) == pytest.approx(getattr(found, field.name), rel=0.02), field.name
+
+
+def test_what_was_held_out_is_met_by_most_figures_within_a_tenth():
+    errors = sorted(abs(line.error) for line in compare(RESULTS, H200) if not line.fitted)
+    assert len(errors) >= 15 and errors[len(errors) // 2] < 0.1
+
+
+def test_a_rising_function_is_solved():
+    assert solve(lambda x: x * x - 2, 0.0, 2.0) == pytest.approx(2**0.5, abs=2e-3)
