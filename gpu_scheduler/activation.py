@@ -387,15 +387,15 @@ class Activation:
 
     async def _save_image(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
         try:
-            for pause_s in _UNTIL_LOADER_IS_BACK_S:
+            for pause_s in (*_UNTIL_LOADER_IS_BACK_S, None):
                 try:
                     await self._save_parts(resident, weights)
                     break
                 except Unavailable as error:
+                    if pause_s is None:
+                        raise
                     _log.info("image not made yet", model=resident.spec.name, why=str(error))
                     await asyncio.sleep(pause_s)
-            else:
-                await self._save_parts(resident, weights)
             resident.image_checksums = [mapped.checksum for mapped in weights]
             _log.info("image made", model=resident.spec.name)
         except PrismError as error:
