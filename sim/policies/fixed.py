@@ -1,0 +1,88 @@
+"""Fixed places: every model is where it is, awake, from the beginning to the end.
+
+Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/assign.py`), with the mean token rate of
+the whole replay as demand: nobody who plans ahead could know more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from placement.policy import kvpr
+from placement.policy.assign import Candidate, assign
+from placement.policy.kvpr import Place
+from sim.catalogue import Spec
+from sim.cost import Cost
+from sim.engine import Engine
+from sim.node import Group, Queue, Residency, Resident
+from sim.request import Request
+from sim.system import World
+from sim.terms import group_of, model_of, suitable
+
+
+class Fixed:
+    """The groups, and where each model is."""
+
+    def __init__(self, world: World, finished: Callable[[Request], None], queue: Callable[[Group], Queue]) -> None:
+        """Raises FleetError for a model that no group can hold even alone."""
+        self.groups = [
+            Group(world.clock, f"g{i}", size, world.hardware, queue, _never, finished)
+            for i, size in enumerate(world.sizes)
+        ]
+        for spec in world.specs:
+            suitable(spec, self.groups)
+        self._finished = finished
+        self._home: dict[str, Group] = {}
+        self.demands = {spec.name: _demand(spec, world.rates) for spec in world.specs}
+        for size in sorted({group.devices for group in self.groups}):
+            groups = [group for group in self.groups if group.devices == size]
+            specs = {spec.name: spec for spec in world.specs if spec.parts == size}
+            places = _places(groups, specs, self.demands)
+            for group in groups:
+                for name, place in places.items():
+                    if place.group == group.name:
+                        self._fill(group, specs[name])
+        self.homeless = [spec for spec in world.specs if spec.name not in self._home]
+        """Models for which there is no room."""
+
+    def _fill(self, group: Group, spec: Spec) -> None:
+        """Before the first request, in no time."""
+        hardware, memory = group.hardware, group.memory
+        memory.book(spec.name, hardware.quota_bytes, group.own_room(spec), group.floor(spec))
+        resident = Resident(spec, Cost(spec.shape, hardware))
+        resident.engine = Engine(group.clock, spec.name, resident.cost, group.processor, memory, group.queue)
+        memory.open(resident.engine)
+        memory.fill(spec.name, group.own_room(spec))
+        group.residents[spec.name] = group.active[spec.name] = resident
+        resident.residency = Residency.ACTIVE
+        group.queue.residency_changed(resident)
+        self._home[spec.name] = group
+
+    def submit(self, request: Request) -> None:
+        group = self._home.get(request.model)
+        if group is None:
+            request.failed = "its model has no place"
+            self._finished(request)
+            return
+        group.queue.submit(request)
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        return {"models without a place": len(self.homeless)}
+
+
+def _places(groups: Sequence[Group], specs: Mapping[str, Spec], demands: Mapping[str, float]) -> dict[str, Place]:
+    models = [model_of(spec, groups[0], demands[name]) for name, spec in specs.items()]
+    there = [group_of(group) for group in groups]
+    return assign(there, [Candidate(model) for model in models], 0.0).places
+
+
+def _demand(spec: Spec, rates: Mapping[str, float]) -> float:
+    return kvpr.demand(
+        rates.get(spec.name, 0.0), spec.shape.kv_bytes_per_token, spec.tpot_s if spec.tpot_s < inf else None, 0.1
+    )
+
+
+def _never(requests: list[Request]) -> None:
+    raise AssertionError(f"nothing moves here, and {requests} came back")
