@@ -53,6 +53,8 @@ class AssignRules:
     """How many of the best places a reason names."""
     improve_steps: int = 32
     """How many steps local search may take; 0: Algorithm 1 alone."""
+    least_pressure: float = 0.0
+    """Local search relieves no device that has less."""
 
 
 class Kind(Enum):
@@ -90,7 +92,7 @@ class Reason:
     tau: float = 0.0
     cool_down_left_s: float = 0.0
     options: tuple[Option, ...] = ()
-    """The best places, best first."""
+    """The best places, best first; the best alone for a model that stays."""
 
     @property
     def text(self) -> str:
@@ -238,10 +240,12 @@ def _improved(
     proposal, ours = _search(field, free, proposed, rules)
     if all(c.current is None or proposal[c.model.name].place == c.current for c in free):
         return proposal
+    if all(proposed[c.model.name].place == c.current for c in free):
+        return proposal  # the search began with everybody at home
     kept = _kept(field, free, proposed, rules)
     if _unplaced(proposal) != _unplaced(kept):
         return min(proposal, kept, key=_unplaced)
-    if clearly_lower(ours, _booked(field, free, kept), rules.tau):
+    if clearly_lower(ours, _booked(field, free, kept), rules.tau, rules.least_pressure):
         return proposal
     return _search(field, free, kept, rules)[0]
 
@@ -262,7 +266,8 @@ def _search(
     """Local search from the places of `reasons`, and the field as it is then."""
     after = _booked(field, free, reasons)
     found = dict(reasons)
-    for name, change in improve(after, _placed(free, reasons), rules.improve_steps, rules.tau).items():
+    changes = improve(after, _placed(free, reasons), rules.improve_steps, rules.tau, rules.least_pressure)
+    for name, change in changes.items():
         old = found[name]
         found[name] = replace(
             old, kind=Kind.IMPROVED, place=change.place, pressure=change.after, stay_pressure=change.before
@@ -300,13 +305,16 @@ def greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> di
     reasons: dict[str, Reason] = {}
     for c in ordered:
         model, current = c.model, c.current
-        options = tuple(field.best(model, max(1, rules.explain)))
         stay = field.resulting(model, current) if current is not None and _may_stay(field, c) else inf
+        most = max(1, rules.explain)
+        options = tuple(field.best(model, 1 if stay < inf else most))
         if not options:
             kind, place, pressure = Kind.UNPLACED, None, inf
         elif stay < inf and not options[0].pressure < stay * (1 - rules.tau):
             kind, place, pressure = Kind.STAYS, current, stay
         else:
+            if len(options) < most:
+                options = tuple(field.best(model, most))
             kind = Kind.PLACED if current is None else Kind.MOVES if stay < inf else Kind.DISPLACED
             place, pressure = options[0].place, options[0].pressure
         if place is not None:

@@ -63,9 +63,9 @@ class _Block:
     def evaluate(self, model: Model) -> Floats:
         """Fills and returns `result`: the resulting pressure on every device, +inf where the model does not fit."""
         unfit = self._find_unfit(model)
+        np.maximum(self._left_after, 1.0, out=self._left_after)  # less is no whole byte, and unfit
         np.add(self.demand, model.part_demand, out=self.result)
-        with np.errstate(divide="ignore", invalid="ignore"):  # where nothing is left; the next line settles it
-            np.divide(self.result, self._left_after, out=self.result)
+        np.divide(self.result, self._left_after, out=self.result)
         np.putmask(self.result, unfit, inf)
         return self.result
 

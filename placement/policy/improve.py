@@ -10,7 +10,8 @@ it takes a model from the place where it is active, by anything where its models
 the pressures of all devices, in descending order, become lexicographically less with each change, and the search never
 comes back to where it was.
 
-A step costs a few passes over the arrays of devices and models for each model of the device.
+A step costs a few passes over the arrays of devices and models for each model of the device without which that device
+would be relieved: whatever comes in its place adds to that.
 """
 
 from __future__ import annotations
@@ -48,20 +49,20 @@ class Change:
     after: float
 
 
-def improve(field: Field, placed: Sequence[Placed], steps: int, tau: float) -> dict[str, Change]:
+def improve(field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0) -> dict[str, Change]:
     """Lower the largest pressures of `field`, in which all of `placed` are booked beside what cannot move. Changes it.
-    Returns the models that end elsewhere."""
+    A device with less than `least` is not relieved. Returns the models that end elsewhere."""
     search = _Search(field, placed, tau)
-    search.run(steps)
+    search.run(steps, least)
     return search.changes()
 
 
-def clearly_lower(one: Field, other: Field, tau: float) -> bool:
-    """Whether the pressures of `one`, in descending order, fall below those of `other` by more than tau somewhere and
-    are nowhere before that higher. Repeated, that never leads in a circle: each time they become lexicographically
-    less."""
+def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> bool:
+    """Whether the pressures of `one`, in descending order, fall below those of `other` by more than tau somewhere,
+    where those are at least `least`, and are nowhere before that higher. Repeated, that never leads in a circle: each
+    time they become lexicographically less."""
     ours, theirs = -np.sort(-one.pressures()), -np.sort(-other.pressures())
-    lower = np.flatnonzero(ours < theirs * (1 - tau))
+    lower = np.flatnonzero((ours < theirs * (1 - tau)) & (theirs >= least))
     higher = np.flatnonzero(ours > theirs * (1 + _STRICTLY))
     return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
 
@@ -107,13 +108,13 @@ class _Search:
             self._columns[parts] = np.array([self._numbers[i] for i in self._alike[parts]]).T.copy()
         self._row = {int(i): row for alike in self._alike.values() for row, i in enumerate(alike)}
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, least: float) -> None:
         pressures = self._field.pressures()
         looked_at = np.zeros(len(pressures), dtype=np.bool_)
         changed = False
         for _ in range(steps):
             device = int(np.where(looked_at, -1.0, pressures).argmax()) if len(pressures) else 0
-            if not len(pressures) or looked_at[device] or pressures[device] <= 0:
+            if not len(pressures) or looked_at[device] or pressures[device] <= 0 or pressures[device] < least:
                 if not changed:
                     return
                 changed = False
@@ -179,8 +180,12 @@ class _Search:
         """The best change for the device, if there is one. Returns the devices that it touched."""
         best: tuple[float, int, int, Place | None] = (inf, -1, -1, None)
         for i in self._on.get(device, ()):
-            worst, place = self._elsewhere(i)
-            if worst < self._limit(pressure, bool(self._at_home[i])) and worst < best[0]:
+            limit = self._limit(pressure, bool(self._at_home[i]))
+            left_behind = self._left_behind(i)
+            if left_behind >= limit or left_behind >= best[0]:
+                continue
+            worst, place = self._elsewhere(i, left_behind)
+            if worst < limit and worst < best[0]:
                 best = worst, i, -1, place
             worst, other = self._swap(i, pressure)
             if worst < best[0]:
@@ -203,14 +208,18 @@ class _Search:
     def _limit(self, pressure: float, at_home: bool) -> float:
         return pressure * (1 - (max(self._tau, _STRICTLY) if at_home else _STRICTLY))
 
-    def _elsewhere(self, i: int) -> tuple[float, Place | None]:
+    def _left_behind(self, i: int) -> float:
+        """The highest pressure on the devices of a model without it."""
+        field, demand, fixed = self._field, float(self._demand[i]), float(self._fixed[i])
+        return max((float(field.demand[row]) - demand) / (float(field.left[row]) + fixed) for row in self._numbers[i])
+
+    def _elsewhere(self, i: int, left_behind: float) -> tuple[float, Place | None]:
         """The best place for a model if it leaves the one it has, and the highest pressure on the devices touched."""
         field, rows = self._field, list(self._numbers[i])
         kept = field.demand[rows], field.left[rows], field.room[rows]
         field.demand[rows] -= self._demand[i]
         field.left[rows] += self._fixed[i]
         field.room[rows] += self._needed[i]
-        left_behind = max(float(field.demand[row]) / float(field.left[row]) for row in rows)
         options = field.best(self._placed[i].model)
         field.demand[rows], field.left[rows], field.room[rows] = kept
         if not options:

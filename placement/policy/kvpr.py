@@ -15,7 +15,7 @@ each with 1/n of the bytes and of the demand (paper, appendix on tensor parallel
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 LEAST_DEMAND = 1.0
@@ -61,21 +61,18 @@ class Model:
     """It never leaves the place it has."""
     kept: int = 0
     """What is left of the quota while it hibernates; 0: all of it, as far as is known."""
+    fixed: int = field(init=False, repr=False, compare=False)
+    """Bytes of one part that are not elastic."""
+    needed: int = field(init=False, repr=False, compare=False)
+    """Bytes that one part needs to be active at all."""
+    part_demand: float = field(init=False, repr=False, compare=False)
+    """Demand on each device of the model."""
 
-    @property
-    def fixed(self) -> int:
-        """Bytes of one part that are not elastic."""
-        return share(self.weights, self.parts) + share(self.quota, self.parts)
-
-    @property
-    def needed(self) -> int:
-        """Bytes that one part needs to be active at all."""
-        return self.fixed + share(self.floor, self.parts)
-
-    @property
-    def part_demand(self) -> float:
-        """Demand on each device of the model."""
-        return self.demand / self.parts
+    def __post_init__(self) -> None:  # kept, because decisions ask for them far more often than models are made
+        fixed = share(self.weights, self.parts) + share(self.quota, self.parts)
+        object.__setattr__(self, "fixed", fixed)
+        object.__setattr__(self, "needed", fixed + share(self.floor, self.parts))
+        object.__setattr__(self, "part_demand", self.demand / self.parts)
 
     def asleep(self) -> Model:
         """The same model hibernating: what its engine keeps stays booked, everything else is gone."""

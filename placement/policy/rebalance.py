@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy.assign import AssignRules, Candidate, Reason, assign
@@ -50,9 +50,11 @@ def rebalance(
         groups,
         [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in active.items()],
         now,
-        rules.assign,
+        replace(rules.assign, least_pressure=rules.least_pressure),
         [(r.booked, r.place) for r in residents if r.hibernating],
     )
+    if all(assignment.places.get(name, r.place) == r.place for name, r in active.items()):
+        return []
     plan = plan_moves(
         groups, [(r.booked, r.place) for r in residents], assignment.places, now, rules.moves, moved_at=moved_at
     )

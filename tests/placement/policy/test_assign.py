@@ -294,3 +294,9 @@ def test_a_reason_shows_the_numbers_that_were_compared():
     assert reason.kind is Kind.MOVES
     assert [option.place.group for option in reason.options] == ["B", "C"]
     assert reason.text == "moves to B: pressure 0.5 instead of 2, more than 20% less"
+
+
+def test_of_a_model_that_stays_the_reason_names_the_best_place_alone():
+    stays = Candidate(Model("m", demand=1.0, weights=20), Place("A", ("A0",)))
+    reason = assign([group("A", 200), group("B", 100)], [stays], 0.0, AssignRules(explain=2)).reasons["m"]
+    assert reason.kind is Kind.STAYS and [option.place.group for option in reason.options] == ["A"]

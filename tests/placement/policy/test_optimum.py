@@ -23,7 +23,7 @@ from benchmarks._optimum import (
 )
 from placement.policy.assign import AssignRules, Candidate, Kind, assign
 from placement.policy.field import Field
-from placement.policy.improve import Change, Placed, improve, make_room
+from placement.policy.improve import Change, Placed, clearly_lower, improve, make_room
 from placement.policy.kvpr import Device, Group, Model, Place
 from placement.policy.moves import MoveRules, plan_moves
 
@@ -317,6 +317,17 @@ def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
         field.book(p.model, p.place.devices)
     assert improve(field, placed, 0, 0.2) == {}
     assert list(improve(field, placed, 1, 0.2).values()) == [Change(at("B"), 10 / 80, 5 / 90)]
+
+
+@pytest.mark.parametrize(("least", "moves"), [(0.1, 1), (0.2, 0)])
+def test_a_device_with_less_than_the_least_pressure_is_not_relieved(least, moves):
+    field, settled = Field(devices(A=100, B=100), {}), Field(devices(A=100, B=100), {})
+    placed = [Placed(Model(name, 6.0, 10), at("A"), None) for name in "ab"]
+    for p in placed:
+        field.book(p.model, p.place.devices)
+        settled.book(p.model, p.place.devices)
+    assert len(improve(field, placed, 10, 0.2, least)) == moves
+    assert clearly_lower(field, settled, 0.2, least) is bool(moves)
 
 
 @pytest.mark.parametrize(("home", "tau", "moves"), [("A", 0.2, 0), ("A", 0.01, 1), (None, 0.2, 1)])
