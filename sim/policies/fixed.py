@@ -1,17 +1,16 @@
 """Fixed places: every model is where it is, awake, from the beginning to the end.
 
-Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/assign.py`), with the mean token rate of
-the whole replay as demand: nobody who plans ahead could know more.
+Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/partition.py`), with the mean token rate
+of the whole replay as demand: nobody who plans ahead could know more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from math import inf
 
 from placement.policy import kvpr
-from placement.policy.assign import Candidate, assign
-from placement.policy.kvpr import Place
+from placement.policy.partition import partition
 from sim.catalogue import Spec
 from sim.cost import Cost
 from sim.engine import Engine
@@ -34,15 +33,16 @@ class Fixed:
             suitable(spec, self.groups)
         self._finished = finished
         self._home: dict[str, Group] = {}
-        self.demands = {spec.name: _demand(spec, world.rates) for spec in world.specs}
+        self.shares: dict[str, int] = {}
+        """KV bytes on each device, if it is divided."""
         for size in sorted({group.devices for group in self.groups}):
-            groups = [group for group in self.groups if group.devices == size]
+            groups = {group.name: group for group in self.groups if group.devices == size}
             specs = {spec.name: spec for spec in world.specs if spec.parts == size}
-            places = _places(groups, specs, self.demands)
-            for group in groups:
-                for name, place in places.items():
-                    if place.group == group.name:
-                        self._fill(group, specs[name])
+            some = next(iter(groups.values()))
+            wanted = [model_of(spec, some, _demand(spec, world.rates)) for spec in specs.values()]
+            for name, part in partition([group_of(group) for group in groups.values()], wanted).items():
+                self._fill(groups[part.place.group], specs[name])
+                self.shares[name] = part.kv_bytes
         self.homeless = [spec for spec in world.specs if spec.name not in self._home]
         """Models for which there is no room."""
 
@@ -70,12 +70,6 @@ class Fixed:
     @property
     def figures(self) -> Mapping[str, int]:
         return {"models without a place": len(self.homeless)}
-
-
-def _places(groups: Sequence[Group], specs: Mapping[str, Spec], demands: Mapping[str, float]) -> dict[str, Place]:
-    models = [model_of(spec, groups[0], demands[name]) for name, spec in specs.items()]
-    there = [group_of(group) for group in groups]
-    return assign(there, [Candidate(model) for model in models], 0.0).places
 
 
 def _demand(spec: Spec, rates: Mapping[str, float]) -> float:

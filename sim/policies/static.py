@@ -11,9 +11,8 @@ which there is no room is not served at all, and its requests miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from sim.node import Group
 from sim.policies.fixed import Fixed
 from sim.policies.lines import Lines
 from sim.request import Request
@@ -26,29 +25,9 @@ class Static(Fixed):
     def __init__(self, world: World, finished: Callable[[Request], None]) -> None:
         super().__init__(world, finished, Lines)
         for group in self.groups:
-            self._divide(group)
-
-    def _divide(self, group: Group) -> None:
-        """Every model then has its limit for good."""
-        wants = {name: (group.floor(r.spec), self.demands[name]) for name, r in group.residents.items()}
-        extent = group.hardware.kv_extent_bytes
-        for name, nbytes in divided(group.memory.device.ledger.free, wants).items():
-            group.memory.limit(name, nbytes // extent * extent)
-
-
-def divided(total: int, wants: Mapping[str, tuple[int, float]]) -> dict[str, int]:
-    """By demand, where that is more than the floor: name -> (floor, demand) -> bytes."""
-    shares: dict[str, int] = {}
-    open_ = dict(wants)
-    while open_:
-        weight = sum(demand for _, demand in open_.values())
-        below = [name for name, (floor, demand) in open_.items() if total * demand / weight < floor]
-        if not below:
-            return shares | {name: int(total * demand / weight) for name, (_, demand) in open_.items()}
-        for name in below:
-            shares[name] = open_.pop(name)[0]
-            total -= shares[name]
-    return shares
+            extent = group.hardware.kv_extent_bytes
+            for name in group.residents:
+                group.memory.limit(name, self.shares[name] // extent * extent)
 
 
 def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Static:
