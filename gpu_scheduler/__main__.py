@@ -46,7 +46,8 @@ async def build(service: Service) -> None:
         changes.set(None)
 
     residents = Residents(resident_changed)
-    room = RoomMaker(devices, lambda: dispatcher.changed())
+    # Where limits are fixed, no memory of others helps a request.
+    room = RoomMaker(devices if config.elastic_kv else None, lambda: dispatcher.changed())
     dispatcher = Dispatcher(
         config.arbitration, residents, memory, turn, room.need, lambda engine: residency.engine_died(engine)
     )

@@ -102,7 +102,7 @@ class Activation:
             await self._undo(resident, asleep)
             raise
         resident.steps.append(("", time.monotonic()))
-        await self._apply_operator_limit(resident)
+        await self._apply_limit(resident)
         resident.deaths, resident.image_only = 0, False
         seconds = time.monotonic() - began
         if asleep:
@@ -152,15 +152,17 @@ class Activation:
         except PrismError as error:
             _log.info("room is held until its time is over", model=resident.spec.name, why=str(error))
 
-    async def _apply_operator_limit(self, resident: Resident) -> None:
+    async def _apply_limit(self, resident: Resident) -> None:
         spec = resident.spec
         limit = self._residents.operator_limits.get(spec.name)
+        if limit is None and not self._config.elastic_kv:
+            limit = spec.floor_bytes
         if self._devices is None or limit is None:
             return
         try:
             await self._devices.set_limit(spec.name, share(max(limit, spec.floor_bytes), spec))
         except PrismError as error:
-            _log.warning("operator's limit not set", model=resident.spec.name, why=str(error))
+            _log.warning("limit not set", model=resident.spec.name, why=str(error))
 
     def weights_room(self, resident: Resident) -> int:
         """Bytes of weights extents on each device: the measured or declared size in whole extents."""

@@ -40,8 +40,11 @@ class Engines(Section):
 
 
 class Arbitration(Section):
-    """Numbers of the shared queue; see gpu_scheduler/policy."""
+    """The shared queue; see gpu_scheduler/policy."""
 
+    order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
+    """"arrival": first come, first served for each model, whatever the targets; there to measure what the order is
+    worth."""
     chunk_tokens: int = Field(default=2048, gt=0)
     """Prompt tokens that may be on their way to be prefilled at a time."""
     prefill_turn: bool = True
@@ -71,6 +74,9 @@ class GpuSchedulerConfig(Config):
     balloond_handoff: str = ""
     """Path of balloond's SEQPACKET socket."""
     loader: str = ""
+    elastic_kv: bool = True
+    """False: a model's limit is its floor (`floor_tokens` in the catalogue) as long as it is here, unless an operator
+    sets another, and no room is made for its requests: memory is divided, as if every engine had a pool of its own."""
     engines: Engines = Engines()
     arbitration: Arbitration = Arbitration()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from placement.policy.decisions import LifecycleRules
 from services.config import Config
 
 
@@ -39,3 +40,21 @@ class PlacementConfig(Config):
     migrations_at_once: int = Field(default=1, ge=1)
     rebalance: bool = True
     """Off: nothing moves by itself; activation and eviction go on."""
+    places: dict[str, str] = {}
+    """Model -> the group that it comes up on and no other. Only without `rebalance`."""
+    hibernate: bool = True
+    """False: a model that has to leave goes cold, and the engine forgets it."""
+    exclusive: bool = False
+    """A model has a group for itself while it is active: it comes up where all others may leave, and they do, the
+    longest idle first."""
+
+    @property
+    def lifecycle(self) -> LifecycleRules:
+        """Of activation and eviction."""
+        return LifecycleRules(idle_s=self.idle_s, tau=self.tau, hibernate=self.hibernate, exclusive=self.exclusive)
+
+    @model_validator(mode="after")
+    def _what_has_its_place_does_not_move(self) -> PlacementConfig:
+        if self.places and self.rebalance:
+            raise ValueError("places are for good: rebalance has to be false with them")
+        return self

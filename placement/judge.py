@@ -9,7 +9,7 @@ from placement.cluster import PRESENT, Cluster, Group
 from placement.config import PlacementConfig
 from placement.policy import kvpr, lifecycle
 from placement.policy.assign import AssignRules
-from placement.policy.decisions import Activate, Hibernate, LifecycleRules, Resident
+from placement.policy.decisions import Activate, Hibernate, Resident
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, rebalance
 from placement.policy.refusal import refusal
@@ -56,7 +56,7 @@ class Judge:
         self._cluster = cluster
         self._now = now
         self._on_their_way = on_their_way
-        self._lifecycle = LifecycleRules(idle_s=config.idle_s, tau=config.tau)
+        self._lifecycle = config.lifecycle
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._tpot_ms: dict[str, float] = {}
@@ -141,12 +141,17 @@ class Judge:
         return answer.reason if answer is not None else ""
 
     def _suitable(self, spec: common_pb2.ModelSpec) -> list[Group]:
-        """A group's engines have a process on each of its devices: it serves models on exactly so many."""
-        return [group for group in self._cluster.reachable() if len(group.memory) == max(1, spec.devices)]
+        """A group's engines have a process on each of its devices: it serves models on exactly so many. A model that
+        has its place is for that one alone."""
+        place = self._config.places.get(spec.name)
+        groups = [group for group in self._cluster.reachable() if len(group.memory) == max(1, spec.devices)]
+        return groups if place is None else [group for group in groups if group.name == place]
 
     def _unsuitable(self, spec: common_pb2.ModelSpec) -> str:
         have = ", ".join(f"{group.name} has {len(group.memory)}" for group in self._cluster.reachable())
-        return f"{spec.name} is for a group of {max(1, spec.devices)} devices: {have}"
+        place = self._config.places.get(spec.name)
+        on = "a group" if place is None else f"{place}, a group"
+        return f"{spec.name} is for {on} of {max(1, spec.devices)} devices: {have}"
 
     def _residents(self, groups: list[Group]) -> list[Resident]:
         """What holds memory on the groups, in the policy's terms: their residents, and what balloond's ledger has

@@ -16,7 +16,7 @@ from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 from placement.policy import kvpr, lifecycle
 from placement.policy.assign import AssignRules
-from placement.policy.decisions import Activate, GoCold, LifecycleRules, Resident
+from placement.policy.decisions import Activate, GoCold, Resident
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
 from placement.policy.window import RateWindow
@@ -61,7 +61,7 @@ class Fleet:
         self._suitable: dict[int, list[Group]] = {}
         for group in self.groups:
             self._suitable.setdefault(group.devices, []).append(group)
-        self._lifecycle = LifecycleRules(idle_s=config.idle_s, tau=config.tau)
+        self._lifecycle = config.lifecycle
         self._rebalance = RebalanceRules(
             AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
             MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
@@ -107,6 +107,8 @@ class Fleet:
         """For those that are parked."""
         spec = self.specs[name]
         groups = self._suitable[spec.parts]
+        if (place := self._config.places.get(name)) is not None:
+            groups = [group for group in groups if group.name == place]
         answer = lifecycle.activate(
             self._model(spec),
             [self._policy_groups[group.name] for group in groups],

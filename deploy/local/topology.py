@@ -54,6 +54,8 @@ class Local:
     idle_s: float = 45.0
     arbitration: dict[str, Any] = field(default_factory=dict)
     """Of every gpu_scheduler."""
+    gpu_scheduler: dict[str, Any] = field(default_factory=dict)
+    """More of every gpu_scheduler."""
     loader: dict[str, Any] = field(default_factory=dict)
     gateway: dict[str, Any] = field(default_factory=dict)
     placement: dict[str, Any] = field(default_factory=dict)
@@ -137,6 +139,7 @@ class Local:
                         "options": self.engine_options,
                     },
                     "arbitration": self.arbitration,
+                    **self.gpu_scheduler,
                 },
             )
         groups = [self.scheduler(group) for group in self.group_names]

@@ -36,6 +36,7 @@ from heapq import heappop, heappush
 from itertools import accumulate, compress, islice
 from math import inf
 from operator import sub
+from typing import Literal
 
 from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.credit import Credit
@@ -60,8 +61,11 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BacklogRules:
-    """Numbers of the second queue."""
+    """The order of the queue, and numbers of the second one."""
 
+    order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
+    """"arrival": deadlines order nothing. Every request counts as best effort, so that each model's requests start
+    first come, first served, and none takes memory from what runs."""
     late_share: float = 0.05
     """Share of the prefill time that the second queue may claim while S is never empty: what S loses under overload,
     and the reciprocal of how many times its cost a late request may have to wait."""
@@ -102,6 +106,7 @@ class Backlog:
         self._next_seq = 0
         self._credit = Credit(self.rules.late_share)
         self._wake_at = inf
+        self._by_arrival = self.rules.order == "arrival"
 
     def __repr__(self) -> str:
         return (
@@ -157,6 +162,8 @@ class Backlog:
             raise ValueError(f"request {request.request_id} is queued already")
         model = self._models[request.model]
         self._account(now)
+        if self._by_arrival:
+            request = replace(request, deadline=inf, drop_late=False)
         entry = _Entry(request, self._next_seq)
         self._next_seq += 1
         self._entries[request.request_id] = entry
@@ -211,7 +218,7 @@ class Backlog:
             old,
             prompt_tokens=old.prompt_tokens if prompt_tokens is None else prompt_tokens,
             cached_tokens=0,
-            deadline=old.deadline if deadline is None else deadline,
+            deadline=old.deadline if deadline is None or self._by_arrival else deadline,
         )
         entry.state = State.WAITING
         self._enqueue(entry)

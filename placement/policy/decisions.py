@@ -18,6 +18,10 @@ class LifecycleRules:
     """The gain in pressure that makes a model leave its hibernating engine, or others make room for it."""
     explain: int = 3
     """How many groups a reason names."""
+    hibernate: bool = True
+    """False: who leaves goes cold."""
+    exclusive: bool = False
+    """A model has a group for itself: it comes up only where all who are awake may leave, and they do."""
 
 
 @dataclass(frozen=True, slots=True)

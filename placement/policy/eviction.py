@@ -52,12 +52,23 @@ def evict(
     return plan.result(for_whom)
 
 
+def freed_by(residents: Iterable[Resident], rules: LifecycleRules) -> dict[str, int]:
+    """Device -> bytes that come free when all of these, who are awake, leave."""
+    freed: dict[str, int] = {}
+    for resident in residents:
+        stays = resident.model.asleep().needed if rules.hibernate else 0
+        for device in resident.place.devices:
+            freed[device] = freed.get(device, 0) + resident.model.needed - stays
+    return freed
+
+
 class _Eviction:
     """Which residents go how far down; `_steps` in the order in which they were chosen."""
 
     def __init__(
         self, residents: Sequence[Resident], wanted: Mapping[str, int], host: int, rules: LifecycleRules
     ) -> None:
+        self._rules = rules
         self._wanted = {device: amount for device, amount in wanted.items() if amount > 0}
         self._host = max(0, host)
         self._sleepy = [r for r in residents if not r.hibernating and r.idle_s >= rules.idle_s]
@@ -65,10 +76,12 @@ class _Eviction:
         self._steps: list[tuple[Resident, bool]] = []  # (who, goes cold): hibernating and cold are two steps
 
     def hibernate(self) -> None:
-        self._take(self._sleepy, cold=False)
+        if self._rules.hibernate:
+            self._take(self._sleepy, cold=False)
 
     def go_cold(self) -> None:
-        self._take([*self._asleep, *(r for r, _ in self._steps)], cold=True)
+        awake = (r for r, _ in self._steps) if self._rules.hibernate else self._sleepy
+        self._take([*self._asleep, *awake], cold=True)
         if self._host_short() > 0:  # the engines of models that are still awake hold host memory as well
             awake = [r for r in self._sleepy if (r, False) not in self._steps]
             self._take(awake, cold=True)
@@ -92,8 +105,7 @@ class _Eviction:
         for resident in {r.model.name: r for r, _ in self._steps}.values():
             name, group = resident.model.name, resident.place.group
             to_cold = name in cold
-            amount = sum(self._frees(resident, False).values()) * (not resident.hibernating)
-            amount += sum(self._frees(resident, True).values()) * to_cold
+            amount = sum(sum(self._frees(*step).values()) for step in self._steps if step[0].model.name == name)
             wake = resident.cold_s if to_cold else resident.wake_s
             state = "hibernating" if resident.hibernating else f"idle for {resident.idle_s:.0f} s"
             wish = f"for {for_whom}" if for_whom else "for others"
@@ -106,7 +118,7 @@ class _Eviction:
             short = self._short(self._steps)
             helps_host = cold and self._host_short() > 0 and step[0].host_bytes > 0
             if helps_host or any(device in short for device, freed in self._frees(*step).items() if freed > 0):
-                if cold and not step[0].hibernating and (step[0], False) not in self._steps:
+                if cold and not self._at_once(step[0]) and (step[0], False) not in self._steps:
                     self._steps.append((step[0], False))
                 self._steps.append(step)
 
@@ -114,17 +126,24 @@ class _Eviction:
         """Seconds of later waiting for each byte that helps; of equals the longest idle."""
         resident, cold = step
         seconds = max(0.0, resident.cold_s - resident.wake_s) if cold else resident.wake_s
+        if not (resident.hibernating or self._rules.hibernate):
+            seconds = resident.cold_s
         useful = sum(freed for device, freed in self._frees(*step).items() if device in self._wanted)
         if cold and self._host:
             useful += resident.host_bytes
         return (seconds / useful if useful else inf, -resident.idle_s, resident.model.name)
 
-    @staticmethod
-    def _frees(resident: Resident, cold: bool) -> dict[str, int]:
+    def _at_once(self, resident: Resident) -> bool:
+        """Whether it goes cold in one step: it sleeps already, or nobody is to sleep."""
+        return resident.hibernating or not self._rules.hibernate
+
+    def _frees(self, resident: Resident, cold: bool) -> dict[str, int]:
         """Bytes on each device: of falling asleep, or of the engine's going."""
         model = resident.model
         asleep = model.asleep().needed
         amount = asleep if cold else model.needed - asleep
+        if not (resident.hibernating or self._rules.hibernate):
+            amount = model.needed
         return dict.fromkeys(resident.place.devices, amount)
 
     def _short(self, steps: Sequence[tuple[Resident, bool]]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
-from placement.policy.eviction import evict
+from placement.policy.eviction import evict, freed_by
 from placement.policy.field import Option
 from placement.policy.kvpr import LEAST_DEMAND, Books, Group, Model, Place
 from placement.policy.refusal import arithmetic, could_hold, refusal
@@ -55,7 +55,7 @@ def activate(
     if not found:
         short, text = min(lacking)
         return Activation(Wait(model.name, f"no group has room now; the nearest is {text}"))
-    found.sort(key=lambda f: f.option.pressure)
+    found.sort(key=lambda f: (f.option.pressure, -f.idle_s))
     chosen = _prefer(found, rules)
     outcome = Activate(model.name, chosen.option.place, chosen.option.pressure, _why(chosen, found, rules))
     return Activation(outcome, chosen.evictions, tuple(f.option for f in found[: rules.explain]))
@@ -66,6 +66,8 @@ class _Found:
     option: Option
     evictions: tuple[Hibernate | GoCold, ...]
     home: bool
+    idle_s: float = inf
+    """The least of those that leave."""
 
 
 def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> _Found | None:
@@ -77,13 +79,16 @@ def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleR
         group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
     books = _booked(group, others)
     pressure, devices = books.best(model, group)
-    if devices:
+    in_the_way = [r for r in others if rules.exclusive and not r.hibernating]
+    if devices and not in_the_way:
         return _Found(Option(Place(group.name, devices), pressure), (), mine is not None)
     gone = _booked(group, [r for r in others if not _may_leave(r, rules)])
     _, devices = gone.best(model, group)
-    if not devices:
+    if not devices or not all(_may_leave(r, rules) for r in in_the_way):
         return None
     wanted = {device: max(0, model.needed - books.free(device)) for device in devices}
+    for device, freed in freed_by(in_the_way, rules).items():
+        wanted[device] = max(wanted.get(device, 0), freed)
     eviction = evict(others, wanted, rules, for_whom=model.name)
     left = {d.model: isinstance(d, GoCold) for d in eviction.decisions}
     stay = [r for r in others if not left.get(r.model.name, False)]
@@ -94,7 +99,8 @@ def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleR
     pressure = max(after.resulting(model, device) for device in devices)
     if not eviction.enough or pressure == inf:
         return None
-    return _Found(Option(Place(group.name, devices), pressure), eviction.decisions, mine is not None)
+    idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
+    return _Found(Option(Place(group.name, devices), pressure), eviction.decisions, mine is not None, idle_s)
 
 
 def _prefer(found: Sequence[_Found], rules: LifecycleRules) -> _Found:

@@ -17,6 +17,10 @@ MIB = 1 << 20
 class Devices:
     def __init__(self):
         self.booked = []
+        self.limits = []
+
+    async def set_limit(self, model, nbytes):
+        self.limits.append(nbytes // MIB)
 
     async def book(self, model, *, quota_bytes, weights_bytes, floor_bytes):
         self.booked.append((quota_bytes // MIB, weights_bytes // MIB, floor_bytes // MIB))
@@ -123,3 +127,18 @@ async def test_an_image_that_is_not_made_whole_is_not_kept(devices):
 async def test_an_image_for_another_number_of_devices_is_none(devices):
     assert not on_two(devices, Loader(), {"m": ["whole"]}).has_image(resident(devices=2))
     assert on_two(devices, Loader(), {"m": ["front", "back"]}).has_image(resident(devices=2))
+
+
+@pytest.mark.parametrize(
+    ("elastic_kv", "operator_mib", "limits"),
+    [(True, None, []), (False, None, [8]), (True, 20, [20]), (False, 20, [20])],
+)
+async def test_a_fixed_limit_is_the_floor_unless_an_operator_set_one(devices, elastic_kv, operator_mib, limits):
+    config = GpuSchedulerConfig(
+        name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="", elastic_kv=elastic_kv
+    )
+    residents = Residents(lambda resident: None)
+    if operator_mib is not None:
+        residents.operator_limits["m"] = operator_mib * MIB
+    await Activation(config, residents, {}, devices, None, {})._apply_limit(resident())
+    assert devices.limits == limits

@@ -1,3 +1,5 @@
+import pytest
+
 from protos import common_pb2
 from tests.placement.fakes import MIB, FakeCluster
 
@@ -76,3 +78,25 @@ def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     world.groups[0].put("asleep", common_pb2.HIBERNATING, quota_bytes=20 * MIB, kept_bytes=5 * MIB)
     world.tell()
     assert world.judge.activation(asleep).group is not None
+
+
+def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
+    world = FakeCluster(groups=2, places={"fixed": "g0"}, rebalance=False)
+    fixed = world.model("fixed", weights=60 * MIB)
+    world.model("there", weights=50 * MIB)
+    world.groups[0].put("there")
+    world.tell()
+    assert world.judge.activation(fixed).group is None
+    world.groups[0].remove("there")
+    world.tell()
+    assert world.judge.activation(fixed).group.name == "g0"
+
+
+def test_a_place_that_is_no_group_is_named():
+    world = FakeCluster(groups=1, places={"lost": "g7"}, rebalance=False)
+    assert world.judge.refused(world.model("lost")) == "lost is for g7, a group of 1 devices: g0 has 1"
+
+
+def test_places_and_moves_exclude_each_other():
+    with pytest.raises(ValueError, match="rebalance has to be false"):
+        FakeCluster(places={"fixed": "g0"})

@@ -319,3 +319,18 @@ def test_admission_of_everything_in_the_end_leaves_nobody_waiting():
             queue.prefill_finished(request.request_id, now)
             assert queue.state(request.request_id) is State.RUNNING
     assert len(queue) == 50
+
+
+# --- by arrival -------------------------------------------------------------------------------------------------------
+
+
+def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobody_else_waiting():
+    queue = backlog(rules=BacklogRules(order="arrival"))
+    add(queue, "long", "a", 4.0, deadline=0.1, arrival=0.0)
+    add(queue, "short", "a", 1.0, deadline=9.0, arrival=0.1, now=0.1)
+    add(queue, "other", "b", 1.0, deadline=0.2, arrival=0.2, now=0.2)
+    memory = Memory({"a": ModelMemory(2 << 10, 0, devices=("d",)), "b": ModelMemory(2 << 10, 0, devices=("d",))})
+    decisions = admit(queue.plan(0.2), queue, memory, Turn(one_at_a_time=False))
+    assert started(decisions) == ["other"]
+    # Nothing that runs is stopped for it: it has no slack.
+    assert [(d.for_request, d.slack) for d in decisions if isinstance(d, NeedMemory)] == [("long", inf)]

@@ -44,6 +44,17 @@ def test_requests_of_all_models_are_ordered_by_deadline():
     assert queue.plan(0.0).on_time == ("2", "3", "1")
 
 
+def test_by_arrival_targets_order_nothing_and_none_is_late():
+    queue = backlog(rules=BacklogRules(order="arrival"))
+    for i, deadline in enumerate([9.0, 0.1, 5.0, inf]):
+        queue.add(request(f"{i}", deadline=deadline, arrival=i / 10, drop_late=True), 0.3)
+    agenda = queue.plan(0.4)
+    assert (agenda.on_time, agenda.second, agenda.decisions) == ((), ("0", "1", "2", "3"), ())
+    start(queue, "0", 0.4)
+    queue.requeue("0", 0.5, deadline=0.6)
+    assert queue.plan(0.7).second[0] == "0" and queue.state("0") is State.WAITING
+
+
 def test_what_does_not_fit_is_late_and_kept():
     queue = backlog()
     queue.add(request("long", 3.0, deadline=3.5), 0.0)

@@ -132,3 +132,11 @@ def may_leave(r):
 @pytest.mark.parametrize("wanted", [0, -5])
 def test_what_is_not_wanted_is_not_short(wanted):
     assert evict([], {"d0": wanted}).enough
+
+
+def test_without_hibernation_who_leaves_goes_cold_and_only_as_many_as_it_takes():
+    residents = [resident("first", weights=30, quota=10, idle_s=90.0), resident("second", weights=60, idle_s=50.0)]
+    eviction = evict(residents, {"d0": 35}, LifecycleRules(hibernate=False))
+    assert [(type(d), d.model) for d in eviction.decisions] == [(GoCold, "second")]
+    eviction = evict(residents, {"d0": 80}, LifecycleRules(hibernate=False))
+    assert {(type(d), d.model) for d in eviction.decisions} == {(GoCold, "first"), (GoCold, "second")}

@@ -165,3 +165,26 @@ def test_it_waits_only_if_no_group_has_room_with_all_idle_models_gone(world):
             books.book(r.booked, r.place.devices)
     possible = any(books.best(model, group)[1] for group in groups)
     assert isinstance(activation.outcome, Activate) == possible
+
+
+EXCLUSIVE = LifecycleRules(idle_s=1.0, exclusive=True, hibernate=False)
+
+
+def test_an_exclusive_model_has_its_group_alone_and_takes_it_from_the_longest_idle():
+    residents = [on("A", "lately", 10, idle_s=3.0), on("B", "long ago", 10, idle_s=9.0)]
+    activation = activate(new(), GROUPS, residents, EXCLUSIVE)
+    assert activation.outcome.place.group == "B"
+    assert [(type(d), d.model) for d in activation.evictions] == [(GoCold, "long ago")]
+
+
+def test_an_exclusive_model_waits_while_every_group_is_busy_whatever_memory_is_free():
+    residents = [on("A", "busy", 10), on("B", "busy too", 10)]
+    assert isinstance(activate(new(), GROUPS, residents, EXCLUSIVE).outcome, Wait)
+    assert activate(new(), GROUPS, residents[:1], EXCLUSIVE).outcome.place.group == "B"
+
+
+def test_an_exclusive_model_leaves_those_asleep_where_they_are():
+    rules = LifecycleRules(idle_s=1.0, exclusive=True)
+    residents = [on("A", "asleep", 60, quota=5, hibernating=True), on("A", "idle", 10, quota=5, idle_s=3.0)]
+    activation = activate(new(), GROUPS[:1], residents, rules)
+    assert [(type(d), d.model) for d in activation.evictions] == [(Hibernate, "idle")]
