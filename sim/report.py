@@ -21,8 +21,8 @@ def build(outcome: Outcome) -> dict[str, Any]:
         by_model.setdefault(request.model, []).append(request)
     counts = {name: sum(getattr(group.counts, name) for group in groups) for name in _COUNTS}
     return {
-        "all": _of(requests, outcome.trace.seconds),
-        "models": {name: _of(of, outcome.trace.seconds) for name, of in sorted(by_model.items())},
+        "all": summary(requests, outcome.trace.seconds),
+        "models": {name: summary(of, outcome.trace.seconds) for name, of in sorted(by_model.items())},
         "counts": counts
         | {
             "reclaimed_bytes": sum(group.memory.reclaimed_bytes for group in groups),
@@ -46,7 +46,8 @@ _COUNTS = (
 )
 
 
-def _of(requests: Sequence[Request], seconds: float) -> dict[str, Any]:
+def summary(requests: Sequence[Request], seconds: float) -> dict[str, Any]:
+    """Of requests whose slice lasted so long; there is at least one. Those that were not served missed."""
     served = [request for request in requests if request.served]
     ttfts = sorted(request.ttft for request in served)
     tpots = sorted(request.tpot for request in served if not isnan(request.tpot))
