@@ -38,9 +38,11 @@ SMALL = replace(
 """A device that holds three of `crowded`'s models, with little KV."""
 
 
-def models(*names, weights=GB, kv=1000, **facts):
+def models(*names, weights=GB, kv=1000, large=None, **facts):
+    """`large`: bytes of weights of those that have others, by name."""
+    sizes = dict.fromkeys(names, weights) | (large or {})
     return catalogue.Catalogue(
-        [catalogue.Spec(name, Shape(weights, kv, facts.pop("devices", 1)), **facts) for name in names]
+        [catalogue.Spec(name, Shape(size, kv, facts.pop("devices", 1)), **facts) for name, size in sizes.items()]
     )
 
 

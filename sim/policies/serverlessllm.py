@@ -1,0 +1,131 @@
+"""ServerlessLLM: a model has a whole group for itself while it is active, and starts where it starts fastest.
+
+As in the paper: requests of models that have no server wait, first come first served; a server that is free goes to the
+model whose request waits longest, of several free ones the one where that model starts fastest (where it sleeps, else
+cold from the image in host memory; of equals the one unused longest). An instance takes all of its model's requests at
+once: the batch has no bound but memory. Nobody who runs is preempted.
+
+Given here, and not in its authors' system: the warm pool and hibernation with CUDA graphs, so that most starts take
+tenths of a second; its loading format and its live migration have no counterpart (checkpoints are images in host
+memory under every system here). An idle instance stays up until its server is wanted, or for `keep_alive_s`. What its
+authors leave open: a model that is never idle would keep its server for ever; when a request has waited `patience_s`
+the server whose model came up first takes no more requests, and is free when the last of them has ended.
+
+Settings: patience_s (default: 1), keep_alive_s (default: without end).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from math import inf
+
+from sim.node import Group
+from sim.policies.owned import Owned
+from sim.policies.settings import numbers
+from sim.request import Request
+from sim.system import World
+from sim.terms import suitable
+
+
+class ServerlessLlm:
+    """The servers, and the requests that have none."""
+
+    def __init__(
+        self, world: World, finished: Callable[[Request], None], patience_s: float = 1.0, keep_alive_s: float = inf
+    ) -> None:
+        self._clock = world.clock
+        self._finished = finished
+        self._patience_s = patience_s
+        self._keep_alive_s = keep_alive_s
+        self._servers = [
+            Owned(world, i, self._again, self._ended, lambda server: self._look_soon()) for i in range(len(world.sizes))
+        ]
+        self.groups: Sequence[Group] = [server.group for server in self._servers]
+        self._specs = {spec.name: spec for spec in world.specs}
+        for spec in world.specs:
+            suitable(spec, self.groups)
+        self._waiting: dict[str, deque[Request]] = {}
+        """Of models without a server; the model whose request came first is the first."""
+        self._since: dict[str, float] = {}
+        """When the first of these began to wait."""
+        self._draining: set[str] = set()
+        """Groups that take no more requests."""
+        self._looking = False
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        return {"swaps": sum(server.swaps for server in self._servers)}
+
+    def submit(self, request: Request) -> None:
+        for server in self._servers:
+            if server.owner == request.model and server.group.name not in self._draining:
+                server.lines.submit(request)
+                return
+        if request.model not in self._waiting:
+            self._waiting[request.model] = deque()
+            self._since[request.model] = self._clock.now
+            if self._patience_s < inf:
+                self._clock.after(self._patience_s, self._look_soon)
+        self._waiting[request.model].append(request)
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._clock.after(0.0, self._look)
+
+    def _look(self) -> None:
+        """Gives free servers to those that wait, and drains one for who has waited too long."""
+        self._looking = False
+        for name in list(self._waiting):
+            spec = self._specs[name]
+            servers = [server for server in self._servers if server.group.devices == spec.parts]
+            free = [server for server in servers if server.empty]
+            if free:
+                server = min(free, key=lambda server: (server.up_s(spec), server.since))
+                self._draining.discard(server.group.name)
+                if server.owner != name:
+                    server.give(spec)
+                del self._since[name]
+                for request in self._waiting.pop(name):
+                    server.lines.submit(request)
+            elif self._clock.now >= self._since[name] + self._patience_s:
+                self._drain(servers)
+        for server in self._servers:
+            if server.group.name in self._draining and not self._wanted(server):
+                self._draining.discard(server.group.name)
+                self._since.pop(server.owner, None)
+                for request in self._waiting.pop(server.owner, ()):
+                    server.lines.submit(request)
+
+    def _drain(self, servers: Sequence[Owned]) -> None:
+        """One at a time of each size."""
+        if not any(server.group.name in self._draining or server.changing for server in servers):
+            self._draining.add(min(servers, key=lambda server: server.since).group.name)
+
+    def _wanted(self, server: Owned) -> bool:
+        """By another model than its owner."""
+        size = server.group.devices
+        return any(name != server.owner and self._specs[name].parts == size for name in self._waiting)
+
+    def _ended(self, server: Owned, request: Request) -> None:
+        self._finished(request)
+        if server.empty:
+            self._look_soon()
+            if self._keep_alive_s < inf:
+                self._clock.after(self._keep_alive_s, self._unload, server, server.owner)
+
+    def _unload(self, server: Owned, name: str) -> None:
+        idle = server.owner == name and server.empty
+        if idle and server.lines.idle_s(name) >= self._keep_alive_s:
+            server.leave()
+
+    def _again(self, requests: Sequence[Request]) -> None:
+        """A start failed."""
+        for request in requests:
+            self._clock.after(0.0, self.submit, request)
+
+
+def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> ServerlessLlm:
+    return ServerlessLlm(world, finished, **numbers("serverlessllm", settings, ("patience_s", "keep_alive_s")))
