@@ -1,23 +1,29 @@
 """An engine process, ours or the reference's, that records where its time goes while it is told to (`where.py`).
 
-SIGUSR1 begins a recording and the next one ends it: of the device first (kernels, and calls of the runtime), then of
-Python in the main thread, which costs too much beside the other. Each ends in a JSON file `PROFILE_TO`.device or
-.python: for each name how often and for how many seconds.
+SIGUSR1 begins a recording and the next one ends it, one recorder after the other as `PROFILE_WITH` names them:
+
+    stages   the parts of a turn of SGLang's loop, and how long the device took for its forward pass; nearly free
+    python   every function of the main thread, which slows it down
+    device   kernels, and calls of the runtime (torch's profiler does not bear memory that is mapped under it)
+
+Each ends in a JSON file `PROFILE_TO`.NAME: for each name how often and for how many seconds.
 """
 
 from __future__ import annotations
 
 import cProfile
+import functools
 import importlib
 import itertools
 import json
 import os
 import pstats
 import signal
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
-KIND_VARIABLE, FILE_VARIABLE = "PROFILED", "PROFILE_TO"
+KIND_VARIABLE, FILE_VARIABLE, RECORDERS_VARIABLE = "PROFILED", "PROFILE_TO", "PROFILE_WITH"
 MAINS = {"sglang": "gpu_scheduler.engines.sglang.__main__", "stock": "benchmarks.gpu.stock"}
 Found = dict[str, tuple[int, float]]
 """Name -> (times, seconds)."""
@@ -71,13 +77,109 @@ class Python:
         return found
 
 
-def install(path: str) -> None:
-    turns = itertools.cycle((Device(), Python()))
+class Stages:
+    """Names begin with what the turn of the loop ran: prefill, decode or nothing."""
+
+    name = "stages"
+    _SRT = "sglang.srt"
+    _PARTS = (
+        ("receive", f"{_SRT}.managers.scheduler_components.request_receiver:SchedulerRequestReceiver.recv_requests"),
+        ("take requests", f"{_SRT}.managers.scheduler:Scheduler.process_input_requests"),
+        ("plan", f"{_SRT}.managers.scheduler:Scheduler.get_next_batch_to_run"),
+        ("plan/prefill", f"{_SRT}.managers.scheduler:Scheduler.get_new_batch_prefill"),
+        ("plan/decode", f"{_SRT}.managers.scheduler:Scheduler.update_running_batch"),
+        ("plan/for extend", f"{_SRT}.managers.schedule_batch:ScheduleBatch.prepare_for_extend"),
+        ("plan/for decode", f"{_SRT}.managers.schedule_batch:ScheduleBatch.prepare_for_decode"),
+        ("run", f"{_SRT}.managers.scheduler:Scheduler.run_batch"),
+        ("run/forward", f"{_SRT}.model_executor.model_runner:ModelRunner.forward"),
+        ("run/store", f"{_SRT}.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer"),
+        ("results", f"{_SRT}.managers.scheduler:Scheduler.process_batch_result"),
+        ("evict", f"{_SRT}.mem_cache.radix_cache:RadixCache.evict"),
+        ("cache finished", f"{_SRT}.mem_cache.radix_cache:RadixCache.cache_finished_req"),
+        ("settle", "gpu_scheduler.engines.sglang.kv:ElasticKv.settle"),
+        ("before allocation", "gpu_scheduler.engines.sglang.admission:Admission.before_allocation"),
+    )
+
+    def __init__(self) -> None:
+        self._wrapped: list[tuple[Any, str, Any]] = []
+        self._found: dict[str, list[float]] = {}
+        self._turn: dict[str, list[float]] = {}
+        self._kind = "nothing"
+        self._began = 0.0
+        self._passes: list[tuple[str, Any, Any]] = []
+
+    def begin(self) -> None:
+        for label, where in self._PARTS:
+            module, _, path = where.partition(":")
+            owner, _, method = path.partition(".")
+            self._wrap(getattr(importlib.import_module(module), owner), method, label)
+        self._began = time.perf_counter()
+
+    def _wrap(self, owner: Any, method: str, label: str) -> None:
+        original = getattr(owner, method)
+        self._wrapped.append((owner, method, original))
+
+        @functools.wraps(original)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if label == "receive":
+                self._next_turn()
+            elif label == "run":
+                self._kind = "prefill" if args[1].forward_mode.is_extend() else "decode"
+            events = self._events() if label == "run/forward" else None
+            began = time.perf_counter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._add(self._turn, label, time.perf_counter() - began)
+                if events is not None:
+                    events[1].record()
+
+        setattr(owner, method, timed)
+
+    def _events(self) -> Any:
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._passes.append((self._kind, first, last))
+        first.record()
+        return first, last
+
+    def _next_turn(self) -> None:
+        now = time.perf_counter()
+        self._add(self._turn, "turn", now - self._began)
+        self._began = now
+        for label, (times, seconds) in self._turn.items():
+            self._add(self._found, f"{self._kind}: {label}", seconds, times)
+        self._turn.clear()
+        self._kind = "nothing"
+
+    @staticmethod
+    def _add(to: dict[str, list[float]], label: str, seconds: float, times: float = 1) -> None:
+        entry = to.setdefault(label, [0, 0.0])
+        entry[0] += times
+        entry[1] += seconds
+
+    def end(self) -> Found:
+        for owner, method, original in self._wrapped:
+            setattr(owner, method, original)
+        for kind, first, last in self._passes:
+            last.synchronize()
+            self._add(self._found, f"{kind}: on the device", first.elapsed_time(last) / 1e3)
+        return {name: (int(times), seconds) for name, (times, seconds) in self._found.items()}
+
+
+RECORDERS: dict[str, type[Recorder]] = {each.name: each for each in (Stages, Python, Device)}
+
+
+def install(path: str, names: list[str]) -> None:
+    turns = itertools.cycle([RECORDERS[name] for name in names])
     running: list[Recorder] = []
 
     def toggle(*_: object) -> None:
         if not running:
-            running.append(next(turns))
+            running.append(next(turns)())
             running[0].begin()
             return
         recorder = running.pop()
@@ -89,5 +191,5 @@ def install(path: str) -> None:
 
 
 if __name__ == "__main__":
-    install(os.environ[FILE_VARIABLE])
+    install(os.environ[FILE_VARIABLE], os.environ[RECORDERS_VARIABLE].split(","))
     importlib.import_module(MAINS[os.environ[KIND_VARIABLE]]).main()

@@ -1,9 +1,9 @@
 """Where the time of a step goes: our engine and unmodified SGLang, each recorded under the same loads.
 
-    python -m benchmarks.gpu.where --out DIR --commit HASH [--loads 28,full]
+    python -m benchmarks.gpu.where --out DIR --commit HASH [--loads 28,full] [--recorders stages,python]
 
-The engines and loads of `overhead`, one side after the other. Each is recorded twice (`profiled`): what runs on the
-device, then what Python does, which slows it down. Shown is what differs most between the two, per forward step.
+The engines and loads of `overhead`, one side after the other. Each is recorded several times (`profiled`). Shown is what differs most
+between the two, per turn of the loop that did the like (stages) or per forward step.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ class Where(overhead.Part):
         self._found: list[dict[str, Any]] = []
 
     def _environment(self, name: str, kind: str) -> Mapping[str, str]:
-        return {profiled.KIND_VARIABLE: kind, profiled.FILE_VARIABLE: str(self._folder / name)}
+        return {
+            profiled.KIND_VARIABLE: kind,
+            profiled.FILE_VARIABLE: str(self._folder / name),
+            profiled.RECORDERS_VARIABLE: self._given.recorders,
+        }
 
     async def _measure(self, ours: Side, theirs: Side) -> None:
         await self._warm_up([*ours.clients, *theirs.clients])
         for load in self._given.loads.split(","):
             sides = [await self._record(side, load) for side in (ours, theirs)]
             self._found.append({"load": load, "elastic": sides[0], "reference": sides[1]})
-            for recorder in ("device", "python"):
-                show(load, recorder, *sides)
+            for recorder in self._given.recorders.split(","):
+                (show_stages if recorder == "stages" else show)(load, recorder, *sides)
 
     async def _record(self, side: Side, load: str) -> dict[str, Any]:
         """By recorder, what was found and in how many steps."""
@@ -51,7 +55,7 @@ class Where(overhead.Part):
         running.begin_steady(float(load)) if load != "full" else running.begin_full(self._given.in_flight)
         found: dict[str, Any] = {}
         with windows.no_collector():
-            for recorder in ("device", "python"):
+            for recorder in self._given.recorders.split(","):
                 await asyncio.sleep(self._given.lead_in)
                 found[recorder] = await self._recorded(side, recorder)
                 say(f"{side.name}, {load}, {recorder}: {found[recorder]['steps']} steps")
@@ -92,8 +96,23 @@ def show(load: str, recorder: str, ours: dict[str, Any], theirs: dict[str, Any])
     report.table(f"{load}: {total[0]:.0f} us of ours, {total[1]:.0f} us of theirs", header, cells)
 
 
+def show_stages(load: str, recorder: str, ours: dict[str, Any], theirs: dict[str, Any]) -> None:
+    found = [side[recorder]["found"] for side in (ours, theirs)]
+    cells = []
+    for name in sorted({*found[0], *found[1]}):
+        turns_of = [side.get(f"{name.partition(':')[0]}: turn", (1, 0.0))[0] for side in found]
+        times = [side.get(name, (0, 0.0))[0] / count for side, count in zip(found, turns_of, strict=True)]
+        each = [1e6 * side.get(name, (0, 0.0))[1] / count for side, count in zip(found, turns_of, strict=True)]
+        values = (times[0], each[0], times[1], each[1], each[0] - each[1])
+        cells.append(
+            (name, *(f"{value:.2f}" if number in (0, 2) else f"{value:.0f}" for number, value in enumerate(values)))
+        )
+    report.table(f"{load}: a turn", ("stage", "times", "us", "reference: times", "us", "difference"), cells)
+
+
 def parse() -> argparse.Namespace:
     parser = overhead.arguments(__doc__ or "")
+    parser.add_argument("--recorders", default="stages", help=f"of {', '.join(profiled.RECORDERS)}")
     parser.set_defaults(loads="28,full", window=2.0, lead_in=3.0)
     return parser.parse_args()
 
