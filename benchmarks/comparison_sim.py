@@ -1,0 +1,267 @@
+"""Prism and the systems that it is compared with, in the simulator.
+
+    python benchmarks/comparison_sim.py --traces FOLDER              # all that the file does not have yet
+    python benchmarks/comparison_sim.py --traces FOLDER --only eighteen
+    python benchmarks/comparison_sim.py --show                       # the tables of what it has
+
+Every system of `sim/policies` over rates, SLO scales and numbers of GPUs, on the fleets of `_fleets.py`; SWEEPS has all
+of it. Targets are, as in the paper, the P95 of each model alone on devices of its own with the slice as it is (rate 1),
+times the SLO scale, for TTFT and TPOT alike. Before a slice begins each model is asked once, so that everybody has been
+loaded: what is not resident then starts from hibernation. These requests, and what was moved for them, do not count.
+
+Points are kept by their arguments; one that the file has from the same commit of the simulator and the policies is not
+run again. One process for each core, at low priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from math import inf, isnan
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import _report
+from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
+from sim import report
+from sim.catalogue import Catalogue, Spec
+from sim.policies import SYSTEMS
+from sim.replay import Replay
+from sim.request import Request
+from sim.system import FleetError, System, World
+from sim.trace import Trace
+
+SEED = 1
+VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
+    "prism": ("prism", {}),
+    "prism, idle 1 s": ("prism", {"idle_s": "1"}),
+    "least_slack": ("least_slack", {}),
+    "muxserve": ("muxserve", {}),
+    "static": ("static", {}),
+    "qlm": ("qlm", {}),
+    "qlm, swap-aware": ("qlm", {"swap_aware": "1"}),
+    "serverlessllm": ("serverlessllm", {}),
+}
+"""Name in the tables: policy, settings."""
+SOURCES = ("sim", "placement/policy", "gpu_scheduler/policy", "balloond/policy", "benchmarks/_fleets.py")
+"""What a point depends on."""
+KEPT = ("ttft_attainment", "tpot_attainment", "attainment", "served", "requests", "ttft_s", "tpot_s")
+
+
+PLAIN = tuple(name for name in VARIANTS if "," not in name)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Every combination of these."""
+
+    fleet: str
+    rates: tuple[float, ...]
+    scales: tuple[float, ...]
+    variants: tuple[str, ...]
+
+
+SWEEPS = (
+    Sweep("eight", (1, 4, 8, 16), (10,), PLAIN),
+    Sweep("eight", (4,), (2, 5, 20, 40), PLAIN),
+    Sweep("eighteen", (4,), (10,), tuple(VARIANTS)),
+    Sweep("fifty-eight", (4,), (10,), PLAIN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    fleet: str
+    workload: str
+    gpus: int
+    variant: str
+    rate: float
+    scale: float
+
+    @property
+    def key(self) -> str:
+        return f"{self.fleet}/{self.workload}/{self.gpus}/{self.variant}/{self.rate:g}/{self.scale:g}"
+
+    @property
+    def alone(self) -> str:
+        """What its targets are kept by: numbers of GPUs with the same shapes share them."""
+        name = f"{self.fleet}/{self.workload}"
+        return f"{name}/{self.gpus}" if self.gpus in FLEETS[self.fleet].many else name
+
+
+def points(only: str) -> Iterator[Point]:
+    for sweep in SWEEPS:
+        fleet = FLEETS[sweep.fleet]
+        if only in ("", fleet.name):
+            for rate in sweep.rates:
+                for scale in sweep.scales:
+                    for name in fleet.sources:
+                        for gpus in fleet.groups:
+                            for variant in sweep.variants:
+                                yield Point(fleet.name, name, gpus, variant, rate, scale)
+
+
+# --- one point
+
+
+Targets = dict[str, tuple[float | None, float | None]]
+
+
+def alone(fleet: Fleet, name: str, gpus: int, traces: Path) -> Targets:
+    """P95 of TTFT and TPOT of each model with devices of its own, seconds; None where no request says."""
+    given = workload(fleet, name, gpus, 1.0, traces, SEED)
+    found: Targets = {}
+    for model, spec in given.specs.items():
+        mine = [request for request in given.requests if request.model == model]
+        if mine:
+            _replay(Trace(mine, given.seconds), [spec], (spec.parts,), SYSTEMS["static"], {})
+        ttfts = sorted(request.ttft for request in mine)
+        tpots = sorted(request.tpot for request in mine if not isnan(request.tpot))
+        found[model] = (report.quantile(ttfts, 0.95), report.quantile(tpots, 0.95))
+    return found
+
+
+def run(point: Point, targets: Targets, traces: Path) -> dict[str, Any]:
+    """What came of it, or `refused` with the reason."""
+    fleet = FLEETS[point.fleet]
+    given = workload(fleet, point.workload, point.gpus, point.rate, traces, SEED)
+    specs = {}
+    for name, spec in given.specs.items():
+        ttft_s, tpot_s = (point.scale * p95 if p95 else inf for p95 in targets[name])
+        specs[name] = replace(spec, ttft_s=ttft_s, tpot_s=tpot_s)
+    warm_s = WARM_GAP_S * (len(specs) + 1)
+    warm = [Request(f"w{i}", name, WARM_GAP_S * i, 64, 16) for i, name in enumerate(sorted(specs))]
+    asked = [
+        Request(str(i), r.model, warm_s + r.arrival, r.prompt_tokens, r.output_tokens, spec.ttft_s, spec.tpot_s)
+        for i, r in enumerate(given.requests)
+        for spec in (specs[r.model],)
+    ]
+    before: dict[str, int] = {}
+    policy, settings = VARIANTS[point.variant]
+
+    def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> System:
+        system = SYSTEMS[policy](world, finished, settings)
+        world.clock.at(warm_s - 1e-3, lambda: before.update(_counts(system)))
+        return system
+
+    try:
+        outcome = _replay(
+            Trace(warm + asked, warm_s + given.seconds), list(specs.values()), fleet.groups[point.gpus], build, settings
+        )
+    except FleetError as error:
+        return {"refused": str(error)}
+    cpu_s = outcome.cpu_s
+    outcome.trace.requests, outcome.trace.seconds = asked, given.seconds
+    total = report.build(outcome)["all"]
+    after = _counts(outcome.system)
+    reasons = [request.failed for request in asked if request.failed]
+    return {
+        **{name: total[name] for name in KEPT},
+        "counts": {name: after[name] - before.get(name, 0) for name in after},
+        "parked": sum(request.parked for request in asked),
+        "failed": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
+        "cpu_s": round(cpu_s, 2),
+    }
+
+
+def _replay(trace: Trace, specs: list[Spec], sizes: tuple[int, ...], build: Any, settings: dict[str, str]) -> Any:
+    return Replay(trace, Catalogue(specs), sizes, build, settings, HARDWARE, progress=lambda line: None).run()
+
+
+def _counts(system: System) -> dict[str, int]:
+    groups = system.groups
+    return {
+        "activations": sum(group.counts.wakes + group.counts.cold_starts for group in groups),
+        "cold_starts": sum(group.counts.cold_starts for group in groups),
+        "weights_bytes": sum(group.counts.weights_bytes for group in groups),
+        "reclaimed_bytes": sum(group.memory.reclaimed_bytes for group in groups),
+        **system.figures,
+    }
+
+
+# --- all of them
+
+
+def commit() -> str:
+    """The last that touched what points depend on."""
+    last = _git("log", "-1", "--format=%H", "--", *SOURCES)
+    return last + ("+changes" if _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES) else "")
+
+
+def _git(*command: str) -> str:
+    done = subprocess.run(["git", *command], cwd=_report.ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
+    """Runs what `out` lacks, and writes it after each point."""
+    kept: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    done: dict[str, Any] = kept.get("points", {})
+    targets: dict[str, Any] = kept.get("alone", {})
+    now = commit()
+    todo = [point for point in points(only) if done.get(point.key, {}).get("commit") != now]
+    with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(10,)) as pool:
+        for point in todo:
+            if targets.get(point.alone, {}).get("commit") != now:
+                found = pool.submit(alone, FLEETS[point.fleet], point.workload, point.gpus, traces).result()
+                targets[point.alone] = {"commit": now, "p95_s": found}
+        running = {pool.submit(run, point, targets[point.alone]["p95_s"], traces): point for point in todo}
+        for count, future in enumerate(as_completed(running), start=1):
+            point = running[future]
+            done[point.key] = {"arguments": asdict(point), "commit": now, **future.result()}
+            result = {"seed": SEED, "alone": targets, "points": dict(sorted(done.items()))}
+            partial = out.with_suffix(".partial")
+            _report.write(partial, "comparison_sim", result)
+            partial.replace(out)
+            told = done[point.key].get("attainment", "refused")
+            print(f"{count} of {len(running)}: {point.key}: {told}", flush=True)
+    return done
+
+
+def show(done: dict[str, Any]) -> None:
+    """One table for each fleet, workload and sweep: attainment of both targets (TTFT, TPOT)."""
+    for fleet in FLEETS.values():
+        for name in fleet.sources:
+            here = [
+                p for p in done.values() if (p["arguments"]["fleet"], p["arguments"]["workload"]) == (fleet.name, name)
+            ]
+            columns = sorted({(p["arguments"]["gpus"], p["arguments"]["scale"], p["arguments"]["rate"]) for p in here})
+            print(f"\n{fleet.name}, {name}: attainment % of TTFT and TPOT, TTFT alone, TPOT alone")
+            rows = []
+            for variant in VARIANTS:
+                cells = []
+                for gpus, scale, rate in columns:
+                    p = done.get(Point(fleet.name, name, gpus, variant, rate, scale).key, {})
+                    both = [p.get(key) for key in ("attainment", "ttft_attainment", "tpot_attainment")]
+                    cells.append(
+                        " ".join(f"{100 * x:.1f}" for x in both) if "requests" in p else "refused" if p else ""
+                    )
+                rows.append([variant, *cells])
+            _report.table(["", *(f"{g} GPUs, scale {s:g}, rate {r:g}" for g, s, r in columns)], rows)
+
+
+def main() -> None:
+    parser = _report.arguments("comparison_sim", __doc__ or "")
+    parser.add_argument("--traces", type=Path, help="the folder with the trace files")
+    parser.add_argument("--only", default="", choices=["", *FLEETS], help="one fleet")
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes at a time")
+    parser.add_argument("--show", action="store_true", help="runs nothing")
+    given: argparse.Namespace = parser.parse_args()
+    if given.show:
+        show(json.loads(given.out.read_text())["points"])
+        return
+    if given.traces is None:
+        parser.error("--traces is needed")
+    show(measure(given.out, given.traces, given.only, given.workers))
+
+
+if __name__ == "__main__":
+    main()
