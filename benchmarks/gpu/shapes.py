@@ -93,6 +93,36 @@ def _together(files: list[dict[str, tuple[int, ...]]], file_bytes: int) -> list[
     return together
 
 
+def write_headers(folder: Path, name: str) -> Path:
+    """The same without the weights: files that say what would be in them, and are holes on the disk, for engines that
+    draw their own (`random_weights`). With a tokenizer in which every token of the vocabulary is text, so that every
+    token shows in a stream; prompts are token ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    write(folder, name)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = {tensor: shape for file in _tensors(config) for tensor, shape in file.items()}
+    header: dict[str, Any] = {}
+    at = 0
+    for tensor, shape in tensors.items():
+        end = at + 2 * math.prod(shape)
+        header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, end]}
+        at = end
+    said = json.dumps(header).encode()
+    said += b" " * (-len(said) % 8)
+    with open(folder / "model.safetensors", "wb") as file:
+        file.write(len(said).to_bytes(8, "little") + said)
+        file.truncate(8 + len(said) + at)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"t{number:x}." for number in range(len(alphabet), config["vocab_size"]))]
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    return folder
+
+
 def _tensors(config: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
     """Names and shapes, a dictionary for each file."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]

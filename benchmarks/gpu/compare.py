@@ -1,0 +1,310 @@
+"""Prism beside the systems that it is compared with, on two GPUs: eight models, traces over HTTP.
+
+    python -m benchmarks.gpu.compare cut --traces TRACES --to FOLDER        # the slices, from the whole traces; no GPU
+    python -m benchmarks.gpu.compare calibrate --traces FOLDER --out DIR    # once: targets, DIR/slos.json
+    python -m benchmarks.gpu.compare run --traces FOLDER --out DIR [SYSTEM:SLICE:RATE ...]
+    python -m benchmarks.gpu.compare show --out DIR
+
+    --devices cuda:2,cuda:3     two of these may run at once on four GPUs, with cores of their own (`taskset`)
+    --part 1/2                  every second system, for one of two that run at once with the same DIR
+    --limit-s 560               nothing is begun that would not be done by then
+    --rehearse echo|sglang      on the CPU, small and short; the figures mean nothing
+
+A run that has its result in DIR is skipped, so the same command goes on where it ended. Parts of a run's name may be
+patterns ("prism:*:8"); without any all are done. A system is started once for each slice, and replays it at each rate,
+the lowest first, with empty queues in between. A run that failed leaves nothing, one whose client did not keep the
+schedule NAME.invalid.json; they are named at the end (exit status 1), and done again the next time.
+
+What is compared was written down before any run: SLICES with their rates, MODELS, and how names of a trace are dealt to
+them: sorted, round and round. Where a trace has more names than there are models, one model has the requests of
+several, and is less often idle than each of them. Targets are the P95 of each model alone, with lengths and gaps of the
+slice (gaps above a second cut to one), times TTFT_SCALE and TPOT_SCALE, which are those of the paper's large fleet.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import csv
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import services.forking  # noqa: F401  (before grpc: services are started)
+from benchmarks import systems
+from benchmarks.gpu import compared, report
+from benchmarks.gpu.slices import SLICES, Cut, cut, load
+from benchmarks.gpu.stack import Site, stack
+from benchmarks.systems import SYSTEMS, Model
+from services import log
+from sim import trace
+from sim.report import quantile
+from sim.request import Request
+from tests.end_to_end.world import World
+
+MODELS = {
+    "8b-1": "8b",
+    "3b-1": "3b",
+    "1b-1": "1b",
+    "8b-2": "8b",
+    "3b-2": "3b",
+    "1b-2": "1b",
+    "3b-3": "3b",
+    "1b-3": "1b",
+}
+"""With their shapes."""
+TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
+CAPACITY_BYTES = 44 * compared.GIB
+"""Of each GPU: weights, engines and graphs of all eight take about 40 GB on either, so that KV is short."""
+_ALONE = 24
+"""Requests of each model that its targets are made of."""
+_ALONE_CAPACITY = 1.5
+"""Times the capacity, for them."""
+_START_S, _END_S = 110.0, 45.0
+"""What a start with all models takes at most, and what follows the last arrival of a slice."""
+_SHORT_S, _SHORT_RATE, _FEW = 6.0, 1 / 4, 3
+"""A rehearsal's slices, its part of the rates, and how many models it has with real engines."""
+
+
+@dataclass(frozen=True)
+class Run:
+    system: str
+    slice: str
+    rate: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.system}-{self.slice}-{self.rate:g}"
+
+
+def runs(names: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Run]:
+    """Those that are named, or all. Raises ValueError for a name that matches none."""
+    every = [Run(system, at, rate) for at, one in SLICES.items() for system in SYSTEMS for rate in sorted(one.rates)]
+    for name in names:
+        if not any(fnmatchcase(f"{run.system}:{run.slice}:{run.rate:g}", name) for run in every):
+            raise ValueError(f"{name!r} is no run: SYSTEM:SLICE:RATE of {', '.join(SYSTEMS)}; {', '.join(SLICES)}")
+    mine = [system for number, system in enumerate(SYSTEMS) if number % part[1] == part[0] - 1]
+    wanted = names or ["*"]
+    return [
+        run
+        for run in every
+        if run.system in mine and any(fnmatchcase(f"{run.system}:{run.slice}:{run.rate:g}", name) for name in wanted)
+    ]
+
+
+# --- targets
+
+
+async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Site) -> None:
+    """Each model alone on its device, all in planned places and with room enough."""
+    site = replace(site, devices={device: int(_ALONE_CAPACITY * nbytes) for device, nbytes in site.devices.items()})
+    slices = {name: _load(given, name, models) for name in SLICES}
+    busy = slices["busy"]
+    requests = busy.requests(models[0].context_tokens, {})
+    parts = systems.plan(models, requests, busy.part.seconds, site.devices, site.sizes)
+    slos: dict[str, dict[str, dict[str, float]]] = {name: {} for name in SLICES}
+    samples: dict[str, dict[str, list[Any]]] = {name: {} for name in SLICES}
+    async with stack(SYSTEMS["muxserve"], models, parts, site) as at:
+
+        async def of_device(device: str) -> None:
+            for name, one in slices.items():
+                for model in models:
+                    own = [each for each in one.requests(model.context_tokens, {}) if each.model == model.name]
+                    if own and parts[model.name].place.group == device:
+                        rows = samples[name][model.name] = await alone(at, own[:_ALONE])
+                        slos[name][model.name] = _targets(rows)
+                        print(f"{name}, {model.name}: {slos[name][model.name]}", flush=True)
+
+        async with asyncio.TaskGroup() as group:
+            for device in site.devices:
+                group.create_task(of_device(device), name=device)
+    compared.write(given.out, "slos", given.commit, {"slos": slos, "samples": samples})
+
+
+async def alone(at: World, requests: Sequence[Request]) -> list[list[Any]]:
+    """Samples of these, the same gaps between them but none above a second."""
+    rows, due, before = [list(trace.COLUMNS)], 0.0, requests[0].arrival
+    for request in requests:
+        due += min(1.0, request.arrival - before)
+        before = request.arrival
+        rows.append([str(due), request.model, str(request.prompt_tokens), str(request.output_tokens)])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "alone.csv"
+        with open(path, "w", newline="") as file:
+            csv.writer(file).writerows(rows)
+        found = await compared.replayed(at, path, slos={}, settle=False)
+    (system,) = found["systems"]
+    if system["failures"]:
+        raise compared.ReplayFailed(f"{requests[0].model} alone: {system['failures']}")
+    return list(system["samples"]["rows"])
+
+
+def _targets(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
+    """P95 of samples of a replay; no TPOT of answers of one token."""
+    found = {}
+    for name, column in (("ttft_ms", 4), ("tpot_ms", 5)):
+        value = quantile(sorted(row[column] for row in rows if row[column] is not None), 0.95)
+        if value:
+            found[name] = 1e3 * value
+    return found
+
+
+def scaled(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    scales = {"ttft_ms": TTFT_SCALE, "tpot_ms": TPOT_SCALE}
+    return {model: {key: scales[key] * value for key, value in each.items()} for model, each in slos.items()}
+
+
+# --- runs
+
+
+async def run(given: argparse.Namespace, models: Sequence[Model], site: Site) -> list[str]:
+    """What was not done, in words."""
+    slos = json.loads((given.out / "slos.json").read_text())["slos"]
+    end, missing = time.monotonic() + given.limit_s, []
+    wanted = [each for each in runs(given.runs, given.part) if not (given.out / f"{each.name}.json").exists()]
+    for (system, name), grouped in groupby(wanted, key=lambda each: (each.system, each.slice)):
+        todo = list(grouped)
+        one = _load(given, name, models)
+        each_s = one.part.seconds + _END_S
+        if time.monotonic() + _START_S + each_s > end:
+            missing += [f"{each.name}: no time left" for each in todo]
+            continue
+        print(f"== {system}, {name}", flush=True)
+        try:
+            await _of_system(given, models, site, one, scaled(slos[name]), todo, end - each_s)
+        except Exception as error:  # of whatever part of a stack: the other systems are measured all the same
+            print(f"{system}, {name} failed: {error!r}", flush=True)
+        missing += [f"{each.name}: not done" for each in todo if not (given.out / f"{each.name}.json").exists()]
+    return missing
+
+
+async def _of_system(
+    given: argparse.Namespace,
+    models: Sequence[Model],
+    site: Site,
+    one: Cut,
+    slos: Mapping[str, Mapping[str, float]],
+    todo: Sequence[Run],
+    latest: float,
+) -> None:
+    """One start, and a replay for each rate, none begun after `latest` (time.monotonic's)."""
+    system = SYSTEMS[todo[0].system]
+    requests = one.requests(models[0].context_tokens, slos)
+    parts = systems.plan(models, requests, one.part.seconds, site.devices, site.sizes)
+    began = time.monotonic()
+    async with stack(system, models, parts, site) as at:
+        start_s = time.monotonic() - began
+        print(f"up and warm after {start_s:.1f} s", flush=True)
+        for each in todo:
+            if time.monotonic() > latest:
+                return
+            rate = each.rate * (_SHORT_RATE if given.rehearse else 1.0)
+            found = await compared.replayed(
+                at, one.path, *one.arguments, "--rate", str(rate), slos=slos, names=one.names
+            )
+            found["run"] = {"system": each.system, "slice": each.slice, "rate": each.rate, "start_s": start_s}
+            found["system"] = {
+                "catalogue": systems.listed(system, models, parts, site.sizes),
+                "settings": systems.local(system, parts),
+                "plan": {name: {"group": part.place.group, "kv_bytes": part.kv_bytes} for name, part in parts.items()},
+                "devices": dict(site.devices),
+                "shapes": MODELS,
+            }
+            found["slos"] = slos
+            compared.write(given.out, each.name, given.commit, found)
+
+
+def show(out: Path) -> None:
+    """What there is, a line for each run."""
+    rows = []
+    for each in runs():
+        path = out / f"{each.name}.json"
+        if path.exists():
+            found = json.loads(path.read_text())
+            (of,) = found["systems"]
+            every = of["all"]
+            shares = [f"{every[key]:.3f}" for key in ("attainment", "ttft_attainment", "tpot_attainment")]
+            times = [every[at][key] for at in ("ttft_s", "tpot_s") for key in ("p50", "p99")]
+            shown = ["-" if value is None else f"{1e3 * value:.1f}" for value in times]
+            did = ", ".join(f"{count} {what}" for what, count in found["decisions"].items())
+            failed = sum(of["failures"].values())
+            rows.append([each.slice, f"{each.rate:g}", each.system, every["requests"], failed, *shares, *shown, did])
+    header = ["slice", "rate", "system", "requests", "failed", "both", "TTFT", "TPOT"]
+    report.table("attainment", [*header, "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "placement"], rows)
+
+
+# --- the command line
+
+
+def _load(given: argparse.Namespace, name: str, models: Sequence[Model]) -> Cut:
+    return load(given.traces, name, [model.name for model in models], _SHORT_S if given.rehearse else None)
+
+
+def _part(text: str) -> tuple[int, int]:
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N")
+    return int(number), int(of)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "benchmarks.gpu.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("cut", "calibrate", "run", "show"))
+    parser.add_argument("runs", nargs="*", metavar="SYSTEM:SLICE:RATE")
+    parser.add_argument("--out", type=Path, help="folder of results, and of slos.json")
+    parser.add_argument("--traces", type=Path, help="folder of slices; for `cut` of the whole traces")
+    parser.add_argument("--to", type=Path, help="of `cut`: where the slices go")
+    parser.add_argument("--devices", type=lambda text: text.split(","), help="two of them")
+    parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
+    parser.add_argument("--limit-s", type=float, default=inf)
+    parser.add_argument("--rehearse", default="", choices=compared.REHEARSALS)
+    parser.add_argument("--commit", default="unknown")
+    given = parser.parse_args(arguments)
+    needed = {"cut": ("traces", "to"), "show": ("out",)}.get(given.what, ("traces", "out"))
+    if missing := [name for name in needed if getattr(given, name) is None]:
+        parser.error(f"{given.what} needs {', '.join('--' + name for name in missing)}")
+    try:
+        runs(given.runs)
+    except ValueError as error:
+        parser.error(str(error))
+    kind = "cpu" if given.rehearse else "cuda"
+    given.devices = given.devices or [f"{kind}:0", f"{kind}:1"]
+    return given
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = parse(arguments)
+    if given.what == "cut":
+        cut(given.traces, given.to, list(MODELS))
+        return 0
+    if given.what == "show":
+        show(given.out)
+        return 0
+    log.configure("compare", "warning")
+    compared.many_descriptors()
+    wanted = dict(list(MODELS.items())[:_FEW]) if given.rehearse == "sglang" else MODELS
+    with tempfile.TemporaryDirectory() as folder:
+        models = compared.make(Path(folder), wanted, given.rehearse)
+        site = compared.site(given.devices, len(models), CAPACITY_BYTES, given.rehearse)
+        if given.what == "calibrate":
+            asyncio.run(calibrate(given, models, site))
+            return 0
+        missing = asyncio.run(run(given, models, site))
+    show(given.out)
+    for line in missing:
+        print(line)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""What `compare` and `two_models` share: model folders, the site, a replay against a stack with what was seen of it,
+and results that a killed program does not leave half written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import replay
+from benchmarks.gpu import report, shapes
+from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
+from benchmarks.systems import CPU, GPU, Model
+from tests.end_to_end.world import World
+
+GIB, MIB = 1 << 30, 1 << 20
+REHEARSALS = ("echo", "sglang")
+_CONTEXT, _SHORT_CONTEXT = 8192, 2048
+_TINY_DEVICE_BYTES = 12 * MIB
+"""For each model of a rehearsal's device: its weights and quota, and KV for two of the longest requests."""
+TIME_OUT_S = 60.0
+"""From when a request is due to its last token."""
+_OPTIONS = {
+    "": {"random_weights": "1"},
+    "echo": {"step_ms": "10", "prefill_tokens_per_s": "20000"},
+    "sglang": {"random_weights": "1"},
+}
+
+
+def site(devices: Sequence[str], models: int, capacity_bytes: int, rehearse: str) -> Site:
+    """`rehearse`: an engine on the CPU, where devices are as small as `models` of them want."""
+    if rehearse:
+        nbytes = -(-models // len(devices)) * _TINY_DEVICE_BYTES
+        return Site(dict.fromkeys(devices, nbytes), CPU, rehearse, _OPTIONS[rehearse], 1, 512 * MIB)
+    return Site(dict.fromkeys(devices, capacity_bytes), GPU, "sglang", _OPTIONS[""], 2, 96 * GIB)
+
+
+def make(folder: Path, wanted: Mapping[str, str], rehearse: str) -> list[Model]:
+    """Folders of models by name, in these shapes; in a rehearsal all are tiny."""
+    context = _SHORT_CONTEXT if rehearse else _CONTEXT
+    return [
+        Model(name, shapes.write_headers(folder / name, "tiny" if rehearse else shape), context)
+        for name, shape in wanted.items()
+    ]
+
+
+def many_descriptors() -> None:
+    """As many as are allowed, for this process and what it starts."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class ReplayFailed(RuntimeError):
+    """A replay that came to nothing."""
+
+
+async def replayed(
+    at: World,
+    trace: Path,
+    *arguments: str,
+    slos: Mapping[str, Mapping[str, float]],
+    names: Mapping[str, str] | None = None,
+    watch_s: float = 0.5,
+    settle: bool = True,
+) -> dict[str, Any]:
+    """What came of the trace (`valid` says whether its schedule was kept), with what the groups told about every
+    `watch_s` and what placement did. `settle`: waits until all queues are empty, those of others too. Raises
+    ReplayFailed; TimeoutError where requests never end."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        (folder / "slos.json").write_text(json.dumps(slos))
+        given = ["--url", at.base, "--trace", str(trace), "--out", str(folder / "out.json")]
+        given += ["--slos", str(folder / "slos.json"), "--time-out-s", str(TIME_OUT_S), *arguments]
+        if names is not None:
+            (folder / "names.json").write_text(json.dumps(names))
+            given += ["--models", str(folder / "names.json")]
+        async with Timeline(at, watch_s) as timeline:
+            process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.replay", *given)
+            try:
+                status = await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+            if status not in (0, replay.INVALID):
+                raise ReplayFailed(f"the replay of {trace.name} ended with status {status}")
+            if settle:
+                await quiet(at, TIME_OUT_S)
+        found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    found["timeline"] = timeline.rows
+    found["decisions"] = await decisions(at, time.monotonic() - began)
+    return found
+
+
+def write(out: Path, name: str, commit: str, result: dict[str, Any]) -> None:
+    """`<out>/<name>.json`, whole or not at all; of a replay that is not valid `<name>.invalid.json`."""
+    name += "" if result.get("valid", True) else ".invalid"
+    half = report.write(out / "half", name, commit, result)
+    os.replace(half, out / half.name)

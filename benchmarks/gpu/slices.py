@@ -1,0 +1,85 @@
+"""The slices of traces that are compared on, and which model each name of a trace is dealt to."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
+from pathlib import Path
+
+from sim import trace
+from sim.catalogue import Catalogue, Spec
+from sim.cost import Shape
+from sim.request import Request
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a trace, and how many requests are made of each of its."""
+
+    trace: str
+    from_s: float
+    rates: tuple[float, ...]
+    seconds: float = 240.0
+
+
+SLICES = {
+    "hyperbolic": Slice("hyperbolic7.csv.gz", 0.0, (8.0, 24.0)),
+    "busy": Slice("servegen48.csv.gz", 11 * 3600.0, (2.0, 6.0)),
+    "quiet": Slice("servegen48.csv.gz", 6 * 3600.0, (2.0, 6.0)),
+}
+"""servegen48's liveliest hour and its calmest, by its README."""
+
+
+def deal(names: Sequence[str], models: Sequence[str]) -> dict[str, str]:
+    """Sorted, round and round."""
+    return dict(zip(sorted(names), cycle(models), strict=False))
+
+
+def cut(traces: Path, to: Path, models: Sequence[str]) -> None:
+    """Writes each slice, with the times it had, and to which model each name of the whole trace is dealt."""
+    to.mkdir(parents=True, exist_ok=True)
+    for name, part in SLICES.items():
+        with gzip.open(traces / part.trace, "rt", newline="") as file:
+            header, *rows = csv.reader(file)
+        (to / f"{name}.json").write_text(json.dumps(deal(list({row[1] for row in rows}), models), indent=1))
+        with gzip.open(to / f"{name}.csv.gz", "wt", newline="") as file:
+            end = part.from_s + part.seconds
+            csv.writer(file).writerows([header, *(row for row in rows if part.from_s <= float(row[0]) < end)])
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A slice as it is replayed."""
+
+    path: Path
+    names: Mapping[str, str]
+    """Of the trace -> served model."""
+    part: Slice
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of a replay."""
+        return ["--from-s", str(self.part.from_s), "--seconds", str(self.part.seconds)]
+
+    def requests(self, context_tokens: int, slos: Mapping[str, Mapping[str, float]]) -> list[Request]:
+        """One for each of the trace, under the served models' names, with their targets."""
+        catalogue = Catalogue([Spec("*", Shape(0, 0), context_tokens=context_tokens)])
+        found = trace.read(self.path, catalogue, trace.Slice(self.part.from_s, self.part.seconds)).requests
+        for request in found:
+            request.model = self.names[request.model]
+            if target_ms := slos.get(request.model, {}).get("tpot_ms"):
+                request.tpot_s = target_ms / 1e3
+        return found
+
+
+def load(folder: Path, name: str, models: Sequence[str], seconds: float | None = None) -> Cut:
+    """What `cut` wrote; of these models, and shorter, in a rehearsal."""
+    part = SLICES[name]
+    names = json.loads((folder / f"{name}.json").read_text())
+    if seconds is not None:
+        part, names = replace(part, seconds=seconds), deal(list(names), models)
+    return Cut(folder / f"{name}.csv.gz", names, part)
