@@ -12,8 +12,8 @@ graphs (`owned.py`), so that most swaps take tenths of a second. A swap comes no
 it to be on time, and request groups of the present model pass meanwhile, as its authors' estimator of waiting times
 would have it. What they leave open: a preempted request gets its TTFT target anew as the deadline to go on, best
 effort counts as a deadline of a minute, and a model that came stays while it has work until it has prefilled something,
-and for `stay_s` at least, or else models trade places for a token each (of 0.3 to 8 s the default was best where swaps
-are most frequent, and no worse by more than 3 points elsewhere).
+and for `stay_s` at least, or else models trade places for a token each. Of 0.3, 1, 2, 4 and 8 s the default served most
+on time on a slice with constant swapping (79 %, with 1 s 23 %); on another it was 3 points under the best, 2 s.
 
 Settings: swap_aware (default: 0; 1: request groups go where they would start first, the swap and the models that
 are there counted), stay_s (default: 4), group_requests (default: 32).
