@@ -97,13 +97,14 @@ def _commit() -> str:
     written = ROOT / "COMMIT"
     if written.exists():
         return written.read_text().strip()
-    commit = _git("rev-parse", "HEAD")
+    commit = git("rev-parse", "HEAD")
     return (
-        commit + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "") if commit else "unknown"
+        commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else "") if commit else "unknown"
     )
 
 
-def _git(*command: str) -> str:
+def git(*command: str) -> str:
+    """What git says of this repository; empty where it fails or is not there."""
     try:
         done = subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError:

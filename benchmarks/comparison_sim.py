@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -192,13 +191,9 @@ def _counts(system: System) -> dict[str, int]:
 
 def commit() -> str:
     """The last that touched what points depend on."""
-    last = _git("log", "-1", "--format=%H", "--", *SOURCES)
-    return last + ("+changes" if _git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES) else "")
-
-
-def _git(*command: str) -> str:
-    done = subprocess.run(["git", *command], cwd=_report.ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    last = _report.git("log", "-1", "--format=%H", "--", *SOURCES)
+    changed = _report.git("status", "--porcelain", "--untracked-files=no", "--", *SOURCES)
+    return last + ("+changes" if changed else "")
 
 
 def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
