@@ -1,6 +1,7 @@
 """An engine process, ours or the reference's, that records where its time goes while it is told to (`where.py`).
 
-SIGUSR1 begins a recording and the next one ends it, one recorder after the other as `PROFILE_WITH` names them:
+A file `PROFILE_TO`.toggle begins a recording, between two turns of SGLang's loop, and the next one ends it. Recorders
+come one after the other, as `PROFILE_WITH` names them:
 
     stages   the parts of a turn of SGLang's loop, and how long the device took for its forward pass; nearly free
     python   every function of the main thread, which slows it down
@@ -18,13 +19,16 @@ import itertools
 import json
 import os
 import pstats
-import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 KIND_VARIABLE, FILE_VARIABLE, RECORDERS_VARIABLE = "PROFILED", "PROFILE_TO", "PROFILE_WITH"
 MAINS = {"sglang": "gpu_scheduler.engines.sglang.__main__", "stock": "benchmarks.gpu.stock"}
+RECEIVER = "sglang.srt.managers.scheduler_components.request_receiver"
+_LOOK_S = 0.02
 Found = dict[str, tuple[int, float]]
 """Name -> (times, seconds)."""
 
@@ -83,7 +87,7 @@ class Stages:
     name = "stages"
     _SRT = "sglang.srt"
     _PARTS = (
-        ("receive", f"{_SRT}.managers.scheduler_components.request_receiver:SchedulerRequestReceiver.recv_requests"),
+        ("receive", f"{RECEIVER}:SchedulerRequestReceiver.recv_requests"),
         ("take requests", f"{_SRT}.managers.scheduler:Scheduler.process_input_requests"),
         ("plan", f"{_SRT}.managers.scheduler:Scheduler.get_next_batch_to_run"),
         ("plan/prefill", f"{_SRT}.managers.scheduler:Scheduler.get_new_batch_prefill"),
@@ -177,7 +181,7 @@ def install(path: str, names: list[str]) -> None:
     turns = itertools.cycle([RECORDERS[name] for name in names])
     running: list[Recorder] = []
 
-    def toggle(*_: object) -> None:
+    def toggle() -> None:
         if not running:
             running.append(next(turns)())
             running[0].begin()
@@ -187,7 +191,28 @@ def install(path: str, names: list[str]) -> None:
         part.write_text(json.dumps(recorder.end()))
         part.rename(f"{path}.{recorder.name}")
 
-    signal.signal(signal.SIGUSR1, toggle)
+    threading.Thread(target=_watch, args=(Path(f"{path}.toggle"), toggle), daemon=True).start()
+
+
+def _watch(file: Path, toggle: Callable[[], None]) -> None:
+    while True:
+        time.sleep(_LOOK_S)
+        if file.exists():
+            file.unlink()
+            _before_next_turn(toggle)
+
+
+def _before_next_turn(toggle: Callable[[], None]) -> None:
+    """In the main thread, which the profiler of Python is for."""
+    receiver: Any = importlib.import_module(RECEIVER).SchedulerRequestReceiver
+    original = receiver.recv_requests
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        receiver.recv_requests = original
+        toggle()
+        return receiver.recv_requests(*args, **kwargs)
+
+    receiver.recv_requests = once
 
 
 if __name__ == "__main__":

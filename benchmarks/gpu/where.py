@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.where --out DIR --commit HASH [--loads 28,full] [--recorders stages,python]
 
-The engines and loads of `overhead`, one side after the other. Each is recorded several times (`profiled`). Shown is what differs most
-between the two, per turn of the loop that did the like (stages) or per forward step.
+The engines and loads of `overhead`, one side after the other, each recorded several times (`profiled`). Shown is what
+differs between the two, per turn of the loop that did the like (stages) or per forward step.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -66,13 +64,16 @@ class Where(overhead.Part):
         client = side.clients[0]
         path = self._folder / f"{client.name}.{recorder}"
         path.unlink(missing_ok=True)
+        toggle = self._folder / f"{client.name}.toggle"
         before = client.stats.forward_steps
-        os.kill(client.engine.pid, signal.SIGUSR1)
+        toggle.touch()
         await asyncio.sleep(self._given.window)
         steps = client.stats.forward_steps - before
-        os.kill(client.engine.pid, signal.SIGUSR1)
+        toggle.touch()
         async with asyncio.timeout(_WRITTEN_S):
             while not path.exists():
+                if not client.engine.alive:
+                    raise RuntimeError(f"{client.name} ended with {await client.engine.ranks[0].wait()}")
                 await asyncio.sleep(0.05)
         return {"steps": steps, "found": json.loads(path.read_text())}
 
