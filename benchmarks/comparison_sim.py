@@ -70,7 +70,7 @@ class Sweep:
 
 SWEEPS = (
     Sweep("eight", (1, 4, 8, 16), (10,), PLAIN),
-    Sweep("eight", (4,), (2, 5, 20, 40), PLAIN),
+    Sweep("eight", (4,), (2, 5, 10, 20, 40), PLAIN),
     Sweep("eighteen", (4,), (10,), tuple(VARIANTS)),
     Sweep("fifty-eight", (4,), (10,), PLAIN),
 )
@@ -96,16 +96,14 @@ class Point:
         return f"{name}/{self.gpus}" if self.gpus in FLEETS[self.fleet].many else name
 
 
-def points(only: str) -> Iterator[Point]:
-    for sweep in SWEEPS:
-        fleet = FLEETS[sweep.fleet]
-        if only in ("", fleet.name):
-            for rate in sweep.rates:
-                for scale in sweep.scales:
-                    for name in fleet.sources:
-                        for gpus in fleet.groups:
-                            for variant in sweep.variants:
-                                yield Point(fleet.name, name, gpus, variant, rate, scale)
+def points(sweep: Sweep) -> Iterator[Point]:
+    fleet = FLEETS[sweep.fleet]
+    for rate in sweep.rates:
+        for scale in sweep.scales:
+            for name in fleet.sources:
+                for gpus in fleet.groups:
+                    for variant in sweep.variants:
+                        yield Point(fleet.name, name, gpus, variant, rate, scale)
 
 
 # --- one point
@@ -202,7 +200,8 @@ def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
     done: dict[str, Any] = kept.get("points", {})
     targets: dict[str, Any] = kept.get("alone", {})
     now = commit()
-    todo = [point for point in points(only) if done.get(point.key, {}).get("commit") != now]
+    wanted = dict.fromkeys(point for sweep in SWEEPS if only in ("", sweep.fleet) for point in points(sweep))
+    todo = [point for point in wanted if done.get(point.key, {}).get("commit") != now]
     with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(10,)) as pool:
         for point in todo:
             if targets.get(point.alone, {}).get("commit") != now:
@@ -222,25 +221,34 @@ def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
 
 
 def show(done: dict[str, Any]) -> None:
-    """One table for each fleet, workload and sweep: attainment of both targets (TTFT, TPOT)."""
-    for fleet in FLEETS.values():
+    """A table for each sweep and workload."""
+    for sweep in SWEEPS:
+        fleet = FLEETS[sweep.fleet]
         for name in fleet.sources:
-            here = [
-                p for p in done.values() if (p["arguments"]["fleet"], p["arguments"]["workload"]) == (fleet.name, name)
-            ]
-            columns = sorted({(p["arguments"]["gpus"], p["arguments"]["scale"], p["arguments"]["rate"]) for p in here})
-            print(f"\n{fleet.name}, {name}: attainment % of TTFT and TPOT, TTFT alone, TPOT alone")
-            rows = []
-            for variant in VARIANTS:
-                cells = []
-                for gpus, scale, rate in columns:
-                    p = done.get(Point(fleet.name, name, gpus, variant, rate, scale).key, {})
-                    both = [p.get(key) for key in ("attainment", "ttft_attainment", "tpot_attainment")]
-                    cells.append(
-                        " ".join(f"{100 * x:.1f}" for x in both) if "requests" in p else "refused" if p else ""
-                    )
-                rows.append([variant, *cells])
-            _report.table(["", *(f"{g} GPUs, scale {s:g}, rate {r:g}" for g, s, r in columns)], rows)
+            columns: dict[str, dict[str, str]] = {}
+            for point in points(sweep):
+                if point.workload == name and point.key in done:
+                    head = f"{point.gpus} GPUs, rate {point.rate:g}, scale {point.scale:g}"
+                    columns.setdefault(head, {})[point.variant] = _cell(done[point.key])
+            if columns:
+                print(f"\n{fleet.name}, {name}: % on time, of both targets (of TTFT, of TPOT)")
+                heads = _what_varies(list(columns))
+                rows = [[v, *(column.get(v, "") for column in columns.values())] for v in sweep.variants]
+                _report.table(["", *heads], rows)
+
+
+def _cell(point: dict[str, Any]) -> str:
+    if "refused" in point:
+        return "refused"
+    both, ttft, tpot = (100 * point[name] for name in ("attainment", "ttft_attainment", "tpot_attainment"))
+    return f"{both:.1f} ({ttft:.1f} {tpot:.1f})"
+
+
+def _what_varies(heads: list[str]) -> list[str]:
+    """Without the parts that all of them have, but for the first of them."""
+    parts = [head.split(", ") for head in heads]
+    same = [part for part in parts[0] if all(part in other for other in parts)]
+    return [", ".join(p for p in part if i == 0 or p not in same) for i, part in enumerate(parts)]
 
 
 def main() -> None:
