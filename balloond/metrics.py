@@ -21,4 +21,4 @@ async def publish(daemon: Daemon) -> None:
                 _BYTES.labels(device.name, state).set(getattr(ledger, state))
             for model in ledger.bookings:
                 _KV.labels(device.name, model).set(ledger.kv_of(model))
-                _LIMIT.labels(device.name, model).set(device.limits.get(model).bytes)
+                _LIMIT.labels(device.name, model).set(device.limits.bytes_of(model))

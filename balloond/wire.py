@@ -135,6 +135,6 @@ def _lease(device: Device, lease: Lease, pid: int) -> balloond_pb2.LeaseState:
         kv_used_bytes=report.used,
         kv_cached_bytes=sum(nbytes for _, nbytes in report.cached),
         kv_reserve_bytes=report.reserve,
-        overage_bytes=max(0, lease.kv_bytes - device.limits.get(lease.model).bytes),
+        overage_bytes=max(0, lease.kv_bytes - device.limits.bytes_of(lease.model)),
         extents=len(lease.extents),
     )

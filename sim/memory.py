@@ -117,7 +117,7 @@ class GroupMemory:
                 Holding(name, held := self.held(name), used := min(held, holder.used_bytes), held - used)
                 for name, holder in self._holders.items()
             ],
-            limits={model: limits.get(model).bytes for model in self._holders},
+            limits={model: limits.bytes_of(model) for model in self._holders},
             floors={model: booking.floor for model, booking in ledger.bookings.items()},
         )
 
@@ -197,7 +197,7 @@ class GroupMemory:
 
     def over_limit(self, model: str) -> int:
         """Bytes that it holds above its limit."""
-        return max(0, self.held(model) - self.device.limits.get(model).bytes)
+        return max(0, self.held(model) - self.device.limits.bytes_of(model))
 
     # --- rooms
 

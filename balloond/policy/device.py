@@ -350,7 +350,7 @@ class Device:
         """How many of the extents the limit allows, and the bytes by which the fewest that will do are over it."""
         if claim.kind != "kv":
             return claim.count, 0
-        left = self.limits.get(claim.model).bytes - self.ledger.kv_of(claim.model)
+        left = self.limits.bytes_of(claim.model) - self.ledger.kv_of(claim.model)
         return min(claim.count, max(0, left // claim.bytes)), max(0, claim.need - left)
 
     def _available(self, model: str) -> int:
@@ -467,7 +467,7 @@ class Device:
             who, behind = ("room", str(claim.id)), 0
             if isinstance(claim, Growth):
                 who = (claim.kind, claim.lease_id)
-                left = self.limits.get(claim.model).bytes - self.ledger.kv_of(claim.model) - asked[who] - claim.want
+                left = self.limits.bytes_of(claim.model) - self.ledger.kv_of(claim.model) - asked[who] - claim.want
                 behind = claim.behind if claim.kind != "kv" else max(0, min(claim.behind, left))
             asked[who] += claim.want
             _, before = totals.get(who, (claim, 0))

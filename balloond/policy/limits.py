@@ -56,8 +56,14 @@ class Limits:
         entry = self._entries.get(model, _Entry())
         return Limit(entry.revision, self._in_force(entry), entry.deadline_ms)
 
+    def bytes_of(self, model: str) -> int:
+        """Of the limit in force."""
+        entry = self._entries.get(model)
+        return self._capacity if entry is None else self._in_force(entry)
+
     def _in_force(self, entry: _Entry) -> int:
-        return min([self._set_bytes(entry), *entry.squeezes.values()])
+        own = self._set_bytes(entry)
+        return min(own, *entry.squeezes.values()) if entry.squeezes else own
 
     def _set_bytes(self, entry: _Entry) -> int:
         return self._capacity if entry.set_bytes == WHOLE_DEVICE else min(entry.set_bytes, self._capacity)

@@ -70,7 +70,7 @@ class Reclaims:
         for ask in late:
             del self.asks[ask.id]
         for model in [*self._lowered_at, *self._stuck]:
-            if self._ledger.kv_of(model) <= self._limits.get(model).bytes:
+            if self._ledger.kv_of(model) <= self._limits.bytes_of(model):
                 self._lowered_at.pop(model, None)
                 self._stuck.discard(model)
         for model, at in list(self._lowered_at.items()):
@@ -94,7 +94,7 @@ class Reclaims:
     def overage(self, model: str) -> int:
         """What the model holds above its limit, save what it was asked for apart from that."""
         asked = sum(self.asked_of(lease.id) for lease in self._ledger.of_model(model))
-        return max(0, self._ledger.kv_of(model) - asked - self._limits.get(model).bytes)
+        return max(0, self._ledger.kv_of(model) - asked - self._limits.bytes_of(model))
 
     def asked_of(self, lease_id: str) -> int:
         return sum(ask.remaining for ask in self.asks.values() if ask.lease_id == lease_id)

@@ -278,6 +278,8 @@ class Backlog:
         self._account(now)
         decisions: list[Drop | Expire] = list(self._expire(now))
         start = max(now, self._busy_until) if self._in_flight else now
+        if not len(self._timed) and not len(self._best_effort):
+            return self._nothing_waits(now, start, tuple(decisions))
         rates = self._models.rates()
 
         line = self._timed
@@ -312,6 +314,11 @@ class Backlog:
         return min(self._wake_at, self._expiries[0][0] if self._expiries else inf)
 
     # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
+        self._late, self._wake_at = set(), inf
+        self._credit.cap(0.0)
+        return Agenda(now, start, (), (), inf, self._credit.seconds, decisions)
 
     def _in_state(self, request_id: str, *allowed: State) -> _Entry:
         entry = self._entries[request_id]

@@ -66,6 +66,8 @@ class PrefillSpeed:
         self.chunk_tokens = chunk_tokens
         self._weight = weight
         self._observed: dict[int, float] = {}
+        self._nearest: list[int] = []
+        """Of each bucket, the observed one that it borrows from."""
         self.seconds_per_token: tuple[float, ...] = (1.0 / tokens_per_s,) * BUCKETS
         """By bucket; always complete, so that a queue can cost all its requests without a call for each."""
 
@@ -88,10 +90,12 @@ class PrefillSpeed:
             return
         b = self.bucket(tokens)
         before = self.seconds_per_token[b]
+        is_new = b not in self._observed
         self._observed[b] = before + self._weight * (seconds / tokens - before)
-        known = sorted(self._observed, reverse=True)
-        nearest = [min(known, key=partial(_distance, other)) for other in range(BUCKETS)]
-        self.seconds_per_token = tuple(self._observed[near] for near in nearest)
+        if is_new:
+            known = sorted(self._observed, reverse=True)
+            self._nearest = [min(known, key=partial(_distance, other)) for other in range(BUCKETS)]
+        self.seconds_per_token = tuple(map(self._observed.__getitem__, self._nearest))
 
 
 def _distance(a: int, b: int) -> int:
