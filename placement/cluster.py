@@ -5,8 +5,7 @@ All of it is rebuilt from the streams after a restart: there is no other state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
 
 from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
@@ -15,54 +14,57 @@ from services import log
 from services.watch import Watched
 
 _log = log.get(__name__)
+Ledger = dict[str, balloond_pb2.DeviceState]
+"""Of a node's devices, by name."""
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 
 
-@dataclass(eq=False)
 class Group:
-    """One gpu_scheduler. `state` is the last it said, `reachable` whether it is there now."""
+    """One gpu_scheduler. `state` is the last it said, `reachable` whether it is there now.
 
-    client: GpuSchedulerClient
-    state: gpu_scheduler_pb2.GroupState = field(default_factory=gpu_scheduler_pb2.GroupState)
-    reachable: bool = False
-    ledgers: dict[str, dict[str, balloond_pb2.DeviceState]] = field(default_factory=dict)
-    """Node -> device -> state: the cluster's, shared by all groups."""
+    Messages are slow to read, and placement asks of all groups at every turn: what it asks is kept as plain values.
+    """
 
-    @property
-    def name(self) -> str:
-        return self.state.group or self.client.address
+    def __init__(self, client: GpuSchedulerClient, ledgers: Mapping[str, Ledger]) -> None:
+        """`ledgers`: of each node, as balloond last told; the cluster's, shared by all groups."""
+        self.client = client
+        self.reachable = False
+        self._ledgers = ledgers
+        self.hear(gpu_scheduler_pb2.GroupState())
 
-    @property
-    def address(self) -> str:
-        return self.state.address or self.client.address
+    def hear(self, state: gpu_scheduler_pb2.GroupState) -> None:
+        """It says so now."""
+        self.state = state
+        self.node = state.node
+        self.name = state.group or self.client.address
+        self.address = state.address or self.client.address
+        self.residents = {resident.model: resident for resident in state.residents}
+        self.hear_ledger()
 
-    @property
-    def capacity_bytes(self) -> int:
-        return sum(device.capacity_bytes for device in self.memory)
-
-    @property
-    def free_bytes(self) -> int:
-        return sum(device.free_bytes for device in self.memory)
-
-    @property
-    def memory(self) -> list[balloond_pb2.DeviceState]:
-        """Of its devices: from balloond's own stream where it is heard, else as the group last told."""
+    def hear_ledger(self) -> None:
+        """Its memory: from balloond's own stream where that is heard, else as the group last told."""
         told = {device.device: device for device in self.state.memory}
-        heard = self.ledgers.get(self.state.node, {})
-        return [heard.get(name, told[name]) for name in told]
-
-    def resident(self, model: str) -> gpu_scheduler_pb2.Resident | None:
-        return next((resident for resident in self.state.residents if resident.model == model), None)
+        heard = self._ledgers.get(self.node, {})
+        self.memory = [heard.get(name, told[name]) for name in told]
+        self.capacity_bytes = sum(device.capacity_bytes for device in self.memory)
+        self.free_bytes = sum(device.free_bytes for device in self.memory)
 
 
 class Cluster:
     """Groups by address and the catalogue. `on_change` is called after every message."""
 
     def __init__(self, clients: list[GpuSchedulerClient], on_change: Callable[[], None]) -> None:
-        self.ledgers: dict[str, dict[str, balloond_pb2.DeviceState]] = {}
-        self.groups = {client.address: Group(client, ledgers=self.ledgers) for client in clients}
+        self.ledgers: dict[str, Ledger] = {}
+        self.groups = {client.address: Group(client, self.ledgers) for client in clients}
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
+        self.weights_extent_bytes = 1
+        """The largest in which a group was heard to hold weights."""
+        self._names = {address: group for address, group in self.groups.items()}
+        """Groups by name and by address."""
+        self._with: dict[str, dict[str, Group]] = {}
+        """Model -> groups that have it, by the address of their client."""
+        self._fresh: dict[str, Group] = {}
         self._on_change = on_change
         self._heard: Watched[None] = Watched(None)
 
@@ -81,49 +83,85 @@ class Cluster:
 
     def group(self, name: str) -> Group | None:
         """By the group's name or its address."""
-        return next((group for group in self.groups.values() if name in (group.name, group.address)), None)
+        return self._names.get(name)
 
     def reachable(self) -> list[Group]:
         """Groups that are there and have told their memory."""
         return [group for group in self.groups.values() if group.reachable and group.capacity_bytes]
 
-    def residents(self, model: str) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident]]:
+    def residents(self, model: str) -> list[tuple[Group, gpu_scheduler_pb2.Resident]]:
         """Where the model is, on reachable groups, active ones first."""
-        found = []
-        for group in self.groups.values():
-            resident = group.resident(model) if group.reachable else None
-            if resident is not None:
-                found.append((group, resident))
-        yield from sorted(found, key=lambda pair: pair[1].residency != common_pb2.ACTIVE)
+        groups = self._with.get(model, {}).values()
+        found = [(group, group.residents[model]) for group in groups if group.reachable]
+        return sorted(found, key=lambda pair: pair[1].residency != common_pb2.ACTIVE)
+
+    def fresh(self) -> list[Group]:
+        """Groups of which something was heard since this was asked last."""
+        fresh, self._fresh = self._fresh, {}
+        return list(fresh.values())
+
+    # --- messages
+
+    def heard_group(self, address: str, state: gpu_scheduler_pb2.GroupState | None) -> None:
+        """A group said this; None: it is away."""
+        group = self._fresh[address] = self.groups[address]
+        group.reachable = state is not None
+        if state is None:
+            return
+        for model in group.residents:
+            self._with[model].pop(address, None)
+        for name in (group.name, group.address):
+            if self._names.get(name) is group:
+                del self._names[name]
+        group.hear(state)
+        for model in group.residents:
+            self._with.setdefault(model, {})[address] = group
+        self._names |= {address: group, group.address: group, group.name: group}
+        if state.weights_extent_bytes > self.weights_extent_bytes:
+            self.weights_extent_bytes = state.weights_extent_bytes
+            self._fresh |= self.groups  # all weights count in larger extents now
+
+    def heard_ledger(self, node: str, state: balloond_pb2.NodeState | None) -> None:
+        """A node's balloond said this; while it is away what its groups told last counts."""
+        if state is None:
+            self.ledgers.pop(node, None)
+        else:
+            self.ledgers[node] = {device.device: device for device in state.devices}
+        for address, group in self.groups.items():
+            if group.node == node:
+                group.hear_ledger()
+                self._fresh[address] = group
+
+    def heard_catalogue(self, entries: Iterable[loader_pb2.Entry]) -> None:
+        """The loader has exactly these."""
+        before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
+        self.catalogue_known = True
+        for model in before.keys() | self.catalogue.keys():
+            if before.get(model) != self.catalogue.get(model):
+                self._fresh |= self._with.get(model, {})
 
     async def follow_group(self, client: GpuSchedulerClient) -> None:
         """Keeps one group's state fresh, for ever."""
         group = self.groups[client.address]
         async for state in client.watch():
             if state is None:
-                group.reachable = False
                 _log.warning("group lost", group=group.name)
-            else:
-                if not group.reachable:
-                    _log.info("group found", group=state.group, residents=len(state.residents))
-                group.state, group.reachable = state, True
+            elif not group.reachable:
+                _log.info("group found", group=state.group, residents=len(state.residents))
+            self.heard_group(client.address, state)
             self.changed()
 
     async def follow_balloond(self, balloond: BalloondClient) -> None:
-        """Keeps a node's ledger fresh, for ever; while balloond is away what its groups told last counts."""
+        """Keeps a node's ledger fresh, for ever."""
         node = ""
         async for state in balloond.watch():
-            if state is None:
-                self.ledgers.pop(node, None)
-            else:
-                node = state.node
-                self.ledgers[node] = {device.device: device for device in state.devices}
+            node = node if state is None else state.node
+            self.heard_ledger(node, state)
             self.changed()
 
     async def follow_loader(self, loader) -> None:  # type: ignore[no-untyped-def]
         """Keeps the catalogue fresh, for ever; while the loader is away the last one is kept."""
         async for catalogue in loader.watch():
             if catalogue is not None:
-                self.catalogue = {entry.model.name: entry for entry in catalogue.entries}
-                self.catalogue_known = True
+                self.heard_catalogue(catalogue.entries)
                 self.changed()

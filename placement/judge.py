@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from placement.cluster import PRESENT, Cluster, Group
 from placement.config import PlacementConfig
-from placement.policy import kvpr, lifecycle
+from placement.policy import kvpr
 from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, Hibernate, Resident
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, rebalance
-from placement.policy.refusal import refusal
+from placement.policy.standing import Standing
 from placement.policy.window import RateWindow
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 
@@ -42,7 +42,8 @@ class Verdict:
 
 
 class Judge:
-    """Keeps the token rates; everything else is asked afresh."""
+    """Keeps the token rates, and the groups in the policy's terms: these are made anew of what something was heard of,
+    demands each time that it observes."""
 
     def __init__(
         self,
@@ -56,7 +57,13 @@ class Judge:
         self._cluster = cluster
         self._now = now
         self._on_their_way = on_their_way
-        self._lifecycle = config.lifecycle
+        self._standings: dict[int, Standing] = {}
+        """By the number of devices of a group."""
+        self._standing_of: dict[str, tuple[int, str]] = {}
+        """Which of these a group is in, and under what name, by the address of its client."""
+        self._expected: set[Group] = set()
+        """Groups on which a model was on its way when they were last heard."""
+        self._demands: dict[str, float] = {}
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._tpot_ms: dict[str, float] = {}
@@ -65,18 +72,48 @@ class Judge:
     # --- demand
 
     def observe(self) -> None:
-        """Takes the groups' token counters into the windows. A counter that fell is of a model that came anew."""
-        now = self._now()
-        for group in self._cluster.reachable():
-            for resident in group.state.residents:
-                total = resident.prefill_tokens + resident.decode_tokens
-                key = (group.name, resident.model)
-                before = self._seen.get(key, 0)
-                self._seen[key] = total
-                if total != before:
-                    self._window(resident.model).observe(total - before if total > before else total, now)
-                if resident.tpot_target_ms:
-                    self._tpot_ms[resident.model] = resident.tpot_target_ms
+        """Takes in what was heard of the groups, and the demands that follow from it and from the time."""
+        self._listen()
+        entries = ((name, self._cluster.entry(name)) for name in self._windows)
+        fresh = {name: self._demand(entry.model) for name, entry in entries if entry is not None}
+        changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
+        self._demands = fresh
+        for group in dict.fromkeys(group for name in changed for group, _ in self._cluster.residents(name)):
+            self._stand(group)
+
+    def _listen(self) -> None:
+        """Takes in the groups of which something was heard."""
+        now, expected = self._now(), set(self._on_their_way().values())
+        fresh = self._cluster.fresh()
+        for group in fresh:
+            if group.reachable:
+                self._count(group, now)
+        for group in dict.fromkeys([*fresh, *expected, *self._expected]):
+            self._stand(group)
+        self._expected = expected
+
+    def _count(self, group: Group, now: float) -> None:
+        """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
+        for name, resident in group.residents.items():
+            total = resident.prefill_tokens + resident.decode_tokens
+            before = self._seen.get((group.name, name), 0)
+            self._seen[group.name, name] = total
+            if total != before:
+                self._window(name).observe(total - before if total > before else total, now)
+            if resident.tpot_target_ms:
+                self._tpot_ms[name] = resident.tpot_target_ms
+
+    def _stand(self, group: Group) -> None:
+        """Brings the group up to date in its standing."""
+        address, size = group.client.address, len(group.memory)
+        there = (size, group.name) if group.reachable and group.capacity_bytes else None
+        before = self._standing_of.pop(address, None)
+        if before is not None and before != there:
+            self._standings[before[0]].lose(before[1])
+        if there is not None:
+            self._standing_of[address] = there
+            standing = self._standings.setdefault(size, Standing(self._config.lifecycle))
+            standing.hear(self._group(group), self._residents(group))
 
     def _window(self, model: str) -> RateWindow:
         if model not in self._windows:
@@ -110,8 +147,7 @@ class Judge:
 
     def _model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
         weights = max(spec.weights_bytes, resident.weights_bytes if resident is not None else 0)
-        # As gpu_schedulers book them: whole extents.
-        extent = max((group.state.weights_extent_bytes for group in self._cluster.groups.values()), default=0) or 1
+        extent = self._cluster.weights_extent_bytes  # as gpu_schedulers book them: whole extents
         parts = max(1, spec.devices)
         weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
         quota, graphs, kept = spec.quota_bytes, 0, 0
@@ -119,7 +155,7 @@ class Judge:
             quota, graphs, kept = resident.quota_bytes or quota, resident.graph_bytes, resident.kept_bytes
         return kvpr.Model(
             name=spec.name,
-            demand=self._demand(spec),
+            demand=self._demands.get(spec.name, kvpr.LEAST_DEMAND),
             weights=weights + graphs,
             floor=spec.floor_bytes,
             quota=quota,
@@ -132,20 +168,23 @@ class Judge:
 
     def refused(self, spec: common_pb2.ModelSpec) -> str:
         """Why no group could hold the model even alone; empty if one could."""
-        if not self._cluster.reachable():
+        self._listen()
+        if not self._standing_of:
             return ""
-        groups = self._suitable(spec)
-        if not groups:
+        there = self._suitable(spec)
+        if there is None:
             return self._unsuitable(spec)
-        answer = refusal(self._model(spec), [self._group(group) for group in groups])
+        answer = there.refused(self._model(spec), self._config.places.get(spec.name))
         return answer.reason if answer is not None else ""
 
-    def _suitable(self, spec: common_pb2.ModelSpec) -> list[Group]:
+    def _suitable(self, spec: common_pb2.ModelSpec) -> Standing | None:
         """A group's engines have a process on each of its devices: it serves models on exactly so many. A model that
-        has its place is for that one alone."""
+        has its place is for that one alone. None: no such group is here."""
+        there = self._standings.get(max(1, spec.devices))
         place = self._config.places.get(spec.name)
-        groups = [group for group in self._cluster.reachable() if len(group.memory) == max(1, spec.devices)]
-        return groups if place is None else [group for group in groups if group.name == place]
+        if there is None or not (len(there) if place is None else place in there):
+            return None
+        return there
 
     def _unsuitable(self, spec: common_pb2.ModelSpec) -> str:
         have = ", ".join(f"{group.name} has {len(group.memory)}" for group in self._cluster.reachable())
@@ -153,46 +192,45 @@ class Judge:
         on = "a group" if place is None else f"{place}, a group"
         return f"{spec.name} is for {on} of {max(1, spec.devices)} devices: {have}"
 
-    def _residents(self, groups: list[Group]) -> list[Resident]:
-        """What holds memory on the groups, in the policy's terms: their residents, and what balloond's ledger has
-        booked beside them (an engine that is being buried)."""
+    def _residents(self, group: Group) -> list[Resident]:
+        """What holds memory on the group, in the policy's terms: its residents, and what balloond's ledger has booked
+        beside them (an engine that is being buried)."""
         found = []
-        for group in groups:
-            place = self._place(group)
-            for resident in group.state.residents:
-                entry = self._cluster.entry(resident.model)
-                if entry is None or resident.residency not in PRESENT:
-                    continue
-                cold_s = resident.cold_s or _COLD_S
-                steady = resident.residency in (common_pb2.ACTIVE, common_pb2.HIBERNATING)
-                asleep = resident.residency == common_pb2.HIBERNATING
-                found.append(
-                    Resident(
-                        self._model(entry.model, resident),
-                        place,
-                        hibernating=asleep,
-                        idle_s=resident.idle_s if steady else 0.0,
-                        wake_s=resident.wake_s or min(_WAKE_S, cold_s),
-                        cold_s=cold_s,
-                        host_bytes=resident.private_bytes,
-                    )
+        place = self._place(group)
+        for resident in group.residents.values():
+            entry = self._cluster.entry(resident.model)
+            if entry is None or resident.residency not in PRESENT:
+                continue
+            cold_s = resident.cold_s or _COLD_S
+            steady = resident.residency in (common_pb2.ACTIVE, common_pb2.HIBERNATING)
+            asleep = resident.residency == common_pb2.HIBERNATING
+            found.append(
+                Resident(
+                    self._model(entry.model, resident),
+                    place,
+                    hibernating=asleep,
+                    idle_s=resident.idle_s if steady else 0.0,
+                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    cold_s=cold_s,
+                    host_bytes=resident.private_bytes,
                 )
-            present = {resident.model.name for resident in found if resident.place == place}
-            for name, where in self._on_their_way().items():
-                entry = self._cluster.entry(name)
-                if where is group and name not in present and entry is not None:
-                    found.append(Resident(self._model(entry.model), place))
-                    present.add(name)
-            for device in group.memory:
-                for booking in device.bookings:
-                    if booking.model not in present:
-                        left = kvpr.Model(
-                            booking.model,
-                            weights=booking.weights_bytes,
-                            floor=booking.floor_bytes,
-                            quota=booking.quota_bytes,
-                        )
-                        found.append(Resident(left, kvpr.Place(group.name, (device.device,))))
+            )
+        present = {resident.model.name for resident in found}
+        for name, where in self._on_their_way().items():
+            entry = self._cluster.entry(name)
+            if where is group and name not in present and entry is not None:
+                found.append(Resident(self._model(entry.model), place))
+                present.add(name)
+        for device in group.memory:
+            for booking in device.bookings:
+                if booking.model not in present:
+                    left = kvpr.Model(
+                        booking.model,
+                        weights=booking.weights_bytes,
+                        floor=booking.floor_bytes,
+                        quota=booking.quota_bytes,
+                    )
+                    found.append(Resident(left, kvpr.Place(group.name, (device.device,))))
         return found
 
     @staticmethod
@@ -202,12 +240,12 @@ class Judge:
 
     def activation(self, spec: common_pb2.ModelSpec) -> Verdict:
         """Where a model that is nowhere comes up, and who makes way."""
-        groups = self._suitable(spec)
-        if not groups:
+        self._listen()
+        there = self._suitable(spec)
+        if there is None:
             return Verdict(spec.name, None, self._unsuitable(spec))
-        answer = lifecycle.activate(
-            self._model(spec), [self._group(group) for group in groups], self._residents(groups), self._lifecycle
-        )
+        model = replace(self._model(spec), demand=self._demand(spec))
+        answer = there.activate(model, self._config.places.get(spec.name))
         candidates = [
             placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
         ]
@@ -227,14 +265,13 @@ class Judge:
     def moves(self) -> list[Verdict]:
         """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
         moves to one of another."""
-        groups = self._cluster.reachable()
-        sizes = {len(group.memory) for group in groups}
-        return [move for size in sorted(sizes) for move in self._moves([g for g in groups if len(g.memory) == size])]
+        self._listen()
+        return [move for _, there in sorted(self._standings.items()) for move in self._moves(there)]
 
-    def _moves(self, groups: list[Group]) -> list[Verdict]:
+    def _moves(self, there: Standing) -> list[Verdict]:
         wanted = rebalance(
-            [self._group(group) for group in groups],
-            self._residents(groups),
+            there.groups,
+            there.residents,
             self._moved_at,
             self._now(),
             RebalanceRules(

@@ -9,6 +9,7 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
     cost, engine         what steps cost; continuous batching with chunked prefill
     memory, node         a group's ledger, by balloond's policy; residencies
     arbiter, fleet       the shared queue of a group; placement: the services' glue, without their I/O
+    standings            what placement knows of the groups, kept between its decisions
     policies/            the systems that are compared, one file each
     trace, catalogue, replay, report    in and out
 

@@ -15,6 +15,7 @@ from gpu_scheduler.policy.backlog import Backlog, BacklogRules
 from gpu_scheduler.policy.decisions import NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.forecast import OutputForecast
+from gpu_scheduler.policy.pace import Pace
 from gpu_scheduler.policy.protection import Protection
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
 from sim.clock import Timer
@@ -62,12 +63,16 @@ class Arbiter:
         """For this moment."""
         self._timer: Timer | None = None
         self._asking: set[str] = set()
+        self._paces: dict[str, Pace] = {}
+        """As the engines were told."""
         self._waiting = 0
         """Requests that no engine has."""
         self._quiet = False
         """Nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can change
         anything."""
         self.plans = 0
+        self.changes = 0
+        """Of what is here: requests that came or went, residencies."""
 
     # --- requests
 
@@ -75,6 +80,7 @@ class Arbiter:
         now = self._clock.now
         model = self._know(request.model)
         model.last_event = now
+        self.changes += 1
         model.tpot_s = request.tpot_s if request.tpot_s < inf else model.tpot_s
         model.requests += 1
         self._waiting += 1
@@ -111,6 +117,7 @@ class Arbiter:
         self._protection.ended(request.model, request.id)
         model = self._models[request.model]
         model.last_event = now
+        self.changes += 1
         model.requests -= 1
         self._waiting -= not request.committed
         model.committed -= request.committed
@@ -143,6 +150,7 @@ class Arbiter:
 
     def residency_changed(self, resident: Resident) -> None:
         name = resident.spec.name
+        self.changes += 1
         model = self._know(name)
         if resident.active:
             cost = resident.cost
@@ -154,6 +162,7 @@ class Arbiter:
         else:
             estimate = resident.up_s or self._rules.wake_estimate_s
             self._backlog.model_waking(name, self._clock.now + estimate if resident.waking else inf)
+        self._paces.pop(name, None)  # its next engine knows none
         self._changed()
 
     # --- engines
@@ -259,6 +268,9 @@ class Arbiter:
         self._protection.prefills({waiting.model for waiting in in_flight}, self._clock.now)
         engines = self._group.active
         for name, pace in self._protection.paces().items():
+            if pace is self._paces.get(name):
+                continue
+            self._paces[name] = pace
             self._backlog.model_paced(name, pace.stretch, pace.chunk_tokens)
             resident = engines.get(name)
             if resident is not None and resident.engine is not None:

@@ -1,6 +1,6 @@
 """Placement on a fleet, by placement's policy: what `reconcile.py`, `judge.py` and `actuate.py` do, without their I/O.
 
-A request for a model that has no place brings it up at once where `lifecycle.activate` says; where that says that there
+A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
 is no room now, its requests wait at the gateway, which asks again with growing pauses. Every `period_s` the token rates
 are taken and `rebalance` is asked which models should move. The source of a move serves until the target is up, and
 then finishes what it runs.
@@ -10,29 +10,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from math import inf
 
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
-from placement.policy import kvpr, lifecycle
 from placement.policy.assign import AssignRules
-from placement.policy.decisions import Activate, GoCold, Resident
+from placement.policy.decisions import Activate, GoCold
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
-from placement.policy.window import RateWindow
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
 from sim.clock import Clock
 from sim.cost import Hardware
 from sim.node import Group, Residency
 from sim.request import Request
-from sim.terms import group_of, model_of, suitable
+from sim.standings import Standings
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 """Of a gateway that was told that there is no room now (`gateway/relay.py`)."""
-_COLD_S, _WAKE_S = 30.0, 1.0
-"""Until a group has measured it (`placement/judge.py`)."""
-_PRESENT = (Residency.ACTIVE, Residency.WAKING, Residency.HIBERNATING, Residency.DRAINING)
 
 
 class Fleet:
@@ -52,16 +46,15 @@ class Fleet:
         self._clock = clock
         self._config = config
         self.specs = {spec.name: spec for spec in specs}
-        self.groups = [
-            Group(clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished)
-            for i, size in enumerate(sizes)
-        ]
+        self.groups: list[Group] = []
+        arbiters: dict[str, tuple[Group, Arbiter]] = {}
+        for i, size in enumerate(sizes):
+            group = Group(clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished)
+            assert isinstance(group.queue, Arbiter)
+            self.groups.append(group)
+            arbiters[group.name] = group, group.queue
         self._by_name = {group.name: group for group in self.groups}
-        self._policy_groups = {group.name: group_of(group) for group in self.groups}
-        self._suitable: dict[int, list[Group]] = {}
-        for group in self.groups:
-            self._suitable.setdefault(group.devices, []).append(group)
-        self._lifecycle = config.lifecycle
+        self._standings = Standings(clock, specs, arbiters, config)
         self._rebalance = RebalanceRules(
             AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
             MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
@@ -69,8 +62,6 @@ class Fleet:
         )
         self._home: dict[str, Group] = {}
         """Where a model's requests go."""
-        self._windows: dict[str, RateWindow] = {}
-        self._seen: dict[tuple[str, str], int] = {}
         self._moved_at: dict[str, float] = {}
         self._moving: set[str] = set()
         self._activating: set[str] = set()
@@ -78,7 +69,6 @@ class Fleet:
         self._tries: dict[str, int] = {}
         self.migrations = 0
         self.refused_for_now = 0
-        self._models = {spec.name: model_of(spec, suitable(spec, self.groups)[0]) for spec in specs}
         clock.after(config.period_s, self._period)
 
     # --- requests
@@ -106,15 +96,8 @@ class Fleet:
     def _activate(self, name: str) -> None:
         """For those that are parked."""
         spec = self.specs[name]
-        groups = self._suitable[spec.parts]
-        if (place := self._config.places.get(name)) is not None:
-            groups = [group for group in groups if group.name == place]
-        answer = lifecycle.activate(
-            self._model(spec),
-            [self._policy_groups[group.name] for group in groups],
-            [resident for group in groups for resident in self._residents(group)],
-            self._lifecycle,
-        )
+        there = self._standings.of(spec.parts)
+        answer = there.activate(self._standings.models[name], self._config.places.get(name))
         if not isinstance(answer.outcome, Activate):
             self.refused_for_now += 1
             self._ask_again(name)
@@ -147,92 +130,21 @@ class Fleet:
         if not up and self._home.get(name) is group:
             del self._home[name]
 
-    # --- the policy's terms
-
-    def _demand(self, spec: Spec) -> float:
-        window = self._windows.get(spec.name)
-        return kvpr.demand(
-            window.rate(self._clock.now) if window is not None else 0.0,
-            spec.shape.kv_bytes_per_token,
-            spec.tpot_s if spec.tpot_s < inf else None,
-            self._config.default_tpot_ms / 1e3,
-        )
-
-    def _model(self, spec: Spec) -> kvpr.Model:
-        plain = self._models[spec.name]
-        return kvpr.Model(
-            name=plain.name,
-            demand=self._demand(spec),
-            weights=plain.weights,
-            floor=plain.floor,
-            quota=plain.quota,
-            kept=plain.kept,
-            parts=plain.parts,
-            pinned=plain.pinned,
-        )
-
-    def _residents(self, group: Group) -> list[Resident]:
-        devices = self._policy_groups[group.name].devices
-        place = kvpr.Place(group.name, tuple(device.name for device in devices))
-        found = []
-        for name, resident in group.residents.items():
-            if resident.residency not in _PRESENT:
-                continue
-            steady = resident.residency in (Residency.ACTIVE, Residency.HIBERNATING)
-            cold_s = resident.cold_s or _COLD_S
-            found.append(
-                Resident(
-                    self._model(resident.spec),
-                    place,
-                    hibernating=resident.residency is Residency.HIBERNATING,
-                    idle_s=group.queue.idle_s(name) if steady else 0.0,
-                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
-                    cold_s=cold_s,
-                )
-            )
-        return found
-
     # --- by itself
 
     def _period(self) -> None:
         self._clock.after(self._config.period_s, self._period)
-        if self._observe() and self._config.rebalance:
+        if self._standings.observe() and self._config.rebalance:
             self._move()
-
-    def _observe(self) -> bool:
-        """Takes the groups' token counters into the windows. Whether there was anything new."""
-        now = self._clock.now
-        news = False
-        for group in self.groups:
-            for name, resident in group.residents.items():
-                total = resident.tokens
-                before = self._seen.get((group.name, name), 0)
-                if total != before:
-                    self._seen[group.name, name] = total
-                    window = self._windows.get(name)
-                    if window is None:
-                        window = self._windows[name] = RateWindow(
-                            window_s=self._config.window_s, short_s=self._config.short_window_s
-                        )
-                    window.observe(total - before if total > before else total, now)
-                    news = True
-        return news
 
     def _move(self) -> None:
         at_once = self._config.migrations_at_once
         if self._activating or len(self._moving) >= at_once:
             return
         wanted: list[Wanted] = []
-        for size in sorted(self._suitable):
-            groups = self._suitable[size]
-            if len(groups) > 1:
-                wanted += rebalance(
-                    [self._policy_groups[group.name] for group in groups],
-                    [resident for group in groups for resident in self._residents(group)],
-                    self._moved_at,
-                    self._clock.now,
-                    self._rebalance,
-                )
+        for size in self._standings.sizes:
+            there = self._standings.of(size)
+            wanted += rebalance(there.groups, there.residents, self._moved_at, self._clock.now, self._rebalance)
         for each in wanted[:at_once]:
             self._migrate(each.move.model, self._by_name[each.move.source.group], self._by_name[each.move.target.group])
 

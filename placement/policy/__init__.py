@@ -4,8 +4,8 @@ kvpr        facts about models, devices and groups; demand; pressure
 window      token rates over 60 s, with a fast-rising short window beside it
 assign      Algorithm 1: which model lives where; `field` is the cluster as arrays
 improve     local search behind it, within a number of steps; room for models that packing leaves out
-standing    the cluster kept between decisions, for one model at a time
-lifecycle   activation: where a model comes up, and who leaves for it
+standing    the groups kept between decisions: activation among thousands of them
+lifecycle   activation on one group: whether a model can come up there, and who leaves for it
 eviction    who leaves when memory is wanted
 refusal     why no group could ever hold a model
 moves       from where models are to where they should be, feasible at every step

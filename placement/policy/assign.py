@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import islice
 from math import inf
 
 from placement.policy.field import Field, Option
@@ -306,15 +307,14 @@ def greedy(field: Field, ordered: Sequence[Candidate], rules: AssignRules) -> di
     for c in ordered:
         model, current = c.model, c.current
         stay = field.resulting(model, current) if current is not None and _may_stay(field, c) else inf
-        most = max(1, rules.explain)
-        options = tuple(field.best(model, 1 if stay < inf else most))
+        found = field.best_first(model)
+        options = tuple(islice(found, 1))
         if not options:
             kind, place, pressure = Kind.UNPLACED, None, inf
         elif stay < inf and not options[0].pressure < stay * (1 - rules.tau):
             kind, place, pressure = Kind.STAYS, current, stay
         else:
-            if len(options) < most:
-                options = tuple(field.best(model, most))
+            options += tuple(islice(found, max(0, rules.explain - 1)))
             kind = Kind.PLACED if current is None else Kind.MOVES if stay < inf else Kind.DISPLACED
             place, pressure = options[0].place, options[0].pressure
         if place is not None:

@@ -13,9 +13,11 @@ the group that serves the least demand today (nothing is pushed away for no gain
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from heapq import merge
+from itertools import islice
 from math import inf
 
 import numpy as np
@@ -60,6 +62,10 @@ class _Block:
     left: Floats
     room: Floats
 
+    def rows(self, of_devices: Floats) -> Floats:
+        """The block's part of the field's array: a row for each group."""
+        return of_devices[self.first : self.first + len(self.result)].reshape(-1, self.size)
+
     def evaluate(self, model: Model) -> Floats:
         """Fills and returns `result`: the resulting pressure on every device, +inf where the model does not fit."""
         unfit = self._find_unfit(model)
@@ -88,10 +94,28 @@ class _Block:
             np.logical_or(self._unfit, self._full, out=self._unfit)
         return self._unfit
 
-    def place(self, indices: Iterable[int]) -> Place:
-        indices = list(indices)
+    def best_first(self, model: Model) -> Iterator[Option]:
+        """See `Field.best_first`."""
+        size, parts = self.size, model.parts
+        result = self.evaluate(model)
+        rows = result if parts == 1 else self.worst_of_the_best(parts)
+        while True:
+            row = int(rows.argmin())
+            worst = float(rows[row])
+            if worst == inf:
+                return
+            if parts == 1:
+                place = self.place([row])
+            else:
+                start = row * size
+                ranked = np.argsort(result[start : start + size], kind="stable")[:parts]
+                place = self.place(sorted(start + int(i) for i in ranked))
+            yield Option(place, worst)
+            rows[row] = inf
+
+    def place(self, indices: Sequence[int]) -> Place:
         group = self.groups[indices[0] // self.size]
-        return Place(group.name, tuple(group.devices[i % self.size].name for i in indices))
+        return Place(group.name, tuple([group.devices[i % self.size].name for i in indices]))
 
 
 class Field:
@@ -120,7 +144,7 @@ class Field:
         """S without weights and quotas."""
         self.room: Floats = np.array(capacity)
         """And without floors."""
-        self._capacity = capacity
+        self.capacity: Floats = np.array(capacity)
         self._blocks = [block.over(self) for block in blocks]
 
     def copy(self) -> Field:
@@ -128,8 +152,35 @@ class Field:
         other = Field.__new__(Field)
         other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
         other._blocks = [block.over(other) for block in self._blocks]
-        other._where, other._group_of, other._capacity = self._where, self._group_of, self._capacity
+        other._where, other._group_of, other.capacity = self._where, self._group_of, self.capacity
         return other
+
+    @property
+    def groups(self) -> list[Group]:
+        """In the order of `by_group`."""
+        return [group for block in self._blocks for group in block.groups]
+
+    def by_group(self, model: Model) -> Floats:
+        """Of each group, the pressure of the best place for the model; +inf where it does not fit."""
+        found = []
+        for block in self._blocks:
+            if block.size < model.parts:
+                found.append(np.full(len(block.groups), inf))
+            else:
+                block.evaluate(model)
+                found.append(block.worst_of_the_best(model.parts))
+        return np.concatenate(found) if found else np.empty(0)
+
+    def nth_most(self, of_devices: Floats, parts: int) -> Floats:
+        """Of each group, what the worst of the `parts` devices with the most has; -inf where it has fewer devices."""
+        found = []
+        for block in self._blocks:
+            rows = block.rows(of_devices)
+            if block.size < parts:
+                found.append(np.full(len(rows), -inf))
+            else:
+                found.append(np.partition(rows, block.size - parts, axis=1)[:, block.size - parts])
+        return np.concatenate(found) if found else np.empty(0)
 
     def numbers(self, place: Place) -> tuple[int, ...]:
         """Of the devices of a place."""
@@ -145,7 +196,10 @@ class Field:
 
     def has(self, place: Place) -> bool:
         """Whether the place is still part of the cluster."""
-        return all(self._group_of.get(device) == place.group for device in place.devices)
+        for device in place.devices:  # a plain loop: asked for every model of every decision
+            if self._group_of.get(device) != place.group:
+                return False
+        return True
 
     def book(self, model: Model, devices: Iterable[str]) -> None:
         """Put the parts of a model onto devices, whether they fit or not."""
@@ -160,8 +214,8 @@ class Field:
         """Exactly these have a part on the device, whatever was booked there before."""
         i = self._where[device]
         self.demand[i] = sum(model.part_demand for model in models)
-        self.left[i] = self._capacity[i] - sum(model.fixed for model in models)
-        self.room[i] = self._capacity[i] - sum(model.needed for model in models)
+        self.left[i] = self.capacity[i] - sum(model.fixed for model in models)
+        self.room[i] = self.capacity[i] - sum(model.needed for model in models)
 
     def resulting(self, model: Model, place: Place) -> float:
         """The highest resulting pressure on the devices of a place; +inf where the model does not fit."""
@@ -175,31 +229,15 @@ class Field:
             worst = max(worst, (float(self.demand[i]) + demand) / left)
         return worst
 
+    def best_first(self, model: Model) -> Iterator[Option]:
+        """All places where the model fits, best first; a group of several devices may appear more than once for a model
+        of one part. Taken before the field is asked for another model, or changed."""
+        found = [block.best_first(model) for block in self._blocks if block.size >= model.parts]
+        return found[0] if len(found) == 1 else merge(*found, key=lambda option: option.pressure)
+
     def best(self, model: Model, count: int = 1) -> list[Option]:
-        """The `count` best places where the model fits, best first; a group of several devices may appear more than
-        once for a model of one part."""
-        found: list[tuple[float, int, Option]] = []
-        for b, block in enumerate(self._blocks):
-            if block.size < model.parts:
-                continue
-            result = block.evaluate(model)
-            rows = result if model.parts == 1 else block.worst_of_the_best(model.parts)
-            for _ in range(count):
-                row = int(rows.argmin())
-                worst = float(rows[row])
-                if worst == inf:
-                    break
-                if model.parts == 1:
-                    indices = [row]
-                else:
-                    start = row * block.size
-                    ranked = np.argsort(result[start : start + block.size], kind="stable")[: model.parts]
-                    indices = sorted(start + int(i) for i in ranked)
-                found.append((worst, b, Option(block.place(indices), worst)))
-                rows[row] = inf
-        if len(self._blocks) > 1:
-            found.sort(key=lambda item: item[:2])
-        return [option for _, _, option in found[:count]]
+        """The `count` first of these."""
+        return list(islice(self.best_first(model), count))
 
     def first(self, model: Model) -> Place | None:
         """The first place where the model fits."""
@@ -212,5 +250,5 @@ class Field:
             if by_group[row]:
                 start = row * block.size
                 indices = np.flatnonzero(fitting[start : start + block.size])[: model.parts] + start
-                return block.place(int(i) for i in indices)
+                return block.place([int(i) for i in indices])
         return None

@@ -4,6 +4,8 @@ The group with the least resulting pressure where the model fits, if need be aft
 preferences, each broken only by a gain of more than tau: the group where the model hibernates (it wakes in tenths of
 a second there and starts cold elsewhere), and groups where nobody has to leave. Where nothing fits the answer is
 `Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the nearest group.
+
+Here is what one group has to offer, and how to choose among several; which groups are looked at is `standing.py`'s.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from math import inf
 from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
 from placement.policy.eviction import evict, freed_by
 from placement.policy.field import Option
-from placement.policy.kvpr import LEAST_DEMAND, Books, Group, Model, Place
-from placement.policy.refusal import arithmetic, could_hold, refusal
+from placement.policy.kvpr import Books, Group, Model, Place
+from placement.policy.refusal import arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,48 +31,33 @@ class Activation:
     """The groups that were compared, least pressure first."""
 
 
-def activate(
-    model: Model, groups: Sequence[Group], residents: Sequence[Resident], rules: LifecycleRules | None = None
-) -> Activation:
-    """Where to bring up a model that is not active anywhere, and who has to leave for it."""
-    rules = rules or LifecycleRules()
-    model = replace(model, demand=max(model.demand, LEAST_DEMAND))
-    refused = refusal(model, groups)
-    if refused is not None:
-        return Activation(refused)
-    by_group: dict[str, list[Resident]] = {}
-    for resident in residents:
-        by_group.setdefault(resident.place.group, []).append(resident)
+def chosen(model: Model, found: list[Found], compared: int, rules: LifecycleRules) -> Activation:
+    """Of what was found on groups, out of `compared` that had room."""
+    found.sort(key=lambda f: (f.pressure, -f.idle_s))
+    best = _prefer(found, rules)
+    outcome = Activate(model.name, best.place, best.pressure, _why(best, found, compared, rules))
+    return Activation(outcome, best.evictions, tuple(Option(f.place, f.pressure) for f in found[: rules.explain]))
 
-    found: list[_Found] = []
-    lacking: list[tuple[int, str]] = []
-    for group in groups:
-        if could_hold(model, group):
-            here = by_group.get(group.name, [])
-            option = _try(model, group, here, rules)
-            if option is not None:
-                found.append(option)
-            else:
-                lacking.append(_lack(model, group, here, rules))
-    if not found:
-        short, text = min(lacking)
-        return Activation(Wait(model.name, f"no group has room now; the nearest is {text}"))
-    found.sort(key=lambda f: (f.option.pressure, -f.idle_s))
-    chosen = _prefer(found, rules)
-    outcome = Activate(model.name, chosen.option.place, chosen.option.pressure, _why(chosen, found, rules))
-    return Activation(outcome, chosen.evictions, tuple(f.option for f in found[: rules.explain]))
+
+def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> Activation:
+    """`lacking`: what the nearest groups are short of (`lack`)."""
+    return Activation(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    option: Option
+class Found:
+    """A group where the model can come up."""
+
+    place: Place
+    pressure: float
+    """The highest resulting one on its devices."""
     evictions: tuple[Hibernate | GoCold, ...]
     home: bool
     idle_s: float = inf
     """The least of those that leave."""
 
 
-def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> _Found | None:
+def attempt(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Found | None:
     """The model's place on one group, with the evictions that it takes; None if there is none."""
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
@@ -81,10 +68,10 @@ def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleR
     pressure, devices = books.best(model, group)
     in_the_way = [r for r in others if rules.exclusive and not r.hibernating]
     if devices and not in_the_way:
-        return _Found(Option(Place(group.name, devices), pressure), (), mine is not None)
-    gone = _booked(group, [r for r in others if not _may_leave(r, rules)])
+        return Found(Place(group.name, devices), pressure, (), mine is not None)
+    gone = _booked(group, [r for r in others if not may_leave(r, rules)])
     _, devices = gone.best(model, group)
-    if not devices or not all(_may_leave(r, rules) for r in in_the_way):
+    if not devices or not all(may_leave(r, rules) for r in in_the_way):
         return None
     wanted = {device: max(0, model.needed - books.free(device)) for device in devices}
     for device, freed in freed_by(in_the_way, rules).items():
@@ -100,33 +87,34 @@ def _try(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleR
     if not eviction.enough or pressure == inf:
         return None
     idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
-    return _Found(Option(Place(group.name, devices), pressure), eviction.decisions, mine is not None, idle_s)
+    return Found(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
 
 
-def _prefer(found: Sequence[_Found], rules: LifecycleRules) -> _Found:
+def _prefer(found: Sequence[Found], rules: LifecycleRules) -> Found:
     """`found` by pressure."""
-    chosen = found[0]
+    best = found[0]
     for favoured in (next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)):
-        if favoured is not None and not chosen.option.pressure < favoured.option.pressure * (1 - rules.tau):
-            chosen = favoured
-    return chosen
+        if favoured is not None and not best.pressure < favoured.pressure * (1 - rules.tau):
+            best = favoured
+    return best
 
 
-def _why(chosen: _Found, found: Sequence[_Found], rules: LifecycleRules) -> str:
-    text = f"pressure {chosen.option.pressure:.4g} on {chosen.option.place.group}"
+def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRules) -> str:
+    text = f"pressure {best.pressure:.4g} on {best.place.group}"
     least = found[0]
-    if least is not chosen and least.option.pressure < chosen.option.pressure:
-        text += f", {least.option.pressure:.4g} on {least.option.place.group}: not less by more than {rules.tau:.0%}"
-    elif len(found) > 1:
-        text += f", the least of {len(found)} groups"
-    if chosen.home:
+    if least is not best and least.pressure < best.pressure:
+        text += f", {least.pressure:.4g} on {least.place.group}: not less by more than {rules.tau:.0%}"
+    elif compared > 1:
+        text += f", the least of {compared} groups"
+    if best.home:
         text += "; it hibernates there"
-    if chosen.evictions:
-        text += "; " + " and ".join(d.model for d in chosen.evictions) + " leave first"
+    if best.evictions:
+        text += "; " + " and ".join(d.model for d in best.evictions) + " leave first"
     return text
 
 
-def _may_leave(resident: Resident, rules: LifecycleRules) -> bool:
+def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
+    """Whether it may be evicted now."""
     return not resident.model.pinned and (resident.hibernating or resident.idle_s >= rules.idle_s)
 
 
@@ -142,11 +130,11 @@ def _names(group: Group) -> set[str]:
     return {device.name for device in group.devices}
 
 
-def _lack(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> tuple[int, str]:
+def lack(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> tuple[int, str]:
     """How far the group is from holding the model, and the sentence about it."""
     others = [r for r in here if r.model.name != model.name]
     free = _nth_most(group, model.parts, _booked(group, others))
-    after = _nth_most(group, model.parts, _booked(group, [r for r in others if not _may_leave(r, rules)]))
+    after = _nth_most(group, model.parts, _booked(group, [r for r in others if not may_leave(r, rules)]))
     text = f"{group.name}: {arithmetic(model)}, {free:,} free, {after:,} with all idle models gone"
     return model.needed - after, text
 

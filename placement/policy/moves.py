@@ -67,13 +67,14 @@ def plan_moves(
     *,
     moved_at: Mapping[str, float] | None = None,
     under_way: Sequence[Move] = (),
+    most_waves: float = inf,
 ) -> MovePlan:
     """How to bring the models of `booked` to their places in `target` (those not named there stay).
 
     `booked` is all that holds memory. A model may be there more than once: asleep beside its active place, which is the
     one that moves, or active twice in the middle of a move, then it is left alone. `moved_at`: when a model last moved
     (seconds). `under_way`: moves that run already, with the model booked at its source; they count as part of the first
-    wave.
+    wave. What would come after `most_waves` is neither planned nor held.
     """
     rules = rules or MoveRules()
     moved_at = moved_at or {}
@@ -124,6 +125,8 @@ def plan_moves(
         for move in (*running, *wave):
             books.release(models[move.model], move.source.devices)
         running, pending = [], waiting
+        if len(waves) >= most_waves:
+            return MovePlan(tuple(waves), tuple(held))
     held += [Held(move.model, move.target, _lack(books, models[move.model], move)) for move in pending]
     return MovePlan(tuple(waves), tuple(held))
 

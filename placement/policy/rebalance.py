@@ -55,9 +55,8 @@ def rebalance(
     )
     if all(assignment.places.get(name, r.place) == r.place for name, r in active.items()):
         return []
-    plan = plan_moves(
-        groups, [(r.booked, r.place) for r in residents], assignment.places, now, rules.moves, moved_at=moved_at
-    )
+    booked = [(r.booked, r.place) for r in residents]
+    plan = plan_moves(groups, booked, assignment.places, now, rules.moves, moved_at=moved_at, most_waves=1)
     first = plan.waves[0] if plan.waves else ()
     wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
     return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]

@@ -1,65 +1,203 @@
-"""The cluster as it stands, kept between decisions: one model at a time is decided in a row's passes over the devices.
+"""The groups of one size as they stand, kept between decisions: what is on each, and all of it as arrays.
 
-`assign` builds its arrays anew each time, which is most of what it costs when a single model came, left or has another
-demand. Here they stay, and each decision is Algorithm 1's step for that model with all others booked where they are:
-the least resulting pressure, tau and cool-down. What only a look at all models finds (packing, local search) is left to
-the next `assign`.
+A model that comes up could be tried on every group in turn (`lifecycle.attempt`), which takes a fifth of a second for
+10,000 groups. The arrays tell of all groups at once the pressure that no attempt can beat: with everybody where they
+are, where the model fits, and with all gone who may leave, where it does not. So the groups are tried from the least
+on (of equals the longest idle first), and only until none of the others can be better, or `TRIES` were: where all
+groups are full of idle models the arrays do not tell what is left once as many of them have gone as have to, and a
+good one will do.
+
+Whoever keeps a Standing says what changed, group by group (`hear`); that is all it knows of time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
 
-from placement.policy.assign import AssignRules, Candidate, Reason, greedy, held
-from placement.policy.field import Field
-from placement.policy.kvpr import Group, Model, Place
+import numpy as np
+
+from placement.policy.decisions import LifecycleRules, Refuse, Resident
+from placement.policy.field import Field, Floats, Mask
+from placement.policy.kvpr import LEAST_DEMAND, Group, Model
+from placement.policy.lifecycle import Activation, Found, attempt, chosen, lack, may_leave, wait
+from placement.policy.refusal import refusal
+
+TRIES = 12
+"""Groups that are looked at closely, each a fraction of a millisecond."""
+
+
+@dataclass(slots=True)
+class _Arrays:
+    """Of all groups, by the number that `row` has for each."""
+
+    groups: Sequence[Group]
+    row: dict[str, int]
+    now: Field
+    """With everybody where they are."""
+    gone: Field
+    """Without those who may leave."""
+    busy: Mask
+    """Somebody is awake who may not leave."""
+    idle_s: Floats
+    """The least of those who are awake and may leave; +inf: there are none."""
 
 
 class Standing:
-    """What is booked where, by name. A place is of the cluster, or KeyError."""
+    """What is on which group."""
 
-    def __init__(self, groups: Sequence[Group], booked: Iterable[tuple[Model, Place]] = ()) -> None:
-        self._field = Field(groups, {})
-        self._where: dict[str, Place] = {}
-        self._on: dict[str, dict[str, Model]] = {device.name: {} for group in groups for device in group.devices}
-        for model, place in booked:
-            self.put(model, place)
+    def __init__(self, rules: LifecycleRules | None = None) -> None:
+        self._rules = rules or LifecycleRules()
+        self._groups: dict[str, Group] = {}
+        self._on: dict[str, Sequence[Resident]] = {}
+        self._with: dict[str, dict[str, None]] = {}
+        """Model -> the groups where it is, in any state."""
+        self._arrays: _Arrays | None = None
+        """None: the groups are other ones since."""
 
-    def place(self, name: str) -> Place | None:
-        """Where a model is booked."""
-        return self._where.get(name)
+    def __len__(self) -> int:
+        """How many groups are here."""
+        return len(self._groups)
 
-    def put(self, model: Model, place: Place) -> None:
-        """Book a model here, and no longer where it was; or with other facts."""
-        self.remove(model.name)
-        for device in place.devices:
-            self._on[device][model.name] = model
-        self._where[model.name] = place
-        self._rebook(place)
+    def __contains__(self, name: str) -> bool:
+        """Whether a group of that name is here."""
+        return name in self._groups
 
-    def remove(self, name: str) -> None:
-        """It holds nothing any more; nothing if it never did."""
-        place = self._where.pop(name, None)
-        if place is not None:
-            for device in place.devices:
-                del self._on[device][name]
-            self._rebook(place)
+    @property
+    def groups(self) -> list[Group]:
+        return list(self._groups.values())
 
-    def decide(self, candidate: Candidate, now: float, rules: AssignRules | None = None) -> Reason:
-        """Where a model with a new demand, or a new model, belongs; it is booked there from now on."""
-        rules = rules or AssignRules()
-        name = candidate.model.name
-        self.remove(name)
-        reason = held(candidate, now, rules) if self._stands(candidate) else None
-        if reason is None:
-            reason = greedy(self._field.copy(), [candidate], rules)[name]
-        if reason.place is not None:
-            self.put(candidate.model, reason.place)
-        return reason
+    @property
+    def residents(self) -> list[Resident]:
+        """All that holds memory on the groups."""
+        return [resident for here in self._on.values() for resident in here]
 
-    def _stands(self, candidate: Candidate) -> bool:
-        return candidate.current is not None and self._field.has(candidate.current)
+    def hear(self, group: Group, residents: Sequence[Resident]) -> None:
+        """Exactly these are on the group now, which may be new, or have other devices."""
+        if self._groups.get(group.name) != group:
+            self._groups[group.name] = group
+            self._arrays = None
+        for resident in self._on.get(group.name, ()):
+            self._with[resident.model.name].pop(group.name, None)
+        self._on[group.name] = residents
+        for resident in residents:
+            self._with.setdefault(resident.model.name, {})[group.name] = None
+        if self._arrays is not None:
+            self._book(self._arrays, group)
 
-    def _rebook(self, place: Place) -> None:
-        for device in place.devices:
-            self._field.rebook(device, self._on[device].values())
+    def lose(self, name: str) -> None:
+        """That group is gone; nothing if it never was here."""
+        if name in self._groups:
+            self.hear(self._groups[name], ())
+            del self._groups[name], self._on[name]
+            self._arrays = None
+
+    # --- decisions
+
+    def refused(self, model: Model, only: str | None = None) -> Refuse | None:
+        """Why no group could hold the model even if it were alone there; None if one could. `only`: the one group that
+        it is for."""
+        if self._could_hold(model, only).any():
+            return None
+        return refusal(model, [group for group in self.groups if only in (None, group.name)])
+
+    def activate(self, model: Model, only: str | None = None) -> Activation:
+        """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above."""
+        model = replace(model, demand=max(model.demand, LEAST_DEMAND))
+        refused = self.refused(model, only)
+        if refused is not None:
+            return Activation(refused)
+        at = self._at()
+        could_hold = self._could_hold(model, only)
+        homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
+        now = at.now.by_group(model)  # where nobody has to leave
+        bound, idle_s = at.gone.by_group(model), at.idle_s
+        if self._rules.exclusive:
+            bound[at.busy] = now[at.busy | (at.idle_s < inf)] = inf
+        else:
+            fits = now < inf
+            bound[fits], idle_s = now[fits], np.where(fits, inf, idle_s)
+        for row in homes:  # what the model holds there itself is in the arrays
+            now[row] = bound[row] = inf
+        now[~could_hold] = bound[~could_hold] = inf
+        possible = int(np.count_nonzero(bound < inf))
+
+        found = [option for row in homes if (option := self._try(model, row)) is not None]
+        if len(now) and now.min() < inf:
+            found += self._tried(model, bound, int(now.argmin()))
+        most, tries = max(1, self._rules.explain), 0
+        while True:
+            least = bound.min(initial=inf)
+            if least == inf or sum(option.pressure <= least for option in found) >= most:
+                break
+            if found and tries >= TRIES:
+                break
+            tries += 1
+            ties = np.flatnonzero(bound == least)
+            found += self._tried(model, bound, int(ties[idle_s[ties].argmax()]))
+        if found:
+            return chosen(model, found, len(homes) + possible if tries < TRIES else len(found), self._rules)
+        rooms = np.where(could_hold, at.gone.nth_most(at.gone.room, model.parts), -inf)
+        nearest = dict.fromkeys([*homes, int(rooms.argmax())])
+        return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
+
+    def _tried(self, model: Model, bound: Floats, row: int) -> list[Found]:
+        bound[row] = inf
+        option = self._try(model, row)
+        return [] if option is None else [option]
+
+    def _try(self, model: Model, row: int) -> Found | None:
+        return attempt(model, self._at().groups[row], self._here(row), self._rules)
+
+    def _here(self, row: int) -> Sequence[Resident]:
+        return self._on[self._at().groups[row].name]
+
+    def _could_hold(self, model: Model, only: str | None) -> Mask:
+        at = self._at()
+        could_hold: Mask = at.now.nth_most(at.now.capacity, model.parts) >= model.needed
+        if only is not None:
+            others = np.ones(len(could_hold), dtype=np.bool_)
+            if only in at.row:
+                others[at.row[only]] = False
+            could_hold &= ~others
+        return could_hold
+
+    # --- arrays
+
+    def _at(self) -> _Arrays:
+        if self._arrays is None:
+            now, gone = Field(self.groups, {}), Field(self.groups, {})
+            groups, count = now.groups, len(self._groups)
+            row = {group.name: i for i, group in enumerate(groups)}
+            at = _Arrays(groups, row, now, gone, np.zeros(count, dtype=np.bool_), np.full(count, inf))
+            for group in groups:
+                self._book(at, group)
+            self._arrays = at
+        return self._arrays
+
+    def _book(self, at: _Arrays, group: Group) -> None:
+        here = self._on[group.name]
+        leaving = [may_leave(resident, self._rules) for resident in here]
+        booked = [(resident.booked, resident.place.devices, goes) for resident, goes in zip(here, leaving, strict=True)]
+        for device in group.devices:
+            at.now.rebook(device.name, [model for model, devices, _ in booked if device.name in devices])
+            stay = [model for model, devices, goes in booked if device.name in devices and not goes]
+            at.gone.rebook(device.name, stay)
+        awake = [(r.idle_s, goes) for r, goes in zip(here, leaving, strict=True) if not r.hibernating]
+        row = at.row[group.name]
+        at.busy[row] = not all(goes for _, goes in awake)
+        at.idle_s[row] = min((idle_s for idle_s, goes in awake if goes), default=inf)
+
+
+def standing(
+    groups: Iterable[Group], residents: Iterable[Resident] = (), rules: LifecycleRules | None = None
+) -> Standing:
+    """One in which these are on these groups."""
+    made = Standing(rules)
+    by_group: dict[str, list[Resident]] = {}
+    for resident in residents:
+        by_group.setdefault(resident.place.group, []).append(resident)
+    for group in groups:
+        made.hear(group, by_group.get(group.name, []))
+    return made

@@ -34,20 +34,26 @@ class RateWindow:
 
     def rate(self, now: float) -> float:
         """Tokens per second: the higher of the two windows."""
-        return max(self.long_rate(now), self.short_rate(now))
+        present = self._present_s(now)
+        return max(self._over_long(present), self._over_short(present))
 
     def long_rate(self, now: float) -> float:
         """Tokens per second over the long window."""
-        at = self._advance(now)
-        return self._long / self._span(len(self._counts) - 1, at, now)
+        return self._over_long(self._present_s(now))
 
     def short_rate(self, now: float) -> float:
         """Tokens per second over the short window."""
-        at = self._advance(now)
-        return self._short / self._span(self._short_n, at, now)
+        return self._over_short(self._present_s(now))
 
-    def _span(self, complete: int, at: int, now: float) -> float:
-        return self._bucket_s * complete + min(max(0.0, now - at * self._bucket_s), self._bucket_s)
+    def _over_long(self, present_s: float) -> float:
+        return self._long / (self._bucket_s * (len(self._counts) - 1) + present_s)
+
+    def _over_short(self, present_s: float) -> float:
+        return self._short / (self._bucket_s * self._short_n + present_s)
+
+    def _present_s(self, now: float) -> float:
+        """The part of the present bucket that has passed."""
+        return min(max(0.0, now - self._advance(now) * self._bucket_s), self._bucket_s)
 
     def _advance(self, now: float) -> int:
         """Make the bucket of `now` the present one. At most one step for each bucket of the ring."""

@@ -68,18 +68,18 @@ class FakeCluster:
         self.actuator = Actuator(self.cluster, settings.drain_ms, lambda: None)
         self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
-        self.cluster.catalogue_known = True
+        self.cluster.heard_catalogue([])
         self.tell()
 
     def tell(self):
         for client in self.groups:
-            group = self.cluster.groups[client.address]
-            group.state.CopyFrom(client.state)
-            group.reachable = True
+            state = gpu_scheduler_pb2.GroupState()
+            state.CopyFrom(client.state)
+            self.cluster.heard_group(client.address, state)
 
     def model(self, name, weights=30 * MIB, floor=10 * MIB, quota=1 * MIB, error="", **facts):
         spec = common_pb2.ModelSpec(
             name=name, weights_bytes=weights, floor_bytes=floor, quota_bytes=quota, kv_bytes_per_token=1000, **facts
         )
-        self.cluster.catalogue[name] = loader_pb2.Entry(model=spec, error=error)
+        self.cluster.heard_catalogue([*self.cluster.catalogue.values(), loader_pb2.Entry(model=spec, error=error)])
         return spec

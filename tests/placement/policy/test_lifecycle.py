@@ -5,9 +5,13 @@ from hypothesis import strategies as st
 
 from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
 from placement.policy.kvpr import Books, Device, Group, Model, Place
-from placement.policy.lifecycle import activate
+from placement.policy.standing import standing
 
 GROUPS = [Group("A", (Device("a0", 100),)), Group("B", (Device("b0", 100),))]
+
+
+def activate(model, groups, residents, rules=None):
+    return standing(groups, residents, rules).activate(model)
 
 
 def on(group, name, weights, demand=0.0, **facts):

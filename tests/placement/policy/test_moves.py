@@ -32,6 +32,13 @@ def test_the_source_keeps_its_memory_until_the_wave_is_through():
     assert [[move.model for move in wave] for wave in plan.waves] == [["a"], ["b"]]
 
 
+def test_of_a_plan_as_many_waves_are_made_as_are_wanted():
+    booked = [(model("a", 60, demand=9.0), at("A")), (model("b", 60), at("B"))]
+    target = {"a": at("B"), "b": at("C")}
+    plan = plan_moves(cluster(A=100, B=100, C=100), booked, target, 0.0, most_waves=1)
+    assert plan.waves == ((Move("b", at("B"), at("C")),),) and plan.held == ()
+
+
 def test_two_that_want_each_others_place_and_find_no_room_are_held_with_the_bytes():
     booked = [(model("a", 60), at("A")), (model("b", 60), at("B"))]
     plan = plan_moves(cluster(A=100, B=100), booked, {"a": at("B"), "b": at("A")}, 0.0)

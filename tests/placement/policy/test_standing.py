@@ -1,57 +1,121 @@
-"""One model at a time, against Algorithm 1 over the whole cluster with everybody else booked."""
+"""The few groups that are tried against all of them, and what is kept against what is made anew."""
 
 import random
 from dataclasses import replace
 
 import pytest
 
-from benchmarks._optimum import FAMILIES, draw_instance
-from placement.policy.assign import AssignRules, Candidate, Kind, assign
+from placement.policy.decisions import Activate, LifecycleRules, Resident, Wait
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.standing import Standing
+from placement.policy.lifecycle import attempt, chosen, lack
+from placement.policy.refusal import could_hold
+from placement.policy.standing import Standing, standing
 
-RULES = AssignRules(improve_steps=0)
-
-
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_it_decides_as_an_assignment_with_all_others_booked(family):
-    draw = random.Random(3)
-    moved = 0
-    for _ in range(5):
-        instance = draw_instance(family, draw)
-        models = {model.name: model for model in instance.models}
-        places = dict(assign(instance.groups, [Candidate(m) for m in models.values()], 0.0).places)
-        standing = Standing(instance.groups, [(models[name], place) for name, place in places.items()])
-        for _ in range(20):
-            name = draw.choice(sorted(models))
-            models[name] = replace(models[name], demand=models[name].parts * draw.uniform(1.0, 900.0))
-            if draw.random() < 0.2:
-                standing.remove(name)
-                places.pop(name, None)
-            assert standing.place(name) == places.get(name)
-            candidate = Candidate(models[name], places.get(name))
-            others = [(models[other], place) for other, place in places.items() if other != name]
-            expected = assign(instance.groups, [candidate], 0.0, RULES, others).reasons[name]
-            reason = standing.decide(candidate, 0.0, RULES)
-            assert reason.kind is expected.kind
-            assert reason.pressure == pytest.approx(expected.pressure)  # places of equal pressure are equally good
-            places.pop(name, None)
-            if reason.place is not None:
-                places[name] = reason.place
-            moved += reason.kind is Kind.MOVES
-    assert moved
+RULES = [
+    LifecycleRules(),
+    LifecycleRules(explain=1, tau=0.0),
+    LifecycleRules(hibernate=False),
+    LifecycleRules(exclusive=True),
+]
 
 
-def test_it_keeps_to_cool_down_and_pins_and_forgets_what_left():
+def group(i, size, draw):
+    return Group(f"g{i}", tuple(Device(f"g{i}/{d}", draw.choice([80, 100, 120])) for d in range(size)))
+
+
+def on(group, name, draw):
+    parts = draw.choice([1, len(group.devices)])
+    model = Model(
+        name,
+        demand=draw.choice([1.0, draw.uniform(1.0, 500.0)]),
+        weights=parts * draw.randint(5, 60),
+        floor=draw.randint(0, 9),
+        quota=draw.randint(0, 6),
+        kept=2,
+        pinned=draw.random() < 0.1,
+        parts=parts,
+    )
+    names = tuple(device.name for device in group.devices)[: model.parts]
+    facts = {"hibernating": draw.random() < 0.3, "idle_s": draw.choice([0.0, 50.0, draw.uniform(40.0, 900.0)])}
+    return Resident(model, Place(group.name, names), wake_s=draw.uniform(0.1, 2.0), **facts)
+
+
+def cluster(draw, size):
+    """Groups and what is on each; some models sleep on several, one of them "new"."""
+    groups = [group(i, size, draw) for i in range(draw.randint(1, 14))]
+    there = {}
+    for each in groups:
+        names = draw.sample(["new", *(f"m{i}" for i in range(40))], draw.randint(0, 4))
+        found = [on(each, name, draw) for name in names]
+        there[each.name] = [replace(r, hibernating=True) if r.model.name == "new" else r for r in found]
+    return groups, there
+
+
+def by_trying_all(model, groups, there, rules):
+    able = [each for each in groups if could_hold(model, each)]
+    found = [f for each in able if (f := attempt(model, each, there[each.name], rules)) is not None]
+    if not found:
+        return min((lack(model, each, there[each.name], rules)[0] for each in able), default=None)
+    return chosen(model, found, len(found), rules)
+
+
+@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_it_decides_as_if_every_group_were_tried(rules, size):
+    draw = random.Random(size)
+    seen = set()
+    for _ in range(150):
+        groups, there = cluster(draw, size)
+        parts = draw.choice([1, size])
+        model = Model("new", draw.uniform(1.0, 300.0), parts * draw.randint(5, 90), 5, 3, parts=parts)
+        best = by_trying_all(model, groups, there, rules)
+        answer = standing(groups, [r for here in there.values() for r in here], rules).activate(model)
+        seen.add((type(answer.outcome), bool(answer.evictions)))
+        if isinstance(answer.outcome, Activate):
+            assert answer.outcome.pressure == best.outcome.pressure
+            assert bool(answer.evictions) == bool(best.evictions)
+            assert [o.pressure for o in answer.options] == [o.pressure for o in best.options]
+        elif isinstance(answer.outcome, Wait):
+            nearest = answer.outcome.reason.split("the nearest is ")[1].split(":")[0]
+            at = next(each for each in groups if each.name == nearest)
+            assert lack(model, at, there[nearest], rules)[0] == best
+        else:
+            assert best is None
+    assert {(Activate, False), (Activate, True), (Wait, False)} <= seen
+
+
+def test_what_is_heard_bit_by_bit_decides_as_what_is_heard_at_once():
+    draw = random.Random(7)
+    kept = Standing()
+    groups, there = {}, {}
+    for step in range(400):
+        name = f"g{draw.randrange(12)}"
+        if draw.random() < 0.1:
+            groups.pop(name, None)
+            there.pop(name, None)
+            kept.lose(name)
+        else:
+            if name not in groups or draw.random() < 0.1:
+                groups[name] = group(name[1:], 2, draw)
+            there[name] = [on(groups[name], model, draw) for model in draw.sample(["new", "a", "b", "c", "d"], 3)]
+            kept.hear(groups[name], there[name])
+        model = Model("new" if step % 2 else "other", 50.0, draw.randint(5, 70), 5, 3)
+        anew = standing(kept.groups, [r for each in kept.groups for r in there[each.name]])
+        assert kept.activate(model) == anew.activate(model)
+        assert kept.residents == anew.residents and len(kept) == len(groups)
+
+
+def test_a_model_for_one_group_alone_comes_up_there_or_waits_for_it():
     groups = [Group(name, (Device(name, 100),)) for name in "AB"]
-    a, b = Place("A", ("A",)), Place("B", ("B",))
-    standing = Standing(groups, [(Model("m", 50.0, 10), a), (Model("n", 50.0, 10), a)])
-    cooling = Candidate(Model("m", 90.0, 10), a, moved_at=70.0)
-    assert standing.decide(cooling, 100.0).kind is Kind.COOLING
-    assert standing.decide(Candidate(Model("m", 90.0, 10, pinned=True), a), 200.0).kind is Kind.PINNED
-    assert standing.decide(cooling, 200.0).place == b
-    standing.remove("m")
-    standing.remove("never here")
-    assert standing.place("m") is None
-    assert standing.decide(Candidate(Model("large", 1.0, 95)), 200.0).place == b
-    assert standing.decide(Candidate(Model("larger", 1.0, 95)), 200.0).kind is Kind.UNPLACED
+    hot = Resident(Model("hot", 90.0, 60), Place("A", ("A",)))
+    there = standing(groups, [hot])
+    assert there.activate(Model("m", 1.0, 20), "A").outcome.place.group == "A"
+    assert "the nearest is A" in there.activate(Model("m", 1.0, 50), "A").outcome.reason
+    assert "100" in there.refused(Model("m", 1.0, 120), "B").reason and there.refused(Model("m", 1.0, 90), "B") is None
+
+
+def test_of_equal_groups_the_one_idle_the_longest_makes_way():
+    groups = [Group(f"g{i}", (Device(f"g{i}", 100),)) for i in range(50)]
+    idle = [Resident(Model(f"m{i}", 1.0, 80), Place(f"g{i}", (f"g{i}",)), idle_s=50.0 + i * 7 % 50) for i in range(50)]
+    (eviction,) = standing(groups, idle).activate(Model("new", 1.0, 80)).evictions
+    assert eviction.model == max(idle, key=lambda r: r.idle_s).model.name
