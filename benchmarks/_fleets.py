@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import cycle
 from math import inf
 from pathlib import Path
@@ -131,6 +132,7 @@ def workload(fleet: Fleet, name: str, gpus: int, rate: float, traces: Path, seed
     return Workload(specs, asked, max(source.seconds for source in fleet.sources[name]))
 
 
+@cache
 def _chosen(path: Path, count: int) -> set[str]:
     asked = Counter(request.model for request in trace.read(path, ALL, trace.Slice(0.0, inf)).requests)
     ranked = sorted(asked, key=lambda name: (-asked[name], name))
