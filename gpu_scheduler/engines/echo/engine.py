@@ -22,6 +22,8 @@ _log = log.get(__name__)
 _TURN_LOOK_S = 0.001
 """How often a waiting prefill looks at the turn word."""
 _STATS_EVERY_S = 0.1
+_AGAIN_S = 0.2
+"""After which a prompt that found no memory is tried again, if nothing has ended before."""
 
 
 @dataclass
@@ -45,6 +47,7 @@ class EchoEngine:
         self._waiting: list[_Running] = []
         self._running: dict[str, _Running] = {}
         self._next_step = 0.0
+        self._next_prefill = 0.0
         self._drain: tuple[int, float] | None = None
         """(command_id, until) while draining."""
         self._stop = False
@@ -76,7 +79,7 @@ class EchoEngine:
         now = time.monotonic()
         timeout = None
         if self._waiting and not self._drain:
-            timeout = 0.0 if self._may_prefill() else _TURN_LOOK_S
+            timeout = max(0.0, self._next_prefill - now) if self._may_prefill() else _TURN_LOOK_S
         if self._running:
             until_step = max(0.0, self._next_step - now)
             timeout = until_step if timeout is None else min(timeout, until_step)
@@ -226,15 +229,17 @@ class EchoEngine:
             self._send_chunks([self._last_chunk(request_id, finish, error)])
 
     def _free(self, request_id: str) -> None:
+        self._next_prefill = 0.0
         if self._memory is not None:
             self._memory.free(request_id)
         self._stats_due = True
 
     def _step(self, now: float) -> None:
         chunks: list[common_pb2.TokenChunk] = []
-        if self._waiting and self._drain is None and self._may_prefill():
+        if self._waiting and self._drain is None and self._may_prefill() and now >= self._next_prefill:
             chunks += self._prefill()
-        elif self._running and now >= self._next_step:
+        # Where a prompt finds no memory what runs goes on: its end is what the prompt waits for.
+        if not chunks and self._running and now >= self._next_step:
             chunks += [chunk for running in list(self._running.values()) if (chunk := self._advance(running))]
             self._stats.forward_steps += 1
             self._stats.decode_tokens += len(chunks)
@@ -261,6 +266,7 @@ class EchoEngine:
                     self._free(running.request.request_id)
                     self._send(parked=engine_pb2.Parked(request_id=running.request.request_id))
                     continue
+                self._next_prefill = time.monotonic() + _AGAIN_S
                 break
             started.append(self._waiting.pop(0))
             tokens += len(running.context)
