@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import json
 import sys
 import tempfile
@@ -45,7 +44,6 @@ from benchmarks.gpu.slices import SLICES, Cut, cut, load
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model
 from services import log
-from sim import trace
 from sim.report import quantile
 from sim.request import Request
 from tests.end_to_end.world import World
@@ -120,7 +118,7 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
                     own = [each for each in one.requests(model.context_tokens, {}) if each.model == model.name]
                     if own and parts[model.name].place.group == device:
                         rows = samples[name][model.name] = await alone(at, own[:_ALONE])
-                        slos[name][model.name] = _targets(rows)
+                        slos[name][model.name] = targets(rows)
                         print(f"{name}, {model.name}: {slos[name][model.name]}", flush=True)
 
         async with asyncio.TaskGroup() as group:
@@ -131,15 +129,13 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
 
 async def alone(at: World, requests: Sequence[Request]) -> list[list[Any]]:
     """Samples of these, the same gaps between them but none above a second."""
-    rows, due, before = [list(trace.COLUMNS)], 0.0, requests[0].arrival
+    rows, due, before = list[list[str]](), 0.0, requests[0].arrival
     for request in requests:
         due += min(1.0, request.arrival - before)
         before = request.arrival
         rows.append([str(due), request.model, str(request.prompt_tokens), str(request.output_tokens)])
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "alone.csv"
-        with open(path, "w", newline="") as file:
-            csv.writer(file).writerows(rows)
+        path = compared.write_trace(Path(folder) / "alone.csv", rows)
         found = await compared.replayed(at, path, slos={}, settle=False)
     (system,) = found["systems"]
     if system["failures"]:
@@ -147,7 +143,7 @@ async def alone(at: World, requests: Sequence[Request]) -> list[list[Any]]:
     return list(system["samples"]["rows"])
 
 
-def _targets(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
+def targets(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
     """P95 of samples of a replay; no TPOT of answers of one token."""
     found = {}
     for name, column in (("ttft_ms", 4), ("tpot_ms", 5)):

@@ -4,13 +4,14 @@ and results that a killed program does not leave half written."""
 from __future__ import annotations
 
 import asyncio
+import csv
 import json
 import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from benchmarks import replay
 from benchmarks.gpu import report, shapes
 from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
 from benchmarks.systems import CPU, GPU, Model
+from sim import trace
 from tests.end_to_end.world import World
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -63,7 +65,7 @@ class ReplayFailed(RuntimeError):
 
 async def replayed(
     at: World,
-    trace: Path,
+    path: Path,
     *arguments: str,
     slos: Mapping[str, Mapping[str, float]],
     names: Mapping[str, str] | None = None,
@@ -77,7 +79,7 @@ async def replayed(
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "slos.json").write_text(json.dumps(slos))
-        given = ["--url", at.base, "--trace", str(trace), "--out", str(folder / "out.json")]
+        given = ["--url", at.base, "--trace", str(path), "--out", str(folder / "out.json")]
         given += ["--slos", str(folder / "slos.json"), "--time-out-s", str(TIME_OUT_S), *arguments]
         if names is not None:
             (folder / "names.json").write_text(json.dumps(names))
@@ -90,13 +92,20 @@ async def replayed(
                 if process.returncode is None:
                     process.kill()
             if status not in (0, replay.INVALID):
-                raise ReplayFailed(f"the replay of {trace.name} ended with status {status}")
+                raise ReplayFailed(f"the replay of {path.name} ended with status {status}")
             if settle:
                 await quiet(at, TIME_OUT_S)
         found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     found["timeline"] = timeline.rows
     found["decisions"] = await decisions(at, time.monotonic() - began)
     return found
+
+
+def write_trace(path: Path, rows: Iterable[Sequence[object]]) -> Path:
+    """Requests in order of time, columns as `sim/trace.py` has them; returns the path."""
+    with open(path, "w", newline="") as file:
+        csv.writer(file).writerows([trace.COLUMNS, *rows])
+    return path
 
 
 def write(out: Path, name: str, commit: str, result: dict[str, Any]) -> None:

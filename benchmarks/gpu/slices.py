@@ -46,7 +46,7 @@ def cut(traces: Path, to: Path, models: Sequence[str]) -> None:
         with gzip.open(traces / part.trace, "rt", newline="") as file:
             header, *rows = csv.reader(file)
         (to / f"{name}.json").write_text(json.dumps(deal(list({row[1] for row in rows}), models), indent=1))
-        with gzip.open(to / f"{name}.csv.gz", "wt", newline="") as file:
+        with open(to / f"{name}.csv", "w", newline="") as file:
             end = part.from_s + part.seconds
             csv.writer(file).writerows([header, *(row for row in rows if part.from_s <= float(row[0]) < end)])
 
@@ -82,4 +82,4 @@ def load(folder: Path, name: str, models: Sequence[str], seconds: float | None =
     names = json.loads((folder / f"{name}.json").read_text())
     if seconds is not None:
         part, names = replace(part, seconds=seconds), deal(list(names), models)
-    return Cut(folder / f"{name}.csv.gz", names, part)
+    return Cut(folder / f"{name}.csv", names, part)

@@ -146,13 +146,10 @@ def _row(state: gpu_scheduler_pb2.GroupState) -> dict[str, Any]:
 
 
 async def decisions(at: World, within_s: float) -> dict[str, int]:
-    """What placement did in the last seconds: "activate on cuda:0: done" -> how often."""
+    """What placement did in the last seconds, and how often: "activate", "activate failed", ..."""
     try:
         told = await at.placement.explain()
     except PrismError as error:
         return {f"not told: {error}": 1}
-    return Counter(
-        f"{each.action}: {each.outcome.partition(' in ')[0].partition(':')[0]}"
-        for each in told
-        if each.age_s <= within_s
-    )
+    recent = [each for each in told if each.age_s <= within_s]
+    return Counter(each.action + " failed" * each.outcome.startswith("failed") for each in recent)

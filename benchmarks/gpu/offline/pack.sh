@@ -1,9 +1,11 @@
 #!/bin/sh
 # For a GPU host that reaches no package registry: the committed tree with its generated code, and the wheels that such a
 # host lacks, as OUT/prism.tgz and OUT/wheels/. SGLang and its kernels come there as an archive of their own.
-#   benchmarks/gpu/offline/pack.sh OUT [PYTHON]          PYTHON: of the environment that `make env` made
+#   benchmarks/gpu/offline/pack.sh OUT [PYTHON] [TRACES]
+# PYTHON: of the environment that `make env` made. TRACES: a folder of whole traces; the slices that benchmarks.gpu.compare
+# replays then go along, as slices/ of the archive.
 set -eu
-out=$1 python=${2:-.venv/bin/python}
+out=$1 python=${2:-.venv/bin/python} traces=${3:+$(cd "$3" && pwd)}
 cd "$(dirname "$0")/../../.."
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
@@ -13,6 +15,7 @@ rm -rf "$tree/benchmarks/results" && mkdir "$tree/benchmarks/results"
 git rev-parse HEAD >"$tree/COMMIT"
 python_abs=$(cd "$(dirname "$python")" && pwd)/$(basename "$python")
 (cd "$tree" && "$python_abs" -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto)
+if [ -n "$traces" ]; then (cd "$tree" && "$python_abs" -m benchmarks.gpu.compare cut --traces "$traces" --to slices); fi
 # SGLang finds the plugin by the distribution's metadata.
 "$python_abs" -P - "$tree" <<'METADATA'
 import importlib.metadata, pathlib, sys

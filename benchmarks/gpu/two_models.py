@@ -1,0 +1,212 @@
+"""Two models on one GPU: what shared memory brings, and what the order of the shared queue does.
+
+    python -m benchmarks.gpu.two_models --out DIR [memory] [order] [--device cuda:0] [--limit-s 560] [--rehearse echo]
+
+memory    one model is busy, then the other is, twice as much. Prism beside a static partition in halves: KV bytes and
+          tokens a second over time (memory-SYSTEM.json)
+order     prompts of 2,000 tokens and a loose target beside short ones and a target that is varied: the first's is
+          always LOOSE times its P95 alone, the second's SCALES times. Prism beside order of arrival: the second's
+          attainment, and queues over time (order-SYSTEM-SCALE.json, order-slos.json)
+
+Requests are drawn by a seed, the same for all. What has its result is skipped, and nothing is begun that would not be
+done by --limit-s; exit status 1 if something is missing then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import services.forking  # noqa: F401  (before grpc: services are started)
+from benchmarks import systems
+from benchmarks.gpu import compared, report
+from benchmarks.gpu.compare import alone, targets
+from benchmarks.gpu.stack import Site, stack
+from benchmarks.systems import SYSTEMS, Model
+from services import log
+from sim.request import Request
+from tests.end_to_end.world import World
+
+NAMES = ("first", "second")
+MODELS = dict.fromkeys(NAMES, "8b")
+CAPACITY_BYTES = 48 * compared.GIB
+"""Weights, engines and graphs take 37 GB: 14 are left for KV."""
+SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)
+LOOSE = 8.0
+_START_S, _END_S = 90.0, 20.0
+_ALONE = 24
+
+Row = tuple[float, str, int, int]
+
+
+def poisson(
+    seed: int, model: str, rate: float, begin_s: float, end_s: float, prompt: int, output: int
+) -> Iterator[Row]:
+    """Requests of about these lengths: each between half and one and a half times as long."""
+    draw = random.Random(f"{seed}/{model}/{begin_s}")
+    at = begin_s
+    while (at := at + draw.expovariate(rate)) < end_s:
+        yield at, model, int(prompt * draw.uniform(0.5, 1.5)), max(1, int(output * draw.uniform(0.5, 1.5)))
+
+
+def memory_trace(seconds: float, rate: float, prompt: int = 1024, output: int = 512) -> list[Row]:
+    """A third of the time the first model is busy, then the second, twice as much."""
+    first, second = NAMES
+    turn = seconds / 3
+    return sorted(
+        [
+            *poisson(1, first, rate, 0.0, turn, prompt, output),
+            *poisson(1, first, rate / 10, turn, seconds, prompt, output),
+            *poisson(2, second, rate / 10, 0.0, turn, prompt, output),
+            *poisson(2, second, 2 * rate, turn, seconds, prompt, output),
+        ]
+    )
+
+
+def order_trace(seconds: float, rate: float, long: int = 2000, short: int = 128, output: int = 64) -> list[Row]:
+    """Long prompts for one model, short ones, as often, for the other."""
+    first, second = NAMES
+    rows = [
+        *poisson(3, first, rate, 0.0, seconds, long, output),
+        *poisson(4, second, rate, 0.0, seconds, short, output),
+    ]
+    return sorted(rows)
+
+
+class Bench:
+    """One sitting."""
+
+    def __init__(self, given: argparse.Namespace, models: Sequence[Model], site: Site) -> None:
+        self._given = given
+        self._models = models
+        self._site = site
+        self._end = time.monotonic() + given.limit_s
+        self.missing: list[str] = []
+        small = bool(given.rehearse)
+        self._seconds = {"memory": 9.0 if small else 60.0, "order": 4.0 if small else 30.0}
+        rates = {"memory": 2.0, "order": 2.0} if small else {"memory": 8.0, "order": 8.0}
+        self.traces = {
+            "memory": memory_trace(self._seconds["memory"], rates["memory"]),
+            "order": order_trace(self._seconds["order"], rates["order"], *((500, 60) if small else ())),
+        }
+
+    def _there(self, name: str) -> bool:
+        return (self._given.out / f"{name}.json").exists()
+
+    def _time_for(self, seconds: float, names: Sequence[str]) -> bool:
+        if time.monotonic() + seconds <= self._end:
+            return True
+        self.missing += [f"{name}: no time left" for name in names]
+        return False
+
+    @asynccontextmanager
+    async def _stack(self, name: str) -> AsyncIterator[World]:
+        """Halves, where memory is divided."""
+        requests = [Request(model, model, 0.0, 1, 1) for model in NAMES]
+        parts = systems.plan(self._models, requests, 1.0, self._site.devices, self._site.sizes)
+        async with stack(SYSTEMS[name], self._models, parts, self._site) as at:
+            yield at
+
+    async def _replayed(self, at: World, what: str, name: str, slos: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = compared.write_trace(Path(folder) / "trace.csv", self.traces[what])
+            found = await compared.replayed(at, path, slos=slos, watch_s=0.25)
+        found |= {"run": dict(run), "slos": slos, "devices": dict(self._site.devices)}
+        compared.write(self._given.out, name, self._given.commit, found)
+        if not self._there(name):
+            self.missing.append(f"{name}: the client did not keep the schedule")
+
+    async def memory(self) -> None:
+        each_s = self._seconds["memory"] + _END_S
+        for system in ("static", "prism"):
+            name = f"memory-{system}"
+            if not self._there(name) and self._time_for(_START_S + each_s, [name]):
+                async with self._stack(system) as at:
+                    await self._replayed(at, "memory", name, {}, {"system": system})
+
+    async def order(self) -> None:
+        each_s = self._seconds["order"] + _END_S
+        for system in ("prism", "no-arbitration"):
+            todo = {s: f"order-{system}-{s:g}" for s in SCALES if not self._there(f"order-{system}-{s:g}")}
+            if not todo or not self._time_for(_START_S + 2 * each_s, list(todo.values())):
+                continue
+            async with self._stack(system) as at:
+                if not self._there("order-slos"):
+                    await self._calibrate(at)
+                slos = json.loads((self._given.out / "order-slos.json").read_text())["slos"]
+                for scale, name in todo.items():
+                    if self._time_for(each_s, [name]):
+                        scaled = {
+                            model: {"ttft_ms": factor * slos[model]["ttft_ms"]}
+                            for model, factor in zip(NAMES, (LOOSE, scale), strict=True)
+                        }
+                        await self._replayed(at, "order", name, scaled, {"system": system, "scale": scale})
+
+    async def _calibrate(self, at: World) -> None:
+        found = {}
+        for model in NAMES:
+            own = [row for row in self.traces["order"] if row[1] == model][:_ALONE]
+            requests = [Request("", model, at_s, prompt, output) for at_s, _, prompt, output in own]
+            found[model] = targets(await alone(at, requests))
+        compared.write(self._given.out, "order-slos", self._given.commit, {"slos": found})
+
+
+def show(out: Path) -> None:
+    rows = []
+    for path in sorted(out.glob("*.json")):
+        found = json.loads(path.read_text())
+        if "run" in found:
+            models = found["systems"][0]["models"]
+            shares = [f"{models[name]['ttft_attainment']:.3f}" for name in NAMES if name in models]
+            most = max((_kv(row) for row in found["timeline"]), default=0.0)
+            rows.append([path.stem, *shares, most, found["systems"][0]["all"]["output_tokens_per_s"]])
+    report.table("two models", ["run", "TTFT first", "TTFT second", "most KV used, GB", "tokens/s"], rows)
+
+
+def _kv(row: Mapping[str, Any]) -> float:
+    """GB in use by both."""
+    return sum(model.get("kv_used_bytes", 0) for model in row["models"].values()) / 1e9
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        "benchmarks.gpu.two_models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="*", choices=("memory", "order", []), default=[])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="")
+    parser.add_argument("--limit-s", type=float, default=inf)
+    parser.add_argument("--rehearse", default="", choices=compared.REHEARSALS)
+    parser.add_argument("--commit", default="unknown")
+    given = parser.parse_args(arguments)
+    log.configure("two_models", "warning")
+    compared.many_descriptors()
+    device = given.device or ("cpu:0" if given.rehearse else "cuda:0")
+
+    async def run() -> list[str]:
+        with tempfile.TemporaryDirectory() as folder:
+            models = compared.make(Path(folder), MODELS, given.rehearse)
+            bench = Bench(given, models, compared.site([device], len(models), CAPACITY_BYTES, given.rehearse))
+            for what in given.what or ("memory", "order"):
+                await getattr(bench, what)()
+            return bench.missing
+
+    missing = asyncio.run(run())
+    show(given.out)
+    for line in missing:
+        print(line)
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
