@@ -11,7 +11,7 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
     arbiter, fleet       the shared queue of a group; placement: the services' glue, without their I/O
     standings            what placement knows of the groups, kept between its decisions
     policies/            the systems that are compared, one file each
-    trace, catalogue, replay, report    in and out
+    trace, catalogue, replay, report    in and out; `python -m sim.synthetic` draws a fleet of any size
 
 Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and what they take, eviction, migration, time slices between engines.
