@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from placement.policy import kvpr
 from placement.policy.assign import AssignRules, Candidate, Reason, assign
 from placement.policy.decisions import Resident
-from placement.policy.kvpr import Books, Group
+from placement.policy.kvpr import Books, Group, Model
 from placement.policy.moves import Move, MoveRules, plan_moves
 
 
@@ -44,7 +45,7 @@ def rebalance(
     for resident in residents:
         if not resident.hibernating:
             active.setdefault(resident.model.name, resident)
-    if len(groups) < 2 or not active or not _pressed(groups, residents, rules.least_pressure):
+    if len(groups) < 2 or not active or not _relievable(groups, residents, rules):
         return []
     assignment = assign(
         groups,
@@ -62,9 +63,24 @@ def rebalance(
     return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]
 
 
-def _pressed(groups: Sequence[Group], residents: Sequence[Resident], least: float) -> bool:
-    """Whether any device has that pressure now."""
+def _relievable(groups: Sequence[Group], residents: Sequence[Resident], rules: RebalanceRules) -> bool:
+    """Whether any device has a pressure worth a move that a move could lower by more than tau. It could not where one
+    model brings so much of it that it would bring as much along to the largest device of all, alone there."""
     books = Books(groups)
+    heaviest: dict[str, Model] = {}
     for resident in residents:
-        books.book(resident.booked, resident.place.devices)
-    return any(not books.pressure(device.name) < least for group in groups for device in group.devices)
+        model = resident.booked
+        books.book(model, resident.place.devices)
+        for device in resident.place.devices:
+            known = heaviest.get(device)
+            if known is None or model.part_demand > known.part_demand:
+                heaviest[device] = model
+    largest = max(books.capacity(device.name) for group in groups for device in group.devices)
+    for device, model in heaviest.items():
+        pressure = books.pressure(device)
+        alone = kvpr.pressure(model.part_demand, largest, model.fixed)
+        if not pressure < rules.least_pressure and (
+            alone < pressure * (1 - rules.assign.tau) or books.free(device) < 0
+        ):
+            return True
+    return False

@@ -1,3 +1,4 @@
+from placement.policy.assign import assign
 from placement.policy.decisions import Resident
 from placement.policy.kvpr import Device, Group, Model, Place
 from placement.policy.rebalance import RebalanceRules, rebalance
@@ -18,6 +19,22 @@ def test_of_two_busy_models_on_one_group_one_moves_to_the_empty_one():
 
 def test_below_the_least_pressure_nothing_moves():
     assert rebalance(GROUPS, [resident("a", "A", 9.0), resident("b", "A", 6.0)], {}, 100.0, RULES) == []
+
+
+def test_a_model_that_would_bring_its_pressure_along_is_no_reason_to_look(monkeypatch):
+    looked = []
+    monkeypatch.setattr("placement.policy.rebalance.assign", lambda *given: looked.append(given) or assign(*given))
+    small = Resident(Model("b", 1.0, weights=20), Place("A", ("A",)))
+    rebalance(GROUPS, [resident("a", "A", 90.0), small], {}, 100.0, RULES)
+    assert not looked
+    rebalance(GROUPS, [resident("a", "A", 90.0), resident("b", "A", 60.0)], {}, 100.0, RULES)
+    assert looked
+
+
+def test_a_device_that_holds_more_than_it_has_is_looked_at_whatever_the_pressure_comes_from():
+    floor = Resident(Model("b", 1.0, weights=200, floor=700), Place("A", ("A",)))
+    (wanted,) = rebalance(GROUPS, [resident("a", "A", 90.0), floor], {}, 100.0, RULES)
+    assert wanted.move.model in "ab"
 
 
 def test_what_sleeps_does_not_move_and_one_group_has_nowhere_to_move_to():
