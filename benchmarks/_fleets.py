@@ -123,13 +123,20 @@ def workload(fleet: Fleet, name: str, gpus: int, rate: float, traces: Path, seed
         path = traces / source.file
         chosen = _chosen(path, source.models)
         names += sorted(chosen)
-        part = trace.read(path, ALL, trace.Slice(source.from_s, source.seconds, rate, seed))
-        asked += [request for request in part.requests if request.model in chosen]
+        for row in _slice(path, trace.Slice(source.from_s, source.seconds, rate, seed)):
+            if row.model in chosen:
+                asked.append(Request(row.id, row.model, row.arrival, row.prompt_tokens, row.output_tokens))
     shapes = cycle(fleet.many.get(gpus, fleet.shapes))
     random.Random(_SHAPES_SEED).shuffle(names)
     specs = {name: Spec(name, shape) for name, shape in zip(names, shapes, strict=False)}
     asked.sort(key=lambda request: request.arrival)
     return Workload(specs, asked, max(source.seconds for source in fleet.sources[name]))
+
+
+@cache
+def _slice(path: Path, part: trace.Slice) -> list[Request]:
+    """To copy from: a replay writes into its requests."""
+    return trace.read(path, ALL, part).requests
 
 
 @cache
