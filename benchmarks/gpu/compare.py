@@ -265,7 +265,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=inf)
     parser.add_argument("--rehearse", default="", choices=compared.REHEARSALS)
     parser.add_argument("--commit", default="unknown")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     needed = {"cut": ("traces", "to"), "show": ("out",)}.get(given.what, ("traces", "out"))
     if missing := [name for name in needed if getattr(given, name) is None]:
         parser.error(f"{given.what} needs {', '.join('--' + name for name in missing)}")

@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit-s", type=float, default=inf)
     parser.add_argument("--rehearse", default="", choices=compared.REHEARSALS)
     parser.add_argument("--commit", default="unknown")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     log.configure("two_models", "warning")
     compared.many_descriptors()
     device = given.device or ("cpu:0" if given.rehearse else "cuda:0")
