@@ -79,17 +79,21 @@ class Standings:
                         )
                     window.observe(total - before if total > before else total, now)
                     news = True
-        changed = {name for name, window in self._windows.items() if self._demands(name, window, now)}
+        rates = {name: window.rate(now) for name, window in self._windows.items()}
+        changed = {name for name, rate in rates.items() if self._demands(name, rate)}
+        for name, rate in rates.items():
+            if not rate:
+                del self._windows[name]  # as good as none
         for group, arbiter in self._groups.values():
             if not changed.isdisjoint(group.residents):
                 self._hear(group, arbiter)
         return news
 
-    def _demands(self, name: str, window: RateWindow, now: float) -> bool:
+    def _demands(self, name: str, rate: float) -> bool:
         """Works the model's demand out anew. Whether it changed."""
         spec = self._specs[name]
         demand = kvpr.demand(
-            window.rate(now),
+            rate,
             spec.shape.kv_bytes_per_token,
             spec.tpot_s if spec.tpot_s < inf else None,
             self._config.default_tpot_ms / 1e3,

@@ -55,6 +55,8 @@ class Standing:
         """Model -> the groups where it is, in any state."""
         self._arrays: _Arrays | None = None
         """None: the groups are other ones since."""
+        self._unbooked: dict[str, None] = {}
+        """Groups that were heard since, and are as before in the arrays."""
 
     def __len__(self) -> int:
         """How many groups are here."""
@@ -83,8 +85,7 @@ class Standing:
         self._on[group.name] = residents
         for resident in residents:
             self._with.setdefault(resident.model.name, {})[group.name] = None
-        if self._arrays is not None:
-            self._book(self._arrays, group)
+        self._unbooked[group.name] = None
 
     def lose(self, name: str) -> None:
         """That group is gone; nothing if it never was here."""
@@ -170,10 +171,11 @@ class Standing:
             now, gone = Field(self.groups, {}), Field(self.groups, {})
             groups, count = now.groups, len(self._groups)
             row = {group.name: i for i, group in enumerate(groups)}
-            at = _Arrays(groups, row, now, gone, np.zeros(count, dtype=np.bool_), np.full(count, inf))
-            for group in groups:
-                self._book(at, group)
-            self._arrays = at
+            self._arrays = _Arrays(groups, row, now, gone, np.zeros(count, dtype=np.bool_), np.full(count, inf))
+            self._unbooked = dict.fromkeys(self._groups)
+        for name in self._unbooked:
+            self._book(self._arrays, self._groups[name])
+        self._unbooked.clear()
         return self._arrays
 
     def _book(self, at: _Arrays, group: Group) -> None:
