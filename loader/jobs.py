@@ -91,11 +91,12 @@ class Job:
         self._at.set(At(at.step, at.done, at.total, self._pace.per_s(), self._pace.left_s(at.total)))
 
     async def follow(self) -> AsyncIterator[At]:
-        """How far it is now, then again when it has moved on, with what lies between left out. Raises what the job
-        ended with, Conflict when it was cancelled."""
+        """How far it is now, then again when it has moved on, with what lies between left out, but not the end. Raises
+        what the job ended with, Conflict when it was cancelled."""
+        told = None
         while not self._task.done():
-            seen = self._at.revision
-            yield self.at
+            seen, told = self._at.revision, self.at
+            yield told
             await self._at.changed(seen)
         if self._task.cancelled():
             raise Conflict(self._why or "cancelled")
@@ -104,6 +105,8 @@ class Job:
             raise type(failure)(str(failure))  # of this caller's own: each adds its own trace
         if failure is not None:
             raise failure
+        if self.at != told:
+            yield self.at
 
     async def cancel(self, why: str) -> None:
         """Returns when it has ended."""

@@ -31,7 +31,7 @@ def chunk(tokens: list[int], first: int = 0, *, scored: bool = False, finish: in
     return common_pb2.TokenChunk(token_ids=tokens, logprobs=logprobs, finish=finish)  # type: ignore[arg-type]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     cuts=st.lists(st.integers(0, 60), max_size=8),
     stops=st.lists(st.sampled_from(["o w", "好 ", "😀", "two", "zzz", "three"]), max_size=2),

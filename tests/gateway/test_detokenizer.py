@@ -35,7 +35,7 @@ KINDS = ["byte level", "sentence piece"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_tokens_in_any_chunks_give_the_text_of_the_whole(kind: str, data: st.DataObject) -> None:
     tokenizer = _tokenizer(kind)
@@ -47,7 +47,7 @@ def test_any_tokens_in_any_chunks_give_the_text_of_the_whole(kind: str, data: st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(max_size=40))
 def test_no_half_character_is_ever_given_out(kind: str, text: str) -> None:
     tokenizer = _tokenizer(kind)
@@ -62,7 +62,7 @@ def test_no_half_character_is_ever_given_out(kind: str, text: str) -> None:
     assert told + stream.finish() == whole
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(ids=st.lists(st.integers(0, _size("byte level") + 2), max_size=40))
 def test_both_ways_agree_on_byte_level_vocabularies(ids: list[int]) -> None:
     tokenizer = _tokenizer("byte level")

@@ -19,7 +19,7 @@ def _obvious(text: str, stops: list[str]) -> str:
     return text
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     chunks=st.lists(SMALL, max_size=10),
     stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=4),

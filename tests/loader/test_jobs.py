@@ -142,3 +142,12 @@ async def test_rates_are_told_once_they_are_known(jobs, work):
     first, last = next(at for at in told if at.step == "copying"), told[-1]
     assert (first.per_s, first.left_s) == (None, None)
     assert (last.per_s, last.left_s) == (40, 2)
+
+
+async def test_the_end_is_told_also_when_it_comes_at_once(jobs):
+    async def steps():
+        yield At("copying", 50, 100)
+        yield At("copying", 100, 100)
+
+    async with aclosing(jobs.follow(WHAT, steps)) as told:
+        assert [at.done async for at in told][-1] == 100

@@ -679,7 +679,7 @@ class RangeMachine(RuleBasedStateMachine):
         self.lease.loop.stop()
 
 
-RangeMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+RangeMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=25)
 TestRangeUnderEverything = RangeMachine.TestCase
 
 
@@ -687,7 +687,7 @@ class MixedRangeMachine(RangeMachine):
     LARGE, EXTENTS = 3, 32
 
 
-MixedRangeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+MixedRangeMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25)
 TestMixedRangeUnderEverything = MixedRangeMachine.TestCase
 
 

@@ -128,7 +128,7 @@ def cases(draw):
     return draw(st.integers(0, 400)), holders, floors, fair, draw(st.booleans()), draw(st.integers(0, 40))
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(cases())
 def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
     need, holders, floors, fair, may_retract, ahead = case
@@ -181,7 +181,7 @@ def test_whatever_is_held_the_order_the_floors_and_the_need_are_respected(case):
             assert not extents or nbytes < max(extents)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.integers(0, 60),
     st.lists(
@@ -202,7 +202,7 @@ def test_prefixes_go_by_their_last_use_across_models(need, prefixes):
     assert {step.lease_id: step.bytes for step in made.steps} == dict(expected)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.integers(0, 60),
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 10), st.integers(0, 20)), min_size=1, max_size=4),

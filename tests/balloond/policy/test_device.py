@@ -487,7 +487,7 @@ def test_nothing_passes_a_room_that_it_would_make_short(three):
     assert back(three, 1, "A", 800)[:2] == ["freed 800", "room 810, short 0"]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.integers(16, 900),
     st.lists(
@@ -683,5 +683,5 @@ class DeviceMachine(RuleBasedStateMachine):
         assert self.device.holds == {}
 
 
-DeviceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+DeviceMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestDeviceUnderEverything = DeviceMachine.TestCase

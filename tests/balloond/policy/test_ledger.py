@@ -340,5 +340,5 @@ class LedgerMachine(RuleBasedStateMachine):
         return self.ledger.leases[lease].model
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestLedgerAgainstItsModel = LedgerMachine.TestCase

@@ -274,7 +274,7 @@ def test_the_turn_passes_to_an_aged_request_of_another_model():
 SHARE = 0.2
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lates=st.lists(st.integers(1, 32).map(lambda n: n / 16), min_size=1, max_size=6),
     flood=st.lists(st.integers(1, 16).map(lambda n: n / 16), min_size=1, max_size=8),

@@ -447,4 +447,4 @@ class Conservation(RuleBasedStateMachine):
 
 
 TestConservation = Conservation.TestCase
-TestConservation.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestConservation.settings = settings(max_examples=60, stateful_step_count=40)

@@ -105,7 +105,7 @@ slacks_of_the_second_queue = st.sampled_from([-1.0, -1.0, inf, 0.25, 0.5, D])
 floods = st.lists(st.tuples(seconds, st.sampled_from([0.0, 0.0, 1.0])), min_size=1, max_size=6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(arrivals(RATE, SIGMA, slacks_of_the_second_queue), floods)
 def test_late_and_best_effort_requests_start_within_the_bound_whatever_comes_in_s(requests, flood):
     for request_id, waited in waits(requests, flood, SHARE).items():
@@ -122,7 +122,7 @@ def test_without_a_share_of_the_turn_they_would_starve():
 OFFERED = 0.8
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(arrivals(OFFERED, 2.0, st.sampled_from([-1.0, 0.3, 0.5, 1.0, 4.0, inf]), most=40))
 def test_below_saturation_everybody_starts_before_the_turn_is_idle_again(requests):
     """All requests together bring sigma + 0.8 T in any T seconds, with any deadlines: the turn is never idle while one

@@ -120,7 +120,7 @@ class AgainstSets(RuleBasedStateMachine):
 
 
 TestAgainstSets = AgainstSets.TestCase
-TestAgainstSets.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestAgainstSets.settings = settings(max_examples=80, stateful_step_count=30)
 
 
 @pytest.mark.parametrize("seed", range(3))
