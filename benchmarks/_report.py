@@ -86,9 +86,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def _relative(text: str) -> str:
-    """Paths inside the repository without the place where it lies."""
+    """Paths inside the repository without the place where it lies; of others the last part."""
     path = Path(text)
-    return str(path.relative_to(ROOT)) if path.is_absolute() and path.is_relative_to(ROOT) else text
+    if not path.is_absolute():
+        return text
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
 def _commit() -> str:
