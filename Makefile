@@ -9,6 +9,8 @@ TORCH ?=
 BIN := $(VENV)/bin
 PROTOS := $(wildcard protos/*.proto)
 GENERATED := $(PROTOS:.proto=_pb2.py)
+# Two processes, each a file at a time, the long files (engines, whole systems) not last: what waits leaves its core to the other.
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help env protos serve test test-fast test-gpu check bench clean
@@ -32,10 +34,10 @@ serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folder
 	@$(BIN)/python -m deploy.local --device $(DEVICE) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: env protos ## all tests that need no GPU
-	@$(BIN)/python -m pytest -q
+	@$(PYTEST)
 
 test-fast: env protos ## the tests that start no SGLang
-	@$(BIN)/python -m pytest -q -m "not sglang and not gpu"
+	@$(PYTEST) -m "not sglang and not gpu"
 
 test-gpu: env protos ## the tests that need a GPU
 	@$(BIN)/python -m pytest -q -m gpu tests/gpu
