@@ -1,6 +1,7 @@
 """The tree's rules, checked."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -33,6 +34,7 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
