@@ -185,7 +185,7 @@ async def test_an_engine_killed_while_its_weights_arrive_returns_its_extents_whe
     copying = await world.in_the_middle(world.load(target))
     target.kill()
     held = 0 if source == "image" else TOTAL
-    assert await world.leased() == [held, TOTAL]
+    await world.until_leased(held, TOTAL)
     await world.fifo.open()
     assert (await copying).source == source
     await world.until_leased(held, 0)

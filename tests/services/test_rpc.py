@@ -46,7 +46,7 @@ async def test_a_fault_of_ours_is_internal_and_the_server_lives_on(address):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GetCluster(placement_pb2.GetClusterRequest())
         assert caught.value.code() is grpc.StatusCode.INTERNAL
-    assert await rpc.healthy(address, 5)
+    assert await rpc.healthy(address, 20)
 
 
 async def test_an_error_in_a_stream_ends_it_with_its_status(address):
@@ -73,7 +73,7 @@ async def test_a_server_lists_its_services(address):
 async def test_a_second_server_on_a_live_socket_is_refused_in_one_line(address):
     with pytest.raises(Unavailable, match="another process serves it"):
         await rpc.Server(address).start()
-    assert await rpc.healthy(address, 5)
+    assert await rpc.healthy(address, 20)
 
 
 async def test_a_second_server_on_a_port_is_refused_in_one_line():

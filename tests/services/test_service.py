@@ -45,7 +45,7 @@ async def start(tmp_path, config=""):
 async def test_a_process_is_healthy_when_ready_and_a_signal_drains_and_stops_it_in_reverse_order(tmp_path):
     process = await start(tmp_path)
     assert await process.stdout.readline() == b"ready\n"
-    assert await rpc.healthy(f"unix:{tmp_path}/s.sock", 5)
+    assert await rpc.healthy(f"unix:{tmp_path}/s.sock", 20)
     process.send_signal(signal.SIGTERM)
     out, _ = await process.communicate()
     assert out.decode().splitlines() == ["drained", "stopped second part", "stopped first part"]
