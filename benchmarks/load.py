@@ -6,11 +6,11 @@
     python benchmarks/load.py --group cuda:0,cuda:1,cuda:2,cuda:3 --shapes 70b/4 --out FILE
 
     into      image -> extents, by the loader's transfer: from the call until the last byte is there, with the extents
-              mapped in it and taken away again
+              mapped in it; "tidied" is until they are taken away again as well, which an engine does not wait for
     out of    extents -> image, the same way, without a checksum
     between   the device's extents -> another device's, with `--between`
     group     an image for each device of `--group` -> its extents, all at once, as a model of several ranks is loaded;
-              every link may carry for every device
+              every link may carry for every device, so each keeps to its own
     first     the first `into` of a transfer: on a GPU the contexts are made and the image is registered in it
     limit     in the same run, plainly: pinned host memory to ordinary device memory, over as many links at once, each
               to its own GPU; on the CPU as many threads that copy memory; between GPUs one peer copy
@@ -41,7 +41,7 @@ from balloond import backends
 from benchmarks import _report
 from loader.policy.chunks import pairs, plan
 from loader.transfers import Transfers
-from loader.transfers.base import Borrowed
+from loader.transfers.base import Borrowed, Tidy
 from services.checksum import checksum
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -180,6 +180,19 @@ def limit_between(source: str, target: str, repeat: int) -> float:
 # --- what is measured
 
 
+def copied_and_tidied(copy: Callable[[], Tidy]) -> tuple[float, float]:
+    """Seconds until all has arrived, and until nothing of it is mapped any more."""
+    began = time.perf_counter()
+    tidy = copy()
+    copied = time.perf_counter() - began
+    tidy()
+    return copied, time.perf_counter() - began
+
+
+def times(runs: Sequence[tuple[float, float]]) -> dict[str, list[float]]:
+    return {"seconds": [copied for copied, _ in runs], "tidied_s": [tidied for _, tidied in runs]}
+
+
 def loads(shape: str, device: str, links: Sequence[str], settings: argparse.Namespace) -> list[dict[str, Any]]:
     """One shape over these links, in either direction."""
     nbytes = SHAPES[shape]
@@ -193,10 +206,10 @@ def loads(shape: str, device: str, links: Sequence[str], settings: argparse.Name
         steps = plan([extent.nbytes for extent in made], nbytes, settings.chunk_mib * MIB)
         expected = checksum(view)
 
-        def run(move: Callable[..., None]) -> float:
-            return seconds(lambda: move(made, view, steps, lambda chunk: None))
+        def run(move: Callable[..., Tidy]) -> tuple[float, float]:
+            return copied_and_tidied(lambda: move(made, view, steps, lambda chunk: None))
 
-        first = run(transfer.into)
+        first, _ = run(transfer.into)
         for at in range(0, nbytes, GIB):
             view[at : at + GIB] = bytes(min(GIB, nbytes - at))
         run(transfer.out_of)
@@ -209,7 +222,7 @@ def loads(shape: str, device: str, links: Sequence[str], settings: argparse.Name
                 "device": device,
                 "links": list(links),
                 "copy": name,
-                "seconds": [run(move) for _ in range(settings.repeat)],
+                **times([run(move) for _ in range(settings.repeat)]),
                 "first_s": first if name == "into" else None,
                 "limit_bytes_per_s": limit(links, name, settings.repeat),
             }
@@ -227,17 +240,18 @@ def between(shape: str, source: str, target: str, settings: argparse.Namespace) 
         sizes = [[extent.nbytes for extent in made] for made in (here, there)]
         steps = pairs(sizes[0], sizes[1], nbytes, settings.between_chunk_mib * MIB)
 
-        def run() -> float:
-            return seconds(lambda: transfer.between(here, there, steps, lambda pair: None))
+        def run() -> tuple[float, float]:
+            return copied_and_tidied(lambda: transfer.between(here, there, steps, lambda pair: None))
 
+        first, _ = run()
         return {
             "shape": shape,
             "bytes": nbytes,
             "device": source,
             "links": [f"{source}>{target}"],
             "copy": "between",
-            "first_s": run(),
-            "seconds": [run() for _ in range(settings.repeat)],
+            "first_s": first,
+            **times([run() for _ in range(settings.repeat)]),
             "limit_bytes_per_s": limit_between(source, target, settings.repeat),
         }
 
@@ -251,21 +265,29 @@ def group(shape: str, devices: Sequence[str], settings: argparse.Namespace) -> d
         images = [stack.enter_context(image(nbytes)) for _ in devices]
         steps = [plan([extent.nbytes for extent in made], nbytes, settings.chunk_mib * MIB) for made in there]
 
-        def load(number: int) -> None:
-            transfer = transfers.of(devices[number])
-            transfer.into(there[number], images[number], steps[number], lambda chunk: None)
+        def run() -> tuple[float, float]:
+            """Each tidies up as soon as it is done, beside those that copy still."""
+            began = time.perf_counter()
+            copied = [0.0] * len(devices)
 
-        def run() -> float:
-            return together([partial(load, number) for number in range(len(devices))])
+            def load(number: int) -> None:
+                transfer = transfers.of(devices[number])
+                tidy = transfer.into(there[number], images[number], steps[number], lambda chunk: None)
+                copied[number] = time.perf_counter() - began
+                tidy()
 
+            tidied = together([partial(load, number) for number in range(len(devices))])
+            return max(copied), tidied
+
+        first, _ = run()
         row = {
             "shape": shape,
             "bytes": len(devices) * nbytes,
             "device": ",".join(devices),
             "links": list(devices),
             "copy": "group",
-            "first_s": run(),
-            "seconds": [run() for _ in range(settings.repeat)],
+            "first_s": first,
+            **times([run() for _ in range(settings.repeat)]),
             "limit_bytes_per_s": limit(devices, "into", settings.repeat),
         }
         for weights in images:
@@ -291,8 +313,8 @@ def main() -> None:
     parser.add_argument("--between", metavar="DEVICE", help="also from the device to this one")
     parser.add_argument("--group", metavar="DEVICES", help="only this: onto all of them at once")
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--chunk-mib", type=int, default=8)
-    parser.add_argument("--between-chunk-mib", type=int, default=32)
+    parser.add_argument("--chunk-mib", type=int, default=32)
+    parser.add_argument("--between-chunk-mib", type=int, default=128)
     settings = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for shape in settings.shapes.split(","):
@@ -314,12 +336,13 @@ def main() -> None:
                 len(row["links"]),
                 rate / 1e9,
                 f"{middle:.4f}",
+                f"{_report.quantile(row['tidied_s'], 0.5):.4f}",
                 rate / row["limit_bytes_per_s"],
                 row["limit_bytes_per_s"] / 1e9,
                 "" if row["first_s"] is None else f"{row['first_s']:.4f}",
             )
         )
-    _report.table(("shape", "copy", "links", "GB/s", "s", "of limit", "limit GB/s", "first s"), table)
+    _report.table(("shape", "copy", "links", "GB/s", "s", "tidied s", "of limit", "limit GB/s", "first s"), table)
     _report.write(
         settings.out,
         "load",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -140,13 +141,17 @@ class LoaderClient:
             raise self._told(error) from None
 
     async def _last(self, stream: Any, on_progress: Progressed | None) -> loader_pb2.ImageProgress:
+        """The message that has the image, as soon as it is here: how the call ends then is nothing to its caller."""
         last = loader_pb2.ImageProgress()
-        async for last in self._messages(stream):
-            if on_progress is not None:
-                on_progress(last.progress)
+        async with aclosing(self._messages(stream)) as messages:
+            async for last in messages:
+                if on_progress is not None:
+                    on_progress(last.progress)
+                if last.checksum:
+                    break
         return last
 
-    async def _messages(self, stream: Any) -> AsyncIterator[Any]:
+    async def _messages(self, stream: Any) -> AsyncGenerator[Any, None]:
         """The messages of a call, which ends with the iteration."""
         try:
             async for message in stream:

@@ -26,14 +26,15 @@ class LoaderConfig(Config):
     """Floors are whole extents of this size: that of the engines (`engines.kv_extent_bytes` of the gpu_schedulers)."""
     engine_quota_bytes: int = Field(default=1 << 20, ge=0)
     """Private memory of an engine on its device, for models whose catalogue entry gives no `quota_bytes`."""
-    chunk_bytes: int = Field(default=8 << 20, ge=4096, multiple_of=4096)
-    """Of one step of a copy: progress is told, and a cancellation noticed, between two. Below a few MiB the steps'
-    own cost shows."""
+    chunk_bytes: int = Field(default=32 << 20, ge=4096, multiple_of=4096)
+    """What a link takes at a time, four times as much between devices: links share a copy, and a cancellation is
+    noticed, in such steps. A GPU is given it in copies of at most 8 MiB. Below a few MiB the steps' own cost shows;
+    more than 48 MiB leave a GPU's link without work between two."""
     copy_devices: list[str] = []
     """Devices whose links may also carry what goes to others, where the hardware has a way: "cuda:0", "cuda:1", ... The
     loader takes some hundred MiB of each GPU whose link it uses. None: every device has its own link only."""
-    copy_threads: int = Field(default=2, ge=1)
-    """Copies that run at the same time; more wait for their turn."""
+    copy_threads: int = Field(default=8, ge=1)
+    """Copies that run at the same time; more wait for their turn. The ranks of a model are loaded at once."""
     disk_folder: str = ""
     """Where images are kept on local disk as well, to come back from there after a restart of the host or when they
     had to leave its memory; this loader's alone. Empty: they are not."""

@@ -1,12 +1,16 @@
 """Saving and loading images, and loading from another lease that holds the same: extents are borrowed, bytes copied in
-a thread, extents given back, whatever happens between."""
+a thread, what was mapped for that is taken away and extents are given back, whatever happens between.
+
+A load says that it is done when the last byte has arrived: an engine waits for that. It tidies up when it is asked for
+more, and gives the extents back only then, because what is mapped here must not be anybody else's yet.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,8 +25,8 @@ from loader.policy import chunks
 from loader.policy.chunks import Chunk
 from loader.policy.links import Work
 from loader.policy.sources import Content, Source, Sources
-from loader.threads import Moved, counted
-from loader.transfers.base import Borrowed, Transfer
+from loader.threads import Moved, counted, finished
+from loader.transfers.base import Borrowed, Tidy, Transfer
 from services import log
 from services.checksum import Checksum
 from services.errors import NotFound, PrismError, Unavailable, Unmet
@@ -31,6 +35,8 @@ _log = log.get(__name__)
 
 _BETWEEN = 4
 """Chunks between two devices are so many times as large: as many a second, where they come that much faster."""
+_Move = Callable[[Callable[[Any], None]], Tidy]
+"""A transfer's, but for who is told of the parts that are done."""
 Step = int | Image
 """Of a copy under way: the bytes done so far; in the end the image."""
 
@@ -108,7 +114,7 @@ class Copying:
                         seen = _Seen(weights)
                         transfer = self._transfer_for(extents[0].device)
                         move = partial(transfer.out_of, extents, weights, plan)
-                        async with aclosing(self._copy(move, "save", seen.add)) as steps:
+                        async with self._copy(move, "save", seen.add) as steps:
                             async for step in steps:
                                 yield step
                     _agree(model, checksum, seen.checksum.text())
@@ -120,7 +126,8 @@ class Copying:
     async def load(
         self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int, rank: int = 0
     ) -> AsyncGenerator[Step, None]:
-        """Copies the image of a model, or a rank's part of it, into a lease's weights. Ends with the image.
+        """Copies the image of a model, or a rank's part of it, into a lease's weights. Ends with the image, when
+        all has arrived and before it has tidied up.
 
         Raises Unmet when there is no image of this generation and manifest, or the lease is too small for it, NotFound
         when the lease is gone, Unavailable while balloond is away."""
@@ -136,20 +143,20 @@ class Copying:
                 plan = self._plan(extents, total_bytes, lease_id)
                 self._sources.forget(lease_id)
                 transfer = self._transfer_for(extents[0].device)
-                async with aclosing(self._copy(partial(transfer.into, extents, weights, plan), "load")) as steps:
+                async with self._copy(partial(transfer.into, extents, weights, plan), "load") as steps:
                     async for step in steps:
                         yield step
-                content = Content(model, generation, rank, image.manifest)
-                self._filled(lease_id, extents, content, image.checksum)
-        yield image
+                    content = Content(model, generation, rank, image.manifest)
+                    self._filled(lease_id, extents, content, image.checksum)
+                    yield image
 
     async def load_from_device(
         self, content: Content, lease_id: str, total_bytes: int, checksum: str = ""
     ) -> AsyncGenerator[Arrived | Source, None]:
         """Copies the weights of another lease that holds the content into this one: the device's own engine may be
-        serving from them. `checksum` is that of the content's image, where it is known. Ends with the source that all
-        of it came from, or without one when there is none, or none could be read to its end: then the lease's weights
-        may hold anything.
+        serving from them. `checksum` is that of the content's image, where it is known. Ends, before it has tidied up,
+        with the source that all of it came from, or without one when there is none, or none could be read to its end:
+        then the lease's weights may hold anything.
 
         Raises Unmet when the lease is too small, NotFound when it is gone, Unavailable while balloond is away."""
         if all(source.lease_id == lease_id for source in self._sources.of(content, checksum)):
@@ -162,9 +169,13 @@ class Copying:
                 if not self._has_way(source.device, targets[0].device):
                     continue
                 try:
-                    async with aclosing(self._between(source, targets, total_bytes)) as steps:
+                    async with self._between(source, targets, total_bytes) as steps:
                         async for step in steps:
                             yield Arrived(source, step)
+                        if source in self._sources:  # nobody doubted it meanwhile
+                            self._filled(lease_id, targets, content, source.checksum)
+                        yield source
+                        return
                 except PrismError as error:
                     gone = isinstance(error, (NotFound, Unmet))  # as expected of a lease that ended or slept
                     (_log.info if gone else _log.warning)(
@@ -174,11 +185,6 @@ class Copying:
                         device=source.device,
                         why=str(error),
                     )
-                    continue
-                if source in self._sources:  # nobody doubted it meanwhile
-                    self._filled(lease_id, targets, content, source.checksum)
-                yield source
-                return
 
     def doubt(self, content: Content) -> None:
         """What an engine got from another lease did not verify: none is copied from until it was filled anew."""
@@ -192,10 +198,11 @@ class Copying:
         except ValueError as error:
             raise Unmet(f"lease {lease_id}: {error}") from None
 
+    @asynccontextmanager
     async def _between(
         self, source: Source, targets: Sequence[Borrowed], total_bytes: int
-    ) -> AsyncGenerator[int, None]:
-        """Raises NotFound when the source's lease is gone, Unmet when it holds something else by now."""
+    ) -> AsyncIterator[AsyncIterator[int]]:
+        """As `_copy`. Raises NotFound when the source's lease is gone, Unmet when it holds something else by now."""
         try:
             async with self._handoff.borrowed(source.lease_id) as sources:
                 if source not in self._sources or source.extent_ids != _ids(sources):
@@ -203,9 +210,8 @@ class Copying:
                 sizes, target_sizes = ([extent.nbytes for extent in extents] for extents in (sources, targets))
                 plan = chunks.pairs(sizes, target_sizes, total_bytes, _BETWEEN * self._chunk_bytes)
                 transfer = self._transfer_for(source.device)
-                async with aclosing(self._copy(partial(transfer.between, sources, targets, plan), "between")) as steps:
-                    async for step in steps:
-                        yield step
+                async with self._copy(partial(transfer.between, sources, targets, plan), "between") as steps:
+                    yield steps
         except (NotFound, Unmet):
             if source in self._sources:
                 self._sources.forget(source.lease_id)
@@ -214,29 +220,42 @@ class Copying:
     def _filled(self, lease_id: str, extents: Sequence[Borrowed], content: Content, checksum: str) -> None:
         self._sources.filled(Source(lease_id, extents[0].device, _ids(extents), content, checksum))
 
+    @asynccontextmanager
     async def _copy(
         self,
-        move: Callable[[Callable[[Any], None]], None],
+        move: _Move,
         direction: str,
         each: Callable[[Any], None] = lambda part: None,
-    ) -> AsyncGenerator[int, None]:
-        """Runs `move` in a thread and yields the bytes done, as they grow. `each` is called there with every part of
-        the plan."""
+    ) -> AsyncIterator[AsyncIterator[int]]:
+        """Runs `move` in a thread and gives the bytes done, as they grow, to their end; tidies up at its own. `each` is
+        called in the thread with every part of the plan."""
+        copied = COPIED.labels(direction)
+        left_to_do: list[Tidy] = []
 
         def work(moved: Moved) -> None:
             def told(part: Work) -> None:
                 each(part)
-                COPIED.labels(direction).inc(part.nbytes)
+                copied.inc(part.nbytes)
                 moved(part.nbytes)
 
-            move(told)
+            left_to_do.append(move(told))
 
         try:
             async with aclosing(counted(work, self._threads)) as steps:
-                async for done in steps:
-                    yield done
+                yield steps
         except OSError as error:
             raise Unavailable(f"the copy failed: {error.strerror or error}") from None
+        finally:
+            for tidy in left_to_do:
+                await _tidied(tidy)
+
+
+async def _tidied(tidy: Tidy) -> None:
+    """In a thread of its own: other copies wait for those that copy."""
+    try:
+        await finished(tidy)
+    except OSError as error:
+        _log.error("extents stay mapped after a copy", why=error.strerror or str(error))
 
 
 def _ids(extents: Sequence[Borrowed]) -> tuple[int, ...]:

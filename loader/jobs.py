@@ -1,7 +1,7 @@
 """What is under way: saves, loads and reads from disk, each followed by any number of callers.
 
 A job runs in a task of its own, so that it does not end with the caller who happened to come first: it goes on until
-the last one has gone away.
+the last one has gone away. Callers wait for its result only; what it has to tidy up after that nobody joins or ends.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from loader.policy.rate import Pace
-from services import tasks
+from services import log, tasks
 from services.errors import Conflict, PrismError
 from services.watch import Watched
 
@@ -55,7 +55,11 @@ class Result:
 
 
 Steps = AsyncGenerator[At | Result, None]
-"""A job's work: how far it is, without rates; in the end the result, where there is one."""
+"""A job's work: how far it is, without rates; in the end the result, where there is one. What it does when it is asked
+for more is tidying up."""
+_log = log.get(__name__)
+_running: set[asyncio.Task[None]] = set()
+"""The loop alone would not keep them."""
 
 
 class Job:
@@ -70,7 +74,8 @@ class Job:
         self._why = ""
         self._at = Watched(At("waiting", 0, 0))
         self._task = asyncio.get_running_loop().create_task(self._run(steps), name=f"{what.kind} {what.model}")
-        self._task.add_done_callback(lambda _: self._at.set(self.at))
+        _running.add(self._task)
+        self._task.add_done_callback(self._ended)
 
     @property
     def at(self) -> At:
@@ -81,8 +86,15 @@ class Job:
             async for step in steps:
                 if isinstance(step, Result):
                     self.result = step
+                    self._at.set(self.at)
                 else:
                     self._seen(step)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        _running.discard(task)
+        self._at.set(self.at)
+        if self.result is not None and not task.cancelled() and (failure := task.exception()) is not None:
+            _log.error("a job did not tidy up", kind=self.what.kind, model=self.what.model, exc_info=failure)
 
     def _seen(self, at: At) -> None:
         if at.step != self.at.step:
@@ -91,13 +103,19 @@ class Job:
         self._at.set(At(at.step, at.done, at.total, self._pace.per_s(), self._pace.left_s(at.total)))
 
     async def follow(self) -> AsyncIterator[At]:
-        """How far it is now, then again when it has moved on, with what lies between left out, but not the end. Raises
-        what the job ended with, Conflict when it was cancelled."""
+        """How far it is now, then again when it has moved on, with what lies between left out, but not the end: its
+        result or, without one, that of its task. Raises what it ended with then, Conflict when it was cancelled."""
         told = None
-        while not self._task.done():
+        while self.result is None and not self._task.done():
             seen, told = self._at.revision, self.at
             yield told
             await self._at.changed(seen)
+        if self.result is None:
+            self._raise_failure()
+        if self.at != told:
+            yield self.at
+
+    def _raise_failure(self) -> None:
         if self._task.cancelled():
             raise Conflict(self._why or "cancelled")
         failure = self._task.exception()
@@ -105,8 +123,6 @@ class Job:
             raise type(failure)(str(failure))  # of this caller's own: each adds its own trace
         if failure is not None:
             raise failure
-        if self.at != told:
-            yield self.at
 
     async def cancel(self, why: str) -> None:
         """Returns when it has ended."""
@@ -122,18 +138,19 @@ class Jobs:
         self._jobs: dict[What, Job] = {}
 
     def of(self, model: str, lease_id: str = "") -> Sequence[Job]:
-        """Those of a model, or of one lease of it."""
+        """Those of a model, or of one lease of it, that have no result yet."""
         return [
             job
             for what, job in self._jobs.items()
-            if what.model == model and (not lease_id or what.lease_id == lease_id)
+            if what.model == model and (not lease_id or what.lease_id == lease_id) and job.result is None
         ]
 
     async def follow(self, what: What, start: Callable[[], Steps]) -> AsyncGenerator[At | Result, None]:
         """The progress of the job that does `what`, started if there is none; ends with its result, where it has
         one. Raises as Job.follow does. Closing it ends the job unless others follow."""
         job = self._jobs.get(what)
-        if job is None:
+        if job is None or job.result is not None:
+            # What that one did may be undone by now: an engine that slept has other extents.
             job = self._jobs[what] = Job(what, start(), self._now)
         job.callers += 1
         try:
@@ -146,7 +163,8 @@ class Jobs:
             if not job.callers:
                 # Whoever comes now begins anew, and waits for the end of this one where the two would meet.
                 self._forget(job)
-                await job.cancel("nobody waits for it any more")
+                if job.result is None:
+                    await job.cancel("nobody waits for it any more")
 
     async def cancel(self, model: str, lease_id: str = "") -> int:
         """Ends those of a model, or of one lease of it; answers how many. Returns when they have ended."""

@@ -45,7 +45,7 @@ class KvCopies:
             transfer = self._transfer_for(sources[0].device)
 
             def work(moved: Moved) -> None:
-                transfer.between(sources, targets, plan, lambda pair: moved(pair.nbytes))
+                transfer.between(sources, targets, plan, lambda pair: moved(pair.nbytes))()
 
             try:
                 async with aclosing(counted(work)) as steps:

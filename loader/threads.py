@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 
 Moved = Callable[[int], None]
 """Told by the working thread of every so many bytes more. Raises Stopped: the work then ends."""
+
+_APART_S = 0.02
+"""Between two times that it is told how far the work is: a copy has a part done every 0.2 ms, and to tell of it takes
+longer than that."""
 
 
 class Stopped(Exception):
@@ -24,14 +29,16 @@ async def counted(work: Callable[[Moved], None], threads: Executor | None = None
     stopped = threading.Event()
     adding = threading.Lock()
     done = 0
+    next_s = 0.0
 
     def moved(nbytes: int) -> None:
-        nonlocal done
+        nonlocal done, next_s
         if stopped.is_set():
             raise Stopped
         with adding:
             done += nbytes
-        if not stirred.is_set():  # or the loop has yet to look at it
+        if (now := time.monotonic()) >= next_s:
+            next_s = now + _APART_S
             loop.call_soon_threadsafe(stirred.set)
 
     running = loop.run_in_executor(threads, work, moved)
@@ -45,6 +52,13 @@ async def counted(work: Callable[[Moved], None], threads: Executor | None = None
     finally:
         stopped.set()
         await _ended(running)
+
+
+async def finished(work: Callable[[], None]) -> None:
+    """Runs `work` in a thread to its end, however often the waiting is cancelled. Raises what it does."""
+    running = asyncio.get_running_loop().run_in_executor(None, work)
+    await _ended(running)
+    running.result()
 
 
 async def _ended(running: asyncio.Future[None]) -> None:

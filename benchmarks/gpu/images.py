@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from loader.handoff_client import HandoffClient
 from loader.policy.chunks import Chunk, plan
 from loader.transfers import Transfers
-from loader.transfers.base import Borrowed
+from loader.transfers.base import Borrowed, Tidy
 from services import tasks
 
-_CHUNK_BYTES = 8 << 20
-_Copy = Callable[[Sequence[Borrowed], memoryview, Sequence[Chunk], Callable[[Chunk], None]], None]
+_CHUNK_BYTES = 32 << 20
+_Copy = Callable[[Sequence[Borrowed], memoryview, Sequence[Chunk], Callable[[Chunk], None]], Tidy]
 
 
 class Image:
@@ -36,7 +36,8 @@ class Image:
     async def _copy(self, lease_id: str, copy: _Copy) -> None:
         async with self._client.borrowed(lease_id) as extents:
             steps = plan([extent.nbytes for extent in extents], self._nbytes, _CHUNK_BYTES)
-            await asyncio.to_thread(copy, extents, self._memory, steps, lambda _: None)
+            tidy = await asyncio.to_thread(copy, extents, self._memory, steps, lambda _: None)
+            await asyncio.to_thread(tidy)
 
     async def close(self) -> None:
         await tasks.cancel(self._task)

@@ -80,15 +80,16 @@ def carry_out(order: Order) -> list[list[Span]]:
 
     def over_and_over(mine: list[Span]) -> None:
         with extents(order.device, order.nbytes) as made, image(order.nbytes) as weights:
-            steps = plan([extent.nbytes for extent in made], order.nbytes, 8 * MIB)
-            transfer.into(made, weights, steps, lambda chunk: None)
+            steps = plan([extent.nbytes for extent in made], order.nbytes, 32 * MIB)
+            transfer.into(made, weights, steps, lambda chunk: None)()
             if ready.wait() == 0:
                 ends.append(time.monotonic() + order.seconds)
             ready.wait()
             while not mine or time.monotonic() < ends[0]:
                 begun = time.monotonic()
-                transfer.into(made, weights, steps, lambda chunk: None)
+                tidy = transfer.into(made, weights, steps, lambda chunk: None)
                 mine.append((begun, time.monotonic()))
+                tidy()
             transfers.forget(weights)
 
     threads = [threading.Thread(target=over_and_over, args=(mine,)) for mine in spans]

@@ -151,13 +151,15 @@ def main() -> None:
     free = look(device).free_bytes
     with image(nbytes) as view:
         # A new model's save; the first copy of all makes the loader's context as well.
-        times["out of, image untouched"] = [seconds(lambda: transfer.out_of(extents, view, steps, nothing))]
+        times["out of, image untouched"] = [seconds(lambda: transfer.out_of(extents, view, steps, nothing)())]
         context_bytes = free - look(device).free_bytes
         transfers.forget(view)
-        times["into, after a restart"] = [seconds(lambda: transfer.into(extents, view, steps, nothing))]
-        times["into"] = [seconds(lambda: transfer.into(extents, view, steps, nothing)) for _ in range(arguments.repeat)]
+        times["into, after a restart"] = [seconds(lambda: transfer.into(extents, view, steps, nothing)())]
+        times["into"] = [
+            seconds(lambda: transfer.into(extents, view, steps, nothing)()) for _ in range(arguments.repeat)
+        ]
         times["out of"] = [
-            seconds(lambda: transfer.out_of(extents, view, steps, nothing)) for _ in range(arguments.repeat)
+            seconds(lambda: transfer.out_of(extents, view, steps, nothing)()) for _ in range(arguments.repeat)
         ]
         times["drop"] = [seconds(lambda: transfers.forget(view))]
     context = Context(arguments.device)

@@ -1,10 +1,15 @@
 """Which link of which copy moves what next.
 
 A link is a device's own way to host memory, or from one device to another. Every link asks for work when it has room in
-its window, so one that is twice as fast carries twice as much. Of several copies that use a link each has its turn, but
-those to the link's own device go first: the ranks of a model, loaded at once, keep to a link each. A link whose device
-is busy with something else is spared: it carries at most a part of what the free ones carry, and nothing where they
-would be done without it as soon.
+its window, so one that is twice as fast carries twice as much. A link whose device is busy with something else is
+spared: it carries at most a part of what the free ones carry, and nothing where they would be done without it as soon.
+
+A copy alone goes over all links that it was given. A link that is another running copy's own is left to that one, by
+copies that begin later and by those under way: the ranks of a model, loaded at once, keep to a link each. Of two copies
+to different devices each so goes on over its own link, and they have turns on those that are nobody's own; of two to
+one device each has every second turn on all of them. Nobody is left without a link: a copy whose own has failed keeps
+the others, and has turns there. What was left is left for good, because extents are mapped for the links that a copy
+has: one that gave links up ends without them even if the others have ended long before, and fails where its own does.
 """
 
 from __future__ import annotations
@@ -34,11 +39,18 @@ class _Copy(Generic[W]):
         """That no link has taken yet, whether offered or not."""
         self.busy = busy
         """Of each link that works for the copy: its part of the time that belongs to others, 0 to 1."""
+        self.free: list[str] = []
+        """The least busy ones of them."""
         self.offered: deque[W] = deque()
         self.carried = dict.fromkeys(busy, 0)
         """Bytes that each link has taken."""
         self.under_way = dict.fromkeys(busy, 0)
         """Those of them that are not done."""
+        self.find_free()
+
+    def find_free(self) -> None:
+        least = min(self.busy.values(), default=0.0)
+        self.free = [link for link, busy in self.busy.items() if busy == least]
 
 
 class Links(Generic[W]):
@@ -57,9 +69,24 @@ class Links(Generic[W]):
     def open(self, copy: int, links: Sequence[str], total_bytes: int, busy: Mapping[str, float] | None = None) -> None:
         """A copy of so many bytes begins; the first link is its device's own. `busy` says which part of their time the
         links' devices work for others, 0 for those that it does not name."""
-        self._copies[copy] = _Copy(links[0], total_bytes, {link: (busy or {}).get(link, 0.0) for link in links})
-        for link in links:
+        own = links[0]
+        for number, other in self._copies.items():
+            if other.own != own and other.own in other.busy:
+                self.leave(own, number)
+        taken = {other.own for other in self._copies.values() if other.own in other.busy} - {own}
+        used = [link for link in links if link not in taken]
+        self._copies[copy] = _Copy(own, total_bytes, {link: (busy or {}).get(link, 0.0) for link in used})
+        for link in used:
             self._turns.setdefault(link, deque()).append(copy)
+
+    def of(self, copy: int) -> tuple[str, ...]:
+        """The links that carry the copy: never one more than before."""
+        return tuple(self._copies[copy].busy)
+
+    def spares(self, copy: int) -> bool:
+        """Whether some of its links leave work to others."""
+        state = self._copies[copy]
+        return len(state.free) < len(state.busy)
 
     def offer(self, copy: int, work: W) -> None:
         """May be moved from now on."""
@@ -67,15 +94,19 @@ class Links(Generic[W]):
 
     def take(self, link: str) -> tuple[int, W] | None:
         """What the link is to move now, and whose it is; None when it has to wait, for room or for work."""
-        for number in self._in_turn(link):
+        turns = self._turns.get(link, ())
+        for number in turns:
             copy = self._copies[number]
-            if not copy.offered or _spared(copy, link, copy.offered[0].nbytes):
+            if not copy.offered:
                 continue
             nbytes, under_way = copy.offered[0].nbytes, self._under_way.get(link, 0)
+            if _spared(copy, link, nbytes):
+                continue
             if under_way and under_way + nbytes > self._window_bytes:
                 return None  # nobody passes the one whose turn it is, or small work would starve large
-            self._turns[link].remove(number)
-            self._turns[link].append(number)
+            if len(turns) > 1:
+                self._turns[link].remove(number)
+                self._turns[link].append(number)
             self._under_way[link] = under_way + nbytes
             copy.under_way[link] += nbytes
             copy.carried[link] += nbytes
@@ -83,19 +114,11 @@ class Links(Generic[W]):
             return number, copy.offered.popleft()
         return None
 
-    def _in_turn(self, link: str) -> list[int]:
-        """The copies that use it, those with a link of their own elsewhere last; each kind as their turns are."""
-
-        def elsewhere(number: int) -> bool:
-            copy = self._copies[number]
-            return copy.own != link and copy.own in copy.busy
-
-        return sorted(self._turns.get(link, ()), key=elsewhere)
-
     def done(self, link: str, copy: int, work: W) -> None:
         """The link has moved it."""
-        self._under_way[link] -= work.nbytes
-        self._copies[copy].under_way[link] -= work.nbytes
+        nbytes = work.nbytes
+        self._under_way[link] -= nbytes
+        self._copies[copy].under_way[link] -= nbytes
 
     def failed(self, link: str, copy: int, work: W) -> bool:
         """The link could not move it and gets no more of this copy; another one will. False when there is no other.
@@ -108,14 +131,15 @@ class Links(Generic[W]):
 
     def leave(self, link: str, copy: int) -> bool:
         """The link gets nothing more of this copy. False when there is no other."""
-        busy = self._copies[copy].busy
-        if busy.pop(link, None) is not None:
+        state = self._copies[copy]
+        if state.busy.pop(link, None) is not None:
             self._turns[link].remove(copy)
-        return bool(busy)
+            state.find_free()
+        return bool(state.busy)
 
     def withdraw(self, copy: int) -> None:
         """Nothing more of the copy is handed out. What is under way has yet to be done, or to fail."""
-        for link in list(self._copies[copy].busy):
+        for link in self.of(copy):
             self.leave(link, copy)
 
     def under_way(self, copy: int) -> int:
@@ -136,11 +160,9 @@ def _spared(copy: _Copy[W], link: str, nbytes: int) -> bool:
     """Whether the link leaves this work of the copy to others. The least busy ones never do, so that every copy ends.
     A busier one carries at most (1 - busy) times what one of those has carried, and only where it would be done with
     the work before they are done with all that is left, were all links equally fast."""
-    least = min(copy.busy.values())
-    if copy.busy[link] <= least:
+    if link in copy.free:
         return False
-    free = [other for other, busy in copy.busy.items() if busy == least]
-    if copy.carried[link] + nbytes > (1 - copy.busy[link]) * max(copy.carried[other] for other in free):
+    if copy.carried[link] + nbytes > (1 - copy.busy[link]) * max(copy.carried[other] for other in copy.free):
         return True
-    theirs = copy.left_bytes + sum(copy.under_way[other] for other in free)
-    return len(free) * (copy.under_way[link] + nbytes) >= theirs
+    theirs = copy.left_bytes + sum(copy.under_way[other] for other in copy.free)
+    return len(copy.free) * (copy.under_way[link] + nbytes) >= theirs

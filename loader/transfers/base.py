@@ -19,21 +19,32 @@ class Borrowed:
     device: str
 
 
+Tidy = Callable[[], None]
+"""What a copy leaves to do when its bytes are where they belong: nothing of the extents is mapped here any more when
+this returns, and only then may they be given back. To be called once, in any thread; blocks. Raises OSError when the
+device fails."""
+
+
+def nothing() -> None:
+    """The Tidy of a copy that mapped nothing."""
+
+
 class Transfer(Protocol):
-    """Copies for one device, each over all links that reach it. All run in a thread of the caller's, block, and begin
-    the plan in its order; over several links it ends in another. `done` is called in that thread with each part of the
-    plan once its bytes are where they belong, and may raise (loader.threads.Stopped). However a call ends, nothing is
-    touched any more when it has. Raises OSError when the device or the memory fails."""
+    """Copies for one device, each over all links that reach it and are no other running copy's own. All run in a thread
+    of the caller's, block, and begin the plan in its order; over several links it ends in another. `done` is called in
+    that thread with each part of the plan once its bytes are where they belong, and may raise (loader.threads.Stopped).
+    However a call ends, no byte is touched any more when it has. One that raises has tidied up after itself. Raises
+    OSError when the device or the memory fails."""
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
-    ) -> None:
+    ) -> Tidy:
         """Extents -> image. The extents are only read: an engine may be serving from them."""
         ...
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
-    ) -> None:
+    ) -> Tidy:
         """Image -> extents."""
         ...
 
@@ -43,7 +54,7 @@ class Transfer(Protocol):
         targets: Sequence[Borrowed],
         plan: Sequence[Pair],
         done: Callable[[Pair], None],
-    ) -> None:
+    ) -> Tidy:
         """Extents of this device -> extents of any other, or of the same one; the former are only read. Raises Unmet
         where there is no way."""
         ...

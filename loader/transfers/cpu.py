@@ -12,12 +12,14 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from loader.policy.chunks import Chunk, Pair
-from loader.transfers.base import Borrowed
+from loader.transfers.base import Borrowed, Tidy, nothing
 from loader.transfers.lanes import Lanes, Move
 from services.errors import Unmet
 
 _ONE_AT_A_TIME = 0
 """The window of a link: a thread does not begin the next before it has done one."""
+_BUFFER_BYTES = 1 << 20
+"""Between two extents: stays in a processor's cache."""
 
 
 class CpuTransfer:
@@ -30,21 +32,23 @@ class CpuTransfer:
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
-    ) -> None:
+    ) -> Tidy:
         def move(chunk: Chunk, stream: object) -> None:
             _read(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
 
         _check_sizes(extents)
         self._lanes.carry(self._links, plan, move=move, done=done)
+        return nothing
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
-    ) -> None:
+    ) -> Tidy:
         def move(chunk: Chunk, stream: object) -> None:
             _write(extents[chunk.extent], chunk.offset, image[chunk.at : chunk.at + chunk.nbytes])
 
         _check_sizes(extents)
         self._lanes.carry(self._links, plan, move=move, done=done)
+        return nothing
 
     def between(
         self,
@@ -52,17 +56,20 @@ class CpuTransfer:
         targets: Sequence[Borrowed],
         plan: Sequence[Pair],
         done: Callable[[Pair], None],
-    ) -> None:
+    ) -> Tidy:
         def move(pair: Pair, stream: object) -> None:
-            buffer = memoryview(bytearray(pair.nbytes))
-            _read(sources[pair.source.extent], pair.source.offset, buffer)
-            _write(targets[pair.target.extent], pair.target.offset, buffer)
+            buffer = memoryview(bytearray(min(pair.nbytes, _BUFFER_BYTES)))
+            for at in range(0, pair.nbytes, _BUFFER_BYTES):
+                part = buffer[: pair.nbytes - at]
+                _read(sources[pair.source.extent], pair.source.offset + at, part)
+                _write(targets[pair.target.extent], pair.target.offset + at, part)
 
         if not targets[0].device.startswith("cpu:"):
             raise Unmet(f"there is no way from {sources[0].device} to {targets[0].device}")
         _check_sizes(sources)
         _check_sizes(targets)
         self._lanes.carry(self._links, plan, move=move, done=done)
+        return nothing
 
 
 class _Lane:

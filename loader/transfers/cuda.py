@@ -1,16 +1,18 @@
 """Copies for GPUs: extents are mapped here for the time of a copy, and copy engines move the bytes.
 
 A GPU's link is a stream in its context: its copy engine reads host memory over its own way to the host. Extents are
-mapped with access for the GPUs whose links carry the copy, and each writes its part straight to where it belongs,
+mapped with access for the GPUs whose links still carry the copy, and each writes its part straight to where it belongs,
 whichever GPU that is on. Everything is under way at once: while some chunks are copied, the extents of all that follow
-are mapped (`mapped.py`) and the next part of the image is registered.
+are mapped (`mapped.py`) and the next part of the image is registered. A chunk is what Python decides about; the driver
+gets it in smaller copies, because who else uses a link, an engine that decodes for one, is served between two of them.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from cuda.bindings import driver as cu
@@ -19,17 +21,21 @@ from balloond.backends import cuda_hardware
 from balloond.backends.cuda import Context, CudaMapper, access, call
 from loader.metrics import CONTEXT
 from loader.policy.chunks import Chunk, Pair
-from loader.transfers.base import Borrowed
-from loader.transfers.lanes import Lanes, Move
+from loader.transfers.base import Borrowed, Tidy, nothing
+from loader.transfers.lanes import Carrying, Lanes, Move
 from loader.transfers.mapped import Mapped
 from loader.transfers.pinned import Pinned, pieces
 from services.errors import Unmet
 
-_WINDOW_BYTES = 64 << 20
-"""Given to a link and not done: it is never without work, and a cancelled copy ends soon. Two links that end with one
-of them still full differ by a thousandth of a second."""
-_WINDOW_BETWEEN_BYTES = 256 << 20
+_WINDOW_BYTES = 96 << 20
+"""Given to a link and not done: one chunk that moves and two that wait, so that a link is never without work while its
+thread takes the next, and a cancelled copy ends within some thousandths of a second."""
+_WINDOW_BETWEEN_BYTES = 384 << 20
 """The same between two GPUs, several times as fast."""
+_COPY_BYTES = 8 << 20
+"""The largest single copy over a link: 0.2 ms."""
+_COPY_BETWEEN_BYTES = 32 << 20
+"""The same between two GPUs."""
 _QUIET_WAIT = cu.CUevent_flags.CU_EVENT_BLOCKING_SYNC | cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _NATIVE = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
@@ -89,19 +95,19 @@ class CudaTransfer:
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
-    ) -> None:
+    ) -> Tidy:
         def read(device: int, host: int, nbytes: int, stream: Any) -> None:
             call(cu.cuMemcpyAsync, host, device, nbytes, stream)
 
-        self._copy(extents, image, plan, done, read)
+        return self._copy(extents, image, plan, done, read)
 
     def into(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]
-    ) -> None:
+    ) -> Tidy:
         def write(device: int, host: int, nbytes: int, stream: Any) -> None:
             call(cu.cuMemcpyAsync, device, host, nbytes, stream)
 
-        self._copy(extents, image, plan, done, write)
+        return self._copy(extents, image, plan, done, write)
 
     def between(
         self,
@@ -109,33 +115,40 @@ class CudaTransfer:
         targets: Sequence[Borrowed],
         plan: Sequence[Pair],
         done: Callable[[Pair], None],
-    ) -> None:
+    ) -> Tidy:
         if not plan:
-            return
+            return nothing
         device, other = sources[0].device, targets[0].device
         if not (other.startswith("cuda:") and can_access(self._index, _index(other))):
             raise Unmet(f"there is no way from {device} to {other}")
         self._gpu.enter()
-        # No context of the other GPU is needed: this one's engine writes there.
-        mine = _Reached(self._gpu.mapper, [self._index])
-        with (
-            Mapped(mine, sources, (pair.source for pair in plan)) as here,
-            Mapped(mine, targets, (pair.target for pair in plan)) as there,
-        ):
+        mapper, alone = self._gpu.mapper, [access(self._index)]
+
+        def map(address: int, fd: int, nbytes: int) -> None:
+            # No context of the other GPU is needed, and no access of it: this one's engine writes there.
+            mapper.map(address, fd, nbytes, alone)
+
+        with ExitStack() as stack:
+            here = stack.enter_context(Mapped(mapper, sources))
+            there = stack.enter_context(Mapped(mapper, targets))
+
+            def opened(carrying: Carrying) -> None:
+                here.start(map)
+                there.start(map)
 
             def prepare(pair: Pair) -> None:
                 here.reach(pair.source)
                 there.reach(pair.target)
 
             def move(pair: Pair, stream: Any) -> None:
-                call(cu.cuMemcpyDtoDAsync, there.at(pair.target), here.at(pair.source), pair.nbytes, stream)
+                target, source = there.at(pair.target), here.at(pair.source)
+                for at in range(0, pair.nbytes, _COPY_BETWEEN_BYTES):
+                    nbytes = min(_COPY_BETWEEN_BYTES, pair.nbytes - at)
+                    call(cu.cuMemcpyDtoDAsync, target + at, source + at, nbytes, stream)
 
-            def moved(pair: Pair) -> None:
-                here.left(pair.source)
-                there.left(pair.target)
-                done(pair)
-
-            self._gpus.between.carry([f"{device}>{other}"], plan, prepare=prepare, move=move, done=moved)
+            links = [f"{device}>{other}"]
+            self._gpus.between.carry(links, plan, opened=opened, prepare=prepare, move=move, done=done)
+            return stack.pop_all().close
 
     def _copy(
         self,
@@ -144,28 +157,35 @@ class CudaTransfer:
         plan: Sequence[Chunk],
         done: Callable[[Chunk], None],
         move: Callable[[int, int, int, Any], None],
-    ) -> None:
+    ) -> Tidy:
         """`move` takes an address of the device, one of the host, bytes and a stream."""
         if not plan:
-            return
+            return nothing
         self._gpu.enter()
+        mapper = self._gpu.mapper
         image = self._gpus.pinned.of(weights, self._gpu.context)
-        with Mapped(_Reached(self._gpu.mapper, map(_index, self._links)), extents, plan) as there:
+        with ExitStack() as stack:
+            there = stack.enter_context(Mapped(mapper, extents))
+
+            def opened(carrying: Carrying) -> None:
+                def map(address: int, fd: int, nbytes: int) -> None:
+                    # Whichever link gets a chunk of the extent later carries the copy already: none ever comes back.
+                    indices = {self._index, *(_index(link) for link in carrying())}
+                    mapper.map(address, fd, nbytes, [access(index) for index in sorted(indices)])
+
+                there.start(map)
 
             def prepare(chunk: Chunk) -> None:
                 there.reach(chunk)
                 image.reach(chunk.at + chunk.nbytes)
 
             def begin(chunk: Chunk, stream: Any) -> None:
-                device = there.at(chunk)
-                for at, nbytes in pieces(chunk.at, chunk.nbytes):
-                    move(device + at - chunk.at, image.address + at, nbytes, stream)
+                device = there.at(chunk) - chunk.at
+                for at, nbytes in pieces(chunk.at, chunk.nbytes, _COPY_BYTES):
+                    move(device + at, image.address + at, nbytes, stream)
 
-            def moved(chunk: Chunk) -> None:
-                there.left(chunk)
-                done(chunk)
-
-            self._gpus.lanes.carry(self._links, plan, prepare=prepare, move=begin, done=moved)
+            self._gpus.lanes.carry(self._links, plan, opened=opened, prepare=prepare, move=begin, done=done)
+            return stack.pop_all().close
 
 
 class _Gpu:
@@ -188,26 +208,6 @@ class _Gpu:
                 CONTEXT.labels(f"cuda:{self._index}").set(max(0, before - after))
                 self._opened = True
         self.context.enter()
-
-
-class _Reached:
-    """A GPU's mapper that gives some GPUs access to what it maps, and no other."""
-
-    def __init__(self, mapper: CudaMapper, indices: Iterable[int]) -> None:
-        self._mapper = mapper
-        self._access = [access(index) for index in indices]
-
-    def reserve(self, span: int) -> int:
-        return self._mapper.reserve(span)
-
-    def release(self, address: int, span: int) -> None:
-        self._mapper.release(address, span)
-
-    def map(self, address: int, fd: int, nbytes: int) -> None:
-        self._mapper.map(address, fd, nbytes, self._access)
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        self._mapper.unmap(address, nbytes)
 
 
 class _Lane:

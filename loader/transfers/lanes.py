@@ -17,6 +17,8 @@ _log = log.get(__name__)
 W = TypeVar("W", bound=Work)
 Move = Callable[[Any], None]
 """Has the bytes of one chunk moved; the argument is the link's stream, where it has one."""
+Carrying = Callable[[], tuple[str, ...]]
+"""The links that carry a copy: those that it began with or fewer, none when it is over."""
 
 
 class Lane(Protocol):
@@ -45,8 +47,11 @@ class _Copy:
     def __init__(self, number: int, move: Callable[[Any, Any], None], lock: threading.Lock) -> None:
         self.number = number
         self.move = move
-        self.arrived: deque[Any] = deque()
+        self.arrived: list[Any] = []
         """Moved, and not told yet."""
+        self.arrived_bytes = 0
+        self.awaited_bytes = 0
+        """Its caller is woken when so many have arrived."""
         self.error: Exception | None = None
         """No link is left."""
         self.changed = threading.Condition(lock)
@@ -69,6 +74,8 @@ class Lanes:
         self._lock = threading.Lock()
         self._waiting: dict[str, threading.Condition] = {}
         """Of each link that has a thread: what the thread waits for when it has nothing to do."""
+        self._idle: set[str] = set()
+        """Those whose threads do, and were not woken yet: a thread that wakes costs more than a chunk."""
 
     def carry(
         self,
@@ -78,24 +85,28 @@ class Lanes:
         move: Callable[[W, Any], None],
         done: Callable[[W], None],
         prepare: Callable[[W], None] = lambda work: None,
+        opened: Callable[[Carrying], None] = lambda carrying: None,
     ) -> None:
-        """Returns when all of the plan is moved. `prepare` and `done` are called here: with each part in the plan's
-        order before a link may have it, and with each that was moved, as they come. A link that fails is left out, and
-        what the last one raised is raised here. However the call ends, nothing is being moved any more."""
-        ahead = len(links) * (self._window_bytes + max((work.nbytes for work in plan), default=0))
+        """Returns when all of the plan is moved. The first link is the device's own. `opened`, `prepare` and `done` are
+        called here: once before all else, with each part in the plan's order before a link may have it, and with each
+        that was moved, some at a time. A link that fails is left out, and what the last one raised is raised here.
+        However the call ends, nothing is being moved any more."""
+        # While the caller sleeps, and until it has seen to what woke it, every link has more to take.
+        together = len(links) * self._window_bytes
+        ahead = 2 * together + len(links) * max((work.nbytes for work in plan), default=0)
         untold = 0
         with self._opened(links, sum(work.nbytes for work in plan), move) as copy:
+            opened(partial(self._carrying, copy))
             for work in plan:
-                # No further than the links need: what is told should still be in the processor's caches.
                 while untold and untold + work.nbytes > ahead:
-                    untold -= self._tell(copy, done)
+                    untold -= self._tell(copy, done, min(together, untold))
                 prepare(work)
                 untold += work.nbytes
                 with self._lock:
                     self._links.offer(copy.number, work)
                     self._stir()
             while untold:
-                untold -= self._tell(copy, done)
+                untold -= self._tell(copy, done, min(together, untold))
 
     @contextmanager
     def _opened(self, links: Sequence[str], total: int, move: Callable[[Any, Any], None]) -> Iterator[_Copy]:
@@ -106,32 +117,39 @@ class Lanes:
             self._copies[copy.number] = copy
         try:
             with self._lock:
-                for link in links:
+                for link in self._links.of(copy.number):
                     if link not in self._waiting:
                         threading.Thread(target=self._serve, args=(link,), name=f"link {link}").start()
                         self._waiting[link] = threading.Condition(self._lock)
+                self._stir()  # a copy that loses links has those that it spared
             yield copy
         finally:
             with self._lock:
                 self._links.withdraw(copy.number)
+                copy.awaited_bytes = 0
                 self._stir()
                 while self._links.under_way(copy.number):
                     copy.changed.wait()
                 self._links.close(copy.number)
                 del self._copies[copy.number]
 
-    def _tell(self, copy: _Copy, done: Callable[[Any], None]) -> int:
-        """What has arrived, at least one part; how many bytes."""
+    def _carrying(self, copy: _Copy) -> tuple[str, ...]:
         with self._lock:
-            while not copy.arrived:
+            return self._links.of(copy.number) if copy.number in self._copies else ()
+
+    def _tell(self, copy: _Copy, done: Callable[[Any], None], least_bytes: int) -> int:
+        """What has arrived, at least one part and so many bytes; how many."""
+        with self._lock:
+            copy.awaited_bytes = least_bytes
+            while not copy.arrived or copy.arrived_bytes < least_bytes:
                 if copy.error is not None:
                     raise copy.error
                 copy.changed.wait()
-            arrived = list(copy.arrived)
-            copy.arrived.clear()
+            arrived, nbytes = copy.arrived, copy.arrived_bytes
+            copy.arrived, copy.arrived_bytes = [], 0
         for work in arrived:
             done(work)
-        return sum(work.nbytes for work in arrived)
+        return nbytes
 
     # --- the links' threads
 
@@ -143,8 +161,10 @@ class Lanes:
             self._give_up(link, error)
             return
         begun: deque[tuple[_Copy, Work]] = deque()
+        moved: tuple[_Copy, Work] | None = None
         while True:
-            taken = self._take(link, wait=not begun)
+            taken = self._next(link, moved, wait=not begun)
+            moved = None
             if taken is not None:
                 copy, work = taken
                 if self._survived(link, copy, work, lane.begin, partial(copy.move, work)):
@@ -152,24 +172,37 @@ class Lanes:
             elif begun:
                 copy, work = begun.popleft()
                 if self._survived(link, copy, work, lane.finish):
-                    self._arrived(link, copy, work)
+                    moved = copy, work
             else:
                 break
         lane.close()
 
-    def _take(self, link: str, wait: bool) -> tuple[_Copy, Work] | None:
-        """None when there is nothing to begin; if it was to wait for that, the link's thread is not wanted any more."""
+    def _next(self, link: str, moved: tuple[_Copy, Work] | None, wait: bool) -> tuple[_Copy, Work] | None:
+        """After what was `moved`, what to begin. None when there is nothing; if it was to wait for that, the link's
+        thread is not wanted any more."""
         with self._lock:
+            if moved is not None:
+                self._arrived(link, *moved)
             while (taken := self._links.take(link)) is None and wait:
                 if not self._links.users(link):
                     del self._waiting[link]
+                    self._idle.discard(link)
                     return None
+                self._idle.add(link)
                 self._waiting[link].wait()
             if taken is None:
                 return None
-            self._stir()  # a spared link may have more because this one has
             number, work = taken
+            if self._links.spares(number):
+                self._stir()  # a spared link may have more because this one has
             return self._copies[number], work
+
+    def _arrived(self, link: str, copy: _Copy, work: Work) -> None:
+        self._links.done(link, copy.number, work)
+        copy.arrived.append(work)
+        copy.arrived_bytes += work.nbytes
+        if copy.arrived_bytes >= copy.awaited_bytes:
+            copy.changed.notify()
 
     def _survived(self, link: str, copy: _Copy, work: Work, act: Callable[..., None], *arguments: Move) -> bool:
         try:
@@ -194,12 +227,8 @@ class Lanes:
                     self._copies[number].changed.notify()
             self._stir()
 
-    def _arrived(self, link: str, copy: _Copy, work: Work) -> None:
-        with self._lock:
-            self._links.done(link, copy.number, work)
-            copy.arrived.append(work)
-            copy.changed.notify()
-
     def _stir(self) -> None:
-        for waiting in self._waiting.values():
-            waiting.notify()
+        """There may be work for links that had none."""
+        for link in self._idle:
+            self._waiting[link].notify()
+        self._idle.clear()

@@ -84,10 +84,10 @@ def _address(weights: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(weights))
 
 
-def pieces(start: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """(start, bytes) of the parts that lie within one registration each: no copy may cross two."""
+def pieces(start: int, nbytes: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """(start, bytes) of parts of at most `most_bytes` that lie within one registration each: no copy may cross two."""
     end = start + nbytes
     while start < end:
-        part = min(end, (start // _PIECE_BYTES + 1) * _PIECE_BYTES) - start
+        part = min(end, start + most_bytes, (start // _PIECE_BYTES + 1) * _PIECE_BYTES) - start
         yield start, part
         start += part

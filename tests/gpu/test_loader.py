@@ -5,6 +5,7 @@ import os
 import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -73,7 +74,7 @@ def image():
         memory.close()
 
 
-@pytest.mark.parametrize("chunk_bytes", [8 * MIB, 5_000_001])
+@pytest.mark.parametrize("chunk_bytes", [32 * MIB, 8 * MIB, 5_000_001])
 def test_an_image_goes_in_and_comes_out_byte_for_byte(extents, image, monkeypatch, chunk_bytes):
     from loader.transfers import pinned
 
@@ -85,10 +86,10 @@ def test_an_image_goes_in_and_comes_out_byte_for_byte(extents, image, monkeypatc
     there[:] = content
     steps = plan(SIZES, TOTAL, chunk_bytes)
     seen = []
-    transfer.into(extents, there, steps, seen.append)
+    transfer.into(extents, there, steps, seen.append)()
     assert seen == list(steps)
     there[:] = bytes(TOTAL)
-    transfer.out_of(extents, back, steps, lambda chunk: None)
+    transfer.out_of(extents, back, steps, lambda chunk: None)()
     assert back == content
     for view in (there, back):
         transfers.forget(view)
@@ -109,7 +110,7 @@ def test_a_cancelled_copy_is_over_when_it_returns(extents, image):
         transfer.into(extents, view, plan(SIZES, TOTAL, MIB), stop)
     assert len(done) == 3
     # Nothing is mapped or registered in a way that a copy after it would mind.
-    transfer.into(extents, view, plan(SIZES, TOTAL, MIB), lambda chunk: None)
+    transfer.into(extents, view, plan(SIZES, TOTAL, MIB), lambda chunk: None)()
     transfers.forget(view)
 
 
@@ -129,11 +130,38 @@ def test_all_links_that_reach_a_gpu_fill_and_read_it_byte_for_byte(extents, imag
     there[:] = content
     steps = plan(SIZES, TOTAL, MIB)
     seen = []
-    transfers.of(DEVICE).into(extents, there, steps, seen.append)
+    transfers.of(DEVICE).into(extents, there, steps, seen.append)()
     assert sorted(seen, key=lambda chunk: chunk.at) == list(steps)
-    transfers.of(DEVICE).out_of(extents, back, steps, lambda chunk: None)
+    transfers.of(DEVICE).out_of(extents, back, steps, lambda chunk: None)()
     assert back == content
     for view in (there, back):
+        transfers.forget(view)
+
+
+def test_gpus_that_are_loaded_at_once_have_every_byte(made, image):
+    """Each over its own link and with its extents mapped for itself, but for what was mapped before the others
+    began."""
+    names = devices()[:4]
+    if len(names) < 2:
+        pytest.skip("there is one GPU")
+    transfers = Transfers(names)
+    steps = plan(SIZES, TOTAL, MIB)
+    extents, images = [made(name, SIZES) for name in names], [image() for _ in names]
+    contents = [random.Random(number).randbytes(TOTAL) for number in range(len(names))]
+    for view, content in zip(images, contents, strict=True):
+        view[:] = content
+
+    def load(number):
+        return transfers.of(names[number]).into(extents[number], images[number], steps, lambda chunk: None)
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        for tidy in list(threads.map(load, range(len(names)))):
+            tidy()
+    back = image()
+    for name, there, content in zip(names, extents, contents, strict=True):
+        transfers.of(name).out_of(there, back, steps, lambda chunk: None)()
+        assert back == content
+    for view in (*images, back):
         transfers.forget(view)
 
 
@@ -147,12 +175,12 @@ def test_weights_go_from_gpu_to_gpu_and_within_one(extents, made, image, number)
     content = random.Random(3).randbytes(TOTAL)
     there, back = image(), image()
     there[:] = content
-    transfers.of(DEVICE).into(extents, there, plan(SIZES, TOTAL, 8 * MIB), lambda chunk: None)
+    transfers.of(DEVICE).into(extents, there, plan(SIZES, TOTAL, 8 * MIB), lambda chunk: None)()
     try:
-        transfers.of(DEVICE).between(extents, targets, pairs(SIZES, sizes, TOTAL, 5_000_001), lambda pair: None)
+        transfers.of(DEVICE).between(extents, targets, pairs(SIZES, sizes, TOTAL, 5_000_001), lambda pair: None)()
     except Unmet:
         pytest.skip(f"{DEVICE} does not reach {target}")
-    transfers.of(target).out_of(targets, back, plan(sizes, TOTAL, 8 * MIB), lambda chunk: None)
+    transfers.of(target).out_of(targets, back, plan(sizes, TOTAL, 8 * MIB), lambda chunk: None)()
     assert back == content
     for view in (there, back):
         transfers.forget(view)

@@ -78,21 +78,38 @@ class FakeHandoff:
 
 
 class GatedTransfer(CpuTransfer):
-    """Stops before its second chunk until the test opens the gate; counts how many copies have come that far."""
+    """Stops before its second chunk until the test opens the gate, and in tidying up while the test keeps it from that;
+    counts how many copies have come that far."""
 
     def __init__(self) -> None:
         super().__init__()
         self.gate = threading.Event()
         self.arrived = threading.Semaphore(0)
+        self.may_tidy = threading.Event()
+        self.may_tidy.set()
+        self.tidying = threading.Semaphore(0)
+        self.tidied = 0
+        self.tidy_error: OSError | None = None
 
-    def out_of(self, extents, image, plan, done) -> None:  # type: ignore[no-untyped-def]
-        super().out_of(extents, image, plan, self._gated(done))
+    def out_of(self, extents, image, plan, done):  # type: ignore[no-untyped-def]
+        return self._tidy(super().out_of(extents, image, plan, self._gated(done)))
 
-    def into(self, extents, image, plan, done) -> None:  # type: ignore[no-untyped-def]
-        super().into(extents, image, plan, self._gated(done))
+    def into(self, extents, image, plan, done):  # type: ignore[no-untyped-def]
+        return self._tidy(super().into(extents, image, plan, self._gated(done)))
 
-    def between(self, sources, targets, plan, done) -> None:  # type: ignore[no-untyped-def]
-        super().between(sources, targets, plan, self._gated(done))
+    def between(self, sources, targets, plan, done):  # type: ignore[no-untyped-def]
+        return self._tidy(super().between(sources, targets, plan, self._gated(done)))
+
+    def _tidy(self, tidy):  # type: ignore[no-untyped-def]
+        def gated() -> None:
+            self.tidying.release()
+            assert self.may_tidy.wait(30), "the test never let it tidy up"
+            tidy()
+            self.tidied += 1
+            if self.tidy_error is not None:
+                raise self.tidy_error
+
+        return gated
 
     def _gated(self, done):  # type: ignore[no-untyped-def]
         first = True
@@ -111,3 +128,7 @@ class GatedTransfer(CpuTransfer):
         """Returns when so many more copies have done their first chunk."""
         for _ in range(copies):
             assert await asyncio.to_thread(self.arrived.acquire, timeout=30)
+
+    async def begun_to_tidy(self) -> None:
+        """Returns when one more copy has."""
+        assert await asyncio.to_thread(self.tidying.acquire, timeout=30)

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from loader import __main__ as loader
+from loader.transfers.base import Tidy
 from loader.transfers.cpu import CpuTransfer
 
 
 def stop_after_the_first(name: str, folder: Path) -> None:
     original = getattr(CpuTransfer, name)
 
-    def stopping(self: CpuTransfer, *arguments: Any) -> None:
+    def stopping(self: CpuTransfer, *arguments: Any) -> Tidy:
         *others, done = arguments
         first = True
 
@@ -29,7 +30,7 @@ def stop_after_the_first(name: str, folder: Path) -> None:
                 (folder / "reached").write_text("here")
                 (folder / "gate").read_text()
 
-        original(self, *others, step)
+        return original(self, *others, step)  # type: ignore[no-any-return]
 
     setattr(CpuTransfer, name, stopping)
 

@@ -263,6 +263,74 @@ async def test_several_loads_of_one_image_run_at_the_same_time_while_the_loop_is
     assert all(world.handoff.content(f"lease{number}")[:TOTAL] == CONTENT for number in range(3))
 
 
+async def loaded_and_not_tidied(world, lease="other"):
+    """A load that has said that it is done, and tidies up."""
+    await world.save()
+    world.transfer.may_tidy.clear()
+    while world.transfer.tidying.acquire(blocking=False):
+        pass
+    copy = world.copying.load("m", world.generation, lease, MANIFEST, TOTAL)
+    async for step in copy:
+        if isinstance(step, Image):
+            break
+    return copy
+
+
+async def test_a_load_is_done_when_its_bytes_are_there_and_extents_go_back_when_it_has_tidied_up(open_world):
+    copy = await loaded_and_not_tidied(open_world)
+    assert open_world.handoff.content("other")[:TOTAL] == CONTENT
+    assert open_world.handoff.lent["other"] == 1
+    ending = open_world.start(anext(copy, None))
+    await open_world.transfer.begun_to_tidy()
+    assert open_world.handoff.lent["other"] == 1 and not ending.done()
+    open_world.transfer.may_tidy.set()
+    assert await ending is None
+    assert open_world.nothing_left()
+
+
+async def test_tidying_up_is_waited_for_however_impatient_the_caller(open_world):
+    copy = await loaded_and_not_tidied(open_world)
+    ending = open_world.start(copy.aclose())
+    await open_world.transfer.begun_to_tidy()
+    for _ in range(3):
+        ending.cancel()
+        await asyncio.sleep(0)
+    assert open_world.handoff.lent["other"] == 1 and not ending.done()
+    open_world.transfer.may_tidy.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert open_world.nothing_left() and open_world.transfer.tidied == 2
+
+
+async def test_a_lease_that_is_being_tidied_up_is_a_source_already(open_world):
+    copy = await loaded_and_not_tidied(open_world)
+    open_world.handoff.lease("third", bytes(TOTAL))
+    steps = open_world.start(open_world.load_from_device(target="third"))
+    await open_world.transfer.begun_to_tidy()
+    assert open_world.handoff.content("third")[:TOTAL] == CONTENT
+    open_world.transfer.may_tidy.set()
+    assert (await steps)[-1].lease_id == "other"
+    await copy.aclose()
+    assert open_world.nothing_left()
+
+
+async def test_a_copy_that_fails_leaves_nothing_to_tidy_up(open_world):
+    await open_world.save()
+    os.ftruncate(open_world.handoff.leases["other"][1].fd, 10)
+    before = open_world.transfer.tidied
+    with pytest.raises(Unavailable, match="the copy failed"):
+        await open_world.load()
+    assert open_world.nothing_left() and open_world.transfer.tidied == before
+
+
+async def test_extents_that_cannot_be_unmapped_are_said_and_go_back(open_world, capsys):
+    await open_world.save()
+    open_world.transfer.tidy_error = OSError(5, "cuMemUnmap: CUDA_ERROR_UNKNOWN")
+    await open_world.load()
+    assert open_world.nothing_left()
+    assert "extents stay mapped after a copy" in capsys.readouterr().out
+
+
 async def test_an_image_dropped_during_a_load_is_loaded_to_its_end(world):
     world.transfer.gate.set()
     await world.save()

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from loader.jobs import At, Jobs, What
+from loader.jobs import At, Jobs, Result, What
 from services.errors import Conflict, Unmet
 
 WHAT = What("load", "m", 1, lease_id="lease")
@@ -142,6 +142,58 @@ async def test_rates_are_told_once_they_are_known(jobs, work):
     first, last = next(at for at in told if at.step == "copying"), told[-1]
     assert (first.per_s, first.left_s) == (None, None)
     assert (last.per_s, last.left_s) == (40, 2)
+
+
+class Tidying:
+    """Work whose result is there at once and whose tidying up the test lets end."""
+
+    def __init__(self):
+        self.started = self.tidied = 0
+        self.may_end = asyncio.Event()
+        self.fails = False
+
+    async def steps(self):
+        self.started += 1
+        yield At("copying", 100, 100)
+        yield Result(f"rows:{self.started}", 100)
+        await self.may_end.wait()
+        if self.fails:
+            raise OSError(5, "still mapped")
+        self.tidied += 1
+
+
+async def result_of(jobs, work):
+    async with aclosing(jobs.follow(WHAT, work.steps)) as steps:
+        return [step async for step in steps if isinstance(step, Result)]
+
+
+async def test_callers_have_the_result_before_the_job_has_tidied_up_and_do_not_end_that(jobs):
+    work = Tidying()
+    assert await asyncio.gather(result_of(jobs, work), result_of(jobs, work)) == [[Result("rows:1", 100)]] * 2
+    assert work.started == 1 and not work.tidied
+    assert not jobs.of("m") and await jobs.cancel("m") == 0
+    work.may_end.set()
+    await until(lambda: work.tidied == 1)
+
+
+async def test_who_comes_while_a_job_tidies_up_begins_anew(jobs):
+    work = Tidying()
+    following = jobs.follow(WHAT, work.steps)
+    async with aclosing(following) as steps:
+        async for step in steps:
+            if isinstance(step, Result):
+                break
+        assert await result_of(jobs, work) == [Result("rows:2", 100)]
+    work.may_end.set()
+    await until(lambda: work.tidied == 2)
+
+
+async def test_what_fails_in_tidying_up_is_in_the_log_and_nobodys_failure(jobs, capsys):
+    work = Tidying()
+    work.fails = True
+    assert await result_of(jobs, work)
+    work.may_end.set()
+    await until(lambda: "a job did not tidy up" in capsys.readouterr().out)
 
 
 async def test_the_end_is_told_also_when_it_comes_at_once(jobs):

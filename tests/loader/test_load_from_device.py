@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from loader import jobs
 from loader.catalogue import Listed
 from loader.copying import Copying
 from loader.disk import DiskImages
@@ -37,7 +38,7 @@ class FragileTransfer(GatedTransfer):
             if self.breaks:
                 raise OSError(errno.EIO, "the link is broken")
 
-        super().between(sources, targets, plan, step)
+        return super().between(sources, targets, plan, step)
 
 
 class Loader:
@@ -118,6 +119,10 @@ async def loader(node):
     running = tasks.spawn(loader.handoff.run(), "handoff")
     yield loader
     loader.transfer.gate.set()
+    loader.transfer.may_tidy.set()
+    await asyncio.gather(
+        *jobs._running, return_exceptions=True
+    )  # what was borrowed goes back before the connection does
     await tasks.cancel(running)
 
 
@@ -303,6 +308,40 @@ async def test_a_target_that_is_gone_or_too_small_is_said(node, loader, source):
         await loader.load(small, manifest=source.manifest)
     with pytest.raises(NotFound, match="gone"):
         await loader.load(small, manifest=source.manifest, lease_id="gone")
+
+
+async def test_an_engine_that_sleeps_and_wakes_while_a_load_tidies_up_is_filled_anew(node, loader, source, target):
+    """Its old extents return when nothing of them is mapped here any more; until then the next load waits."""
+    loader.transfer.may_tidy.clear()
+    while loader.transfer.tidying.acquire(blocking=False):
+        pass
+    assert (await loader.load(target)).source == "cpu:0"
+    assert target.content() == CONTENT
+    await loader.transfer.begun_to_tidy()
+    await node.asleep(target)
+    assert not any(target.content())
+    leased = {device.device: device.leased_bytes for device in (await node.balloond.inspect()).devices}
+    assert leased["cpu:1"] >= 2 * len(CONTENT), "the old extents are lent"
+    again = loader.start(loader.load(target))
+    await asyncio.sleep(0)
+    assert not again.done()
+    loader.transfer.may_tidy.set()
+    assert (await again).source == "cpu:0" and target.content() == CONTENT
+    await leave(node, source, target)
+    await nothing_leased(node, "cpu:0", "cpu:1")
+
+
+async def test_an_engine_that_ends_while_a_load_tidies_up_leaves_its_extents_until_then(node, loader, source, target):
+    loader.transfer.may_tidy.clear()
+    while loader.transfer.tidying.acquire(blocking=False):
+        pass
+    await loader.load(target)
+    await loader.transfer.begun_to_tidy()
+    await leave(node, target)
+    leased = {device.device: device.leased_bytes for device in (await node.balloond.inspect()).devices}
+    assert leased["cpu:1"] >= len(CONTENT)
+    loader.transfer.may_tidy.set()
+    await nothing_leased(node, "cpu:1")
 
 
 async def test_two_that_ask_for_the_same_share_one_copy(node, loader, source, target):

@@ -248,12 +248,96 @@ def test_nothing_more_of_a_withdrawn_copy_is_handed_out():
     assert world.links.users(A) == ()
 
 
-def test_a_link_carries_for_its_own_device_first_and_then_helps_the_others():
+def test_copies_to_different_devices_begun_at_once_keep_to_their_own_links():
     world = World(window=1)
     world.open(1, [A, B], [10] * 4)
     world.open(2, [B, A], [10] * 2)
+    assert (world.links.of(1), world.links.of(2)) == ((A,), (B,))
     world.run([A, B])
-    assert world.carried == {(1, A): 30, (2, B): 20, (1, B): 10}
+    assert world.carried == {(1, A): 40, (2, B): 20}
+
+
+def test_a_copy_that_is_alone_has_all_links_until_one_is_anothers_own():
+    world = World(window=1)
+    world.open(1, [A, B, C], [10] * 12)
+    for name in (A, B, C):
+        world.take(name)
+        world.finish(name)
+    world.take(B)
+    world.open(2, [B, A, C], [10] * 4)
+    assert (world.links.of(1), world.links.of(2)) == ((A, C), (B, C))
+    assert world.take(B) is None, "what it has of the first is under way, and its window full"
+    world.finish(B)
+    assert world.take(B).copy == 2
+    world.run([A, B, C])
+    assert world.carried[1, B] == 20 and len(world.finished) == 16
+
+
+def test_a_link_that_was_left_does_not_come_back_to_the_copy_but_the_next_has_all_again():
+    world = World(window=1)
+    world.open(1, [A, B], [10] * 4)
+    world.open(2, [B, A], [10])
+    world.run([B])
+    world.links.close(2)
+    assert world.links.of(1) == (A,) and world.take(B) is None
+    world.run([A, B])
+    world.links.close(1)
+    world.open(3, [B, A], [10] * 4)
+    assert world.links.of(3) == (B, A)
+
+
+def test_copies_to_one_device_share_all_its_links():
+    world = World(window=1)
+    world.open(1, [A, B], [10] * 20)
+    world.open(2, [A, B], [10] * 20)
+    assert world.links.of(1) == world.links.of(2) == (A, B)
+    world.run([A, B])
+    assert world.carried == {(1, A): 100, (2, A): 100, (1, B): 100, (2, B): 100}
+
+
+def test_a_copy_that_loses_its_free_links_goes_over_its_own_busy_one():
+    world = World(window=1)
+    world.open(1, [A, B], [10] * 4, {A: 1.0})
+    assert world.links.spares(1) and world.take(A) is None
+    world.open(2, [B, A], [10] * 4)
+    assert not world.links.spares(1)
+    world.run([A, B])
+    assert world.carried == {(1, A): 40, (2, B): 40}
+
+
+def test_a_withdrawn_copys_own_link_is_anybodys():
+    world = World(window=1)
+    world.open(1, [A], [10] * 2)
+    world.take(A)
+    world.links.withdraw(1)
+    world.open(2, [B, A], [10] * 2)
+    assert world.links.of(2) == (B, A)
+
+
+NAMES = st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3, unique=True)
+
+
+@given(opens=st.lists(st.tuples(NAMES, SIZES), min_size=2, max_size=5), busy=BUSY, data=st.data())
+def test_no_link_that_is_anothers_own_carries_a_copy_and_all_progress_while_others_go_on(opens, busy, data):
+    """Copies begin while others run: each keeps its own link, has none that is another's own, gets none back that it
+    left, and ends."""
+    world = World(window=0)
+    had, own = {}, {}
+    for number, (names, sizes) in enumerate(opens):
+        world.open(number, names, sizes, busy)
+        own[number] = names[0]
+        for other, before in had.items():
+            assert set(world.links.of(other)) <= before
+        for copy in own:
+            had[copy] = set(world.links.of(copy))
+            others = {own[other] for other in own} - {own[copy]}
+            assert own[copy] in had[copy] and not had[copy] & others
+        for name in data.draw(st.lists(st.sampled_from([A, B, C]), max_size=10)):
+            if name in world.under_way:
+                world.step(name)
+    world.run(list(world.under_way))
+    expected = [work for number, (_, sizes) in enumerate(opens) for work in works(number, sizes)]
+    assert sorted(world.finished, key=lambda work: (work.copy, work.number)) == expected
 
 
 def test_a_copy_whose_own_link_failed_has_its_turns_on_the_others():

@@ -207,6 +207,91 @@ def test_two_copies_share_a_link_and_both_come_on(stand_ins):
     assert order.count("x") == order.count("y") == len(PLAN)
 
 
+def test_copies_to_different_devices_at_once_keep_to_their_own_links(stand_ins):
+    """And a link that moves a part carried the copy when the part was prepared: extents are mapped for it then."""
+    carrying = lanes(stand_ins)
+    both = threading.Barrier(2)
+    moved_by = {"x": set(), "y": set()}
+    allowed = {"x": {}, "y": {}}
+
+    def copy(name, links):
+        told = []
+        carries = []
+
+        def opened(links_now):
+            carries.append(links_now)
+            assert links[0] in links_now()
+            both.wait(WAIT_S)  # the other has begun as well
+
+        def prepare(part):
+            allowed[name][part] = carries[0]()
+
+        def move(part, stream):
+            link = threading.current_thread().name.removeprefix("link ")
+            assert link in allowed[name][part]
+            moved_by[name].add(link)
+
+        carrying.carry(links, PLAN, opened=opened, prepare=prepare, move=move, done=told.append)
+        assert sorted(told, key=lambda part: part.number) == PLAN
+        assert carries[0]() == (), "it is over"
+        ended.append(name)
+
+    ended = []
+    threads = [threading.Thread(target=copy, args=arguments) for arguments in (("x", [A, B]), ("y", [B, A]))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert sorted(ended) == ["x", "y"]
+    assert moved_by == {"x": {A}, "y": {B}}
+
+
+def test_a_copy_that_began_alone_leaves_another_its_own_link(stand_ins):
+    carrying = lanes(stand_ins, window=1)
+    second_began, second_ended = threading.Event(), threading.Event()
+    links_then, by = [], []
+
+    def move(part, stream):
+        by.append((part.number, threading.current_thread().name))
+
+    def prepare(part):
+        if part.number == 10:
+            second_began.set()
+            assert second_ended.wait(WAIT_S)
+
+    def second():
+        assert second_began.wait(WAIT_S)
+        carrying.carry([B, A], PLAN, move=lambda part, stream: None, done=lambda part: None)
+        second_ended.set()
+
+    thread = threading.Thread(target=second)
+    thread.start()
+    carrying.carry(
+        [A, B],
+        PLAN,
+        prepare=prepare,
+        move=move,
+        done=lambda part: None,
+        opened=lambda links: links_then.append(links()),
+    )
+    thread.join(WAIT_S)
+    assert links_then == [(A, B)]
+    assert {name for number, name in by if number >= 10} == {f"link {A}"}
+
+
+def test_links_go_on_while_the_caller_is_busy_with_what_has_arrived(stand_ins):
+    told = []
+
+    def done(part):
+        if not told:
+            for _ in range(9):  # the window when the first were told, as much again, and one that waits
+                assert stand_ins[A].begun.acquire(timeout=WAIT_S)
+        told.append(part)
+
+    lanes(stand_ins, window=4).carry([A], PLAN, move=lambda part, stream: None, done=done)
+    assert told == PLAN
+
+
 def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
     moved = []
     carrying = lanes(stand_ins, window=1, busy=lambda: {A: 0.75})
