@@ -10,8 +10,8 @@ the loader does:
     spared     the same, but links of devices that work for others are spared, as the loader does
     at once    two loads to the first device at once: both have to progress, and to share
 
-Time between two tokens in each, alone before, between and after; the aim is a p99 within 5 % of what it is alone. With
-one device `both` and `spared` are left out.
+Time between two tokens in each, alone before and after; the aim is a p99 within 5 % of what it is alone. With one
+device `both` and `spared` are left out. After each round the table and the JSON file are of all rounds so far.
 """
 
 from __future__ import annotations
@@ -54,22 +54,24 @@ class Trial:
         self._alone: list[Span] = []
         self._loads: dict[str, list[list[list[Span]]]] = {}
         """By kind, by round, by who loads at once."""
-        self._problems: list[str] = []
 
     async def run(self) -> list[str]:
         given, shared = self._given, self._shared
+        problems: list[str] = []
+        say("the engine starts")
         kv_bytes = int(1.5 * given.streams * given.context * shared.kv_bytes_per_token)
         async with shared.engines(self._folder, ("steady",), kv_bytes, kv_bytes // 16) as (_, clients), loads() as them:
+            say("it warms up")
             await neighbours.warm_up(shared, clients, given.streams, given.context - 16)
             streams = neighbours.decoding(
                 *(clients[0], shared.prompts(1), given.streams, PROMPT, given.context - PROMPT - 16)
             )
             async with streams as replies:
+                say(f"{given.streams} streams decode")
                 for number in range(given.rounds):
                     await self._round(number, them)
-                await self._stay_alone()
-                self._report(replies)
-        return self._problems
+                    problems = self._report(replies)
+        return problems
 
     async def _stay_alone(self) -> None:
         begun = time.monotonic()
@@ -90,8 +92,10 @@ class Trial:
             self._loads.setdefault(name, []).append(spans)
             rates = [order.nbytes * len(some) / (some[-1][1] - some[0][0]) / 1e9 for some in spans]
             say(f"round {number + 1}, {name}: {' and '.join(f'{rate:.1f}' for rate in rates)} GB/s")
+        await self._stay_alone()
 
-    def _report(self, replies: Sequence[Reply]) -> None:
+    def _report(self, replies: Sequence[Reply]) -> list[str]:
+        """Answers what went wrong so far."""
         streams = [reply.arrived_s for reply in replies]
 
         def between(spans: Sequence[Span]) -> list[float]:
@@ -102,11 +106,9 @@ class Trial:
             for name, rounds in self._loads.items()
         }
         spreads = {name: report.spread(each) for name, each in gaps.items()}
-        for name, spread in spreads.items():
-            if not spread["n"]:
-                self._problems.append(f"no token came while {name!r}")
+        problems = [f"no token came while {name!r}" for name, spread in spreads.items() if not spread["n"]]
         if failed := [reply for reply in replies if reply.error]:
-            self._problems.append(f"{len(failed)} streams failed, the first: {failed[0].error}")
+            problems.append(f"{len(failed)} streams failed, the first: {failed[0].error}")
         rows = []
         for name, spread in spreads.items():
             ratio = spread["p99"] / spreads["alone"]["p99"]
@@ -126,9 +128,10 @@ class Trial:
             "loads_s": self._loads,
             "load_bytes": {name: self._bytes(name) for name in self._loads},
             "gaps_s": {name: [round(gap, 6) for gap in some] for name, some in gaps.items()},
-            "problems": self._problems,
+            "problems": problems,
         }
         report.write(self._given.out, "gpu_load_beside", self._given.commit, body)
+        return problems
 
     def _bytes(self, name: str) -> int:
         whole = int(self._given.gib * 2**30)
