@@ -158,6 +158,8 @@ class _Admission:
         """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from
         S."""
         room = self._agenda.room * self._turn.room_share
+        if room <= 0:
+            return
         lacks: set[str] = set()
         tries = ROOM_CANDIDATES
         for request in self._able(self._agenda.second):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.slack import BUCKETS, PrefillSpeed, Waiting
 
 _NO_RATES = (0.0,) * BUCKETS
@@ -39,7 +38,8 @@ class Model:
 
     def prefill_cost(self, request: Waiting) -> float:
         """Seconds of the prefill turn, without any wake-up."""
-        return slack.cost(request, self.speed, stretch=self.stretched(request.uncached_tokens))
+        tokens = request.uncached_tokens
+        return tokens * self.rates()[self.speed.bucket(tokens)]
 
     def stretched(self, tokens: int) -> float:
         """How many times as long a prefill of so many tokens takes now. One number for each bucket."""
