@@ -13,7 +13,7 @@ from protos import common_pb2
 from tests.end_to_end.reference import greedy
 from tests.end_to_end.world import FOLDER, MODELS, world
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.sglang
 TEXTS = (
     "The file is opened",
     "A list is",

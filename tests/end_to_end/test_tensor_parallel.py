@@ -12,7 +12,7 @@ from tests.end_to_end.reference import greedy
 from tests.end_to_end.test_sglang_system import path, prompts, text_of
 from tests.end_to_end.world import world
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.sglang
 MIB = 1 << 20
 MODEL = "llama-debian"
 DEVICES = {"cpu:0": 14 * MIB, "cpu:1": 14 * MIB}

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.gpu_scheduler.engines.sglang import checkpoints
+from tests.gpu_scheduler.engines.sglang import checkpoints, forks
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 NEW_TOKENS = 40
 
@@ -25,3 +28,18 @@ def prompts() -> list[list[int]]:
 def said(models: dict[str, Path], prompts: list[list[int]]) -> dict[str, list[list[int]]]:
     """What Transformers generates for each prompt."""
     return {name: checkpoints.reference(path, prompts, NEW_TOKENS) for name, path in models.items()}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines() -> AsyncIterator[Engines]:
+    """Of a module whose tests run in its loop."""
+    shared = Engines()
+    yield shared
+    await shared.close()
+
+
+@pytest.fixture(scope="session")
+def imported() -> Iterator[forks.Imported]:
+    """For what looks at SGLang itself and needs no engine."""
+    with forks.imported() as process:
+        yield process

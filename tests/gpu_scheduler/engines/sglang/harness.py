@@ -30,6 +30,18 @@ START_S = float(os.environ.get("PRISM_TEST_START_S", "150"))
 STEP_S = 150.0
 """Several ranks on busy cores wait for each other at every step."""
 
+COUNTED = (
+    "retractions",
+    "evicted_tokens",
+    "moved_tokens",
+    "evicting_s",
+    "hibernations",
+    "forward_steps",
+    "prefill_tokens",
+    "decode_tokens",
+)
+"""Of an engine's stats: since its process started."""
+
 
 @contextlib.asynccontextmanager
 async def node(
@@ -129,10 +141,15 @@ class EngineEnd:
         self.process = ranks[0]
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.stats = engine_pb2.EngineStats()
+        """As it told them last; what it counts, since `renew`."""
+        self._counted: engine_pb2.EngineStats | None = engine_pb2.EngineStats()
+        """What it had counted before; None until it tells."""
         self.kept_bytes = 0
         """Of the device by a sleeping engine, once it has told it."""
         self.step = ""
         """Of the command under way, as it told it last."""
+        self.told = 0
+        """Messages with tokens: one for each step that made some."""
         self.order: list[str] = []
         """Request ids by their first token."""
         self._channel = channel
@@ -145,6 +162,7 @@ class EngineEnd:
         while (message := await self._channel.recv()) is not None:
             kind = message.WhichOneof("message")
             if kind == "tokens":
+                self.told += 1
                 for chunk in message.tokens.chunks:
                     self._take(chunk)
             elif kind == "parked":
@@ -156,7 +174,7 @@ class EngineEnd:
                     assert not self.answers[prompt.request_id].tokens, "its first token said that its prompt is done"
                     self.answers[prompt.request_id].prefilled.append((prompt.cached_tokens, prompt.computed_tokens))
             elif kind == "stats":
-                self.stats.CopyFrom(message.stats)
+                self._take_stats(message.stats)
             elif kind == "kept":
                 self.kept_bytes = message.kept.bytes
             elif kind == "progress":
@@ -165,6 +183,21 @@ class EngineEnd:
                 self._heard.put_nowait(message)
             async with self._changed:
                 self._changed.notify_all()
+
+    def _take_stats(self, stats: engine_pb2.EngineStats) -> None:
+        if self._counted is None:
+            self._counted = stats
+        self.stats.CopyFrom(stats)
+        for name in COUNTED:
+            setattr(self.stats, name, getattr(stats, name) - getattr(self._counted, name))
+
+    def renew(self) -> None:
+        """A warm engine is as good as a new one: forgets all that it has told."""
+        assert self._heard.empty(), "there is more to hear"
+        self.answers.clear()
+        self.order.clear()
+        self.stats, self._counted = engine_pb2.EngineStats(), None
+        self.kept_bytes, self.step = 0, ""
 
     def _take(self, chunk: common_pb2.TokenChunk) -> None:
         answer = self.answers[chunk.request_id]
@@ -182,6 +215,13 @@ class EngineEnd:
         """Until `what` is true; looked at after every message of the engine."""
         async with asyncio.timeout(STEP_S), self._changed:
             await self._changed.wait_for(what)
+
+    async def steps(self, count: int) -> None:
+        """Until so many more steps have made tokens, or for a second: it may have nothing to do."""
+        last = self.told + count
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1), self._changed:
+                await self._changed.wait_for(lambda: self.told >= last)
 
     # --- commands
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -16,66 +17,33 @@ from gpu_scheduler.engines import turn
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
+INDEX = 2
 
 
-async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
-) -> None:
-    async with node(tmp_path) as at, engine() as end:
-        await at.book("llama")
-        end.ask("early", prompts[0], 4)
-        assert (await end.answer("early")).error == "not serving"
-        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
-        assert "is active" in (await end.fail(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))).reason
-        assert "is active" in (await end.fail(wake=engine_pb2.Wake())).reason
+@pytest.fixture(scope="module")
+def word() -> Iterator[int]:
+    """Whose turn it is, for all engines of the module."""
+    fd = turn.create()
+    yield fd
+    os.close(fd)
 
-        # Commands on each other's heels: none is lost when the model leaves, or comes, between them.
-        end.send(unload=engine_pb2.Unload())
-        first = end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
-        second = end.send(unload=engine_pb2.Unload())
-        third = end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
-        await end.hear("done")
-        await end.hear("weights_mapped")
-        assert (await end.hear("failed")).failed.command_id == first
-        assert (await end.hear("done")).done.command_id == second
-        await end.hear("weights_mapped")
-        assert (await end.hear("done")).done.command_id == third
 
-        await _impossible_requests(end)
-        await _logprobs(end, models["llama"], prompts[1])
-        await _seeds(end, prompts[2])
-        await _stop_tokens(end, prompts[3], said["llama"][3])
-        penalized = await _penalties(end, "sync", prompts[8], said["llama"][8])
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(word: int) -> AsyncIterator[Engines]:
+    shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
+    yield shared
+    await shared.close()
 
-        # A prompt that fills the context but for one token.
-        long = [2 + i % 1000 for i in range(CONTEXT - 1)]
-        end.ask("full", long, 0)
-        answer = await end.answer("full")
-        assert len(answer.tokens) == 1 and answer.finish == common_pb2.LENGTH
 
-        for i in range(3):
-            end.ask(f"r{i}", prompts[i], 450 - len(prompts[i]), ignore_eos=True)
-        end.ask("r10", prompts[3], NEW_TOKENS, ignore_eos=True)
-        await end.until(lambda: all(end.answers[f"r{i}"].tokens for i in (0, 1, 2)))
-        end.send(abort=engine_pb2.Abort(request_id="r1"))
-        end.send(abort=engine_pb2.Abort(request_id="nobody"))
-        assert (await end.answer("r1")).finish == common_pb2.ABORTED
-        assert (await end.answer("r10")).tokens == said["llama"][3], "an abort ends one request, not those it begins"
-        assert "requests run" in (await end.fail(hibernate=engine_pb2.Hibernate())).reason
-
-        await end.do(drain=engine_pb2.Drain(finish_ms=0))
-        for name in ("r0", "r2"):
-            answer = await end.answer(name)
-            assert (answer.finish, answer.error) == (common_pb2.FAILED, "handed back") and answer.tokens
-        end.ask("late", prompts[0], 4)
-        assert (await end.answer("late")).error == "not serving"
-        await end.do(unload=engine_pb2.Unload())
-        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, overlap=1))
-        assert await _penalties(end, "overlapped", prompts[8], said["llama"][8]) == penalized
-        assert await end.close() == 0
+@pytest.fixture
+def turns(word: int) -> Iterator[turn.Turn]:
+    turns = turn.Turn(word)
+    yield turns
+    turns.give(turn.ANYBODY)
 
 
 async def _impossible_requests(end: EngineEnd) -> None:
@@ -177,9 +145,13 @@ async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> No
 
 
 async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama", floor_bytes=2 * KV_EXTENT)
         await at.limit("llama", 2 * KV_EXTENT)
         end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
@@ -209,12 +181,14 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
 
 
 async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_turn(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+    turns: turn.Turn,
 ) -> None:
-    word = turn.create()
-    turns = turn.Turn(word)
-    arguments = ("--turn-fd", str(word), "--turn-index", "2")
-    async with node(tmp_path) as at, engine(*arguments, pass_fds=[word]) as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         turns.give(1)
         # Activation takes no turn; requests do.
@@ -227,11 +201,10 @@ async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_t
             end.ask(f"p{priority}", prompts[1], NEW_TOKENS, priority=priority, ignore_eos=True)
         assert len((await end.answer("running")).tokens) == 120, "decoding goes on out of turn"
         assert end.order == ["running"]
-        turns.give(2)
+        turns.give(INDEX)
         for priority in (10, 20, 30):
             assert (await end.answer(f"p{priority}")).tokens == said["llama"][1]
         assert end.order == ["running", "p10", "p20", "p30"]
-    os.close(word)
 
 
 def _truncate(folder: Path) -> None:
@@ -273,9 +246,13 @@ BROKEN_FILES = 3
 
 
 async def test_broken_checkpoints_are_the_models_fault_and_the_engine_takes_the_next(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         folder = tmp_path / "broken"
         for number, (breaks, why) in enumerate(BROKEN):
@@ -297,3 +274,64 @@ async def test_broken_checkpoints_are_the_models_fault_and_the_engine_takes_the_
         await end.hold(load(at, "llama", folder, context_tokens=CONTEXT))
         end.ask("whole", prompts[0], NEW_TOKENS, ignore_eos=True)
         assert (await end.answer("whole")).tokens == said["llama"][0]
+
+
+async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+) -> None:
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("llama")
+        end.ask("early", prompts[0], 4)
+        assert (await end.answer("early")).error == "not serving"
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        assert "is active" in (await end.fail(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))).reason
+        assert "is active" in (await end.fail(wake=engine_pb2.Wake())).reason
+
+        # Commands on each other's heels: none is lost when the model leaves, or comes, between them.
+        end.send(unload=engine_pb2.Unload())
+        first = end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        second = end.send(unload=engine_pb2.Unload())
+        third = end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        await end.hear("done")
+        await end.hear("weights_mapped")
+        assert (await end.hear("failed")).failed.command_id == first
+        assert (await end.hear("done")).done.command_id == second
+        await end.hear("weights_mapped")
+        assert (await end.hear("done")).done.command_id == third
+
+        await _impossible_requests(end)
+        await _logprobs(end, models["llama"], prompts[1])
+        await _seeds(end, prompts[2])
+        await _stop_tokens(end, prompts[3], said["llama"][3])
+        penalized = await _penalties(end, "sync", prompts[8], said["llama"][8])
+
+        # A prompt that fills the context but for one token.
+        long = [2 + i % 1000 for i in range(CONTEXT - 1)]
+        end.ask("full", long, 0)
+        answer = await end.answer("full")
+        assert len(answer.tokens) == 1 and answer.finish == common_pb2.LENGTH
+
+        for i in range(3):
+            end.ask(f"r{i}", prompts[i], 450 - len(prompts[i]), ignore_eos=True)
+        end.ask("r10", prompts[3], NEW_TOKENS, ignore_eos=True)
+        await end.until(lambda: all(end.answers[f"r{i}"].tokens for i in (0, 1, 2)))
+        end.send(abort=engine_pb2.Abort(request_id="r1"))
+        end.send(abort=engine_pb2.Abort(request_id="nobody"))
+        assert (await end.answer("r1")).finish == common_pb2.ABORTED
+        assert (await end.answer("r10")).tokens == said["llama"][3], "an abort ends one request, not those it begins"
+        assert "requests run" in (await end.fail(hibernate=engine_pb2.Hibernate())).reason
+
+        await end.do(drain=engine_pb2.Drain(finish_ms=0))
+        for name in ("r0", "r2"):
+            answer = await end.answer(name)
+            assert (answer.finish, answer.error) == (common_pb2.FAILED, "handed back") and answer.tokens
+        end.ask("late", prompts[0], 4)
+        assert (await end.answer("late")).error == "not serving"
+        await end.do(unload=engine_pb2.Unload())
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, overlap=1))
+        assert await _penalties(end, "overlapped", prompts[8], said["llama"][8]) == penalized
+        assert await end.close() == 0

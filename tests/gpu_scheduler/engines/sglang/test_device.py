@@ -1,13 +1,11 @@
 """The stack of a GPU's threads: what the driver is asked for, and what it refuses."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from balloond.driver import private
 from gpu_scheduler.engines.sglang import device
+from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 GPU = torch.device("cuda:0")
 
@@ -50,8 +48,6 @@ def test_what_it_was_is_known_after_the_driver_refused_it(stack):
 
 WAKE = """
 from types import SimpleNamespace
-from gpu_scheduler.engines.sglang import environment
-environment.prepare()
 import torch
 from balloond.driver import private
 from gpu_scheduler.engines.sglang import device
@@ -85,6 +81,5 @@ assert (instance.state, has) == (State.HIBERNATING, {"stack": 128, "mapped": 0})
 
 
 @pytest.mark.sglang
-def test_a_wake_up_that_is_refused_half_way_leaves_nothing_mapped_and_the_stack_small() -> None:
-    done = subprocess.run([sys.executable, "-c", WAKE], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_a_wake_up_that_is_refused_half_way_leaves_nothing_mapped_and_the_stack_small(imported: Imported) -> None:
+    imported.run(WAKE)

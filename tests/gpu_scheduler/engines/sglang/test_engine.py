@@ -14,10 +14,13 @@ import pytest
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
 FLOOR = 16 * KV_EXTENT
+STEPS = 10
+"""For which a limit holds that moves: on a slow machine as on a fast one."""
 
 
 async def burst(
@@ -34,18 +37,22 @@ async def burst(
         assert answer.prompt_tokens == len(prompts[i])
 
 
-async def move_limit(at: Node, model: str, extents: list[int], seed: int = 3) -> None:
+async def move_limit(at: Node, end: EngineEnd, model: str, extents: list[int], seed: int = 3) -> None:
     """For ever, another limit every few steps."""
     chance = random.Random(seed)
     while True:
         await at.limit(model, chance.choice(extents) * KV_EXTENT)
-        await asyncio.sleep(0.08)
+        await end.steps(STEPS)
 
 
 async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
         mapped, measured = await end.hold(
@@ -71,7 +78,7 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         assert end.answers["long"].prefilled == [(0, 48), (0, 96), (0, 144), (0, 192)]
         assert end.answers["long again"].prefilled == [(199, 0)]
 
-        mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+        mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [16, 20, 24, 40, 200]))
         await burst(end, "moving", prompts, said["qwen"], 6)
         await burst(end, "moving-penalized", prompts, penalized, 3, frequency_penalty=0.9)
         mover.cancel()
@@ -83,7 +90,7 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         for turn in range(20):
             if end.stats.moved_tokens:
                 break
-            mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [24, 32, 40, 200], seed=turn))
+            mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [24, 32, 40, 200], seed=turn))
             await burst(end, f"scattered-{turn}", prompts, said["qwen"], 1 + turn % 4)
             mover.cancel()
             await end.until(lambda: not end.stats.running)
@@ -113,9 +120,13 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
 
 
 async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a_gpu(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
         paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48}
@@ -128,7 +139,7 @@ async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a
         await burst(end, "alone", prompts, said["qwen"], 1)
         await burst(end, "cached", prompts, said["qwen"], 2)
         assert end.answers["cached-0-0"].cached_tokens == (len(prompts[0]) - 1) // 16 * 16
-        mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+        mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [16, 20, 24, 40, 200]))
         await burst(end, "moving", prompts, said["qwen"], 8)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
@@ -148,10 +159,14 @@ async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a
 
 
 async def test_tokens_equal_transformers_on_extents_of_two_sizes_while_limits_move(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
     """Long prompts grow the pool by much at once, so that what follows lies on large extents, and beside them."""
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         options = {"page_size": 16, "chunked_prefill_size": 128, "large_extent": 2}
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
@@ -162,7 +177,7 @@ async def test_tokens_equal_transformers_on_extents_of_two_sizes_while_limits_mo
                 end.ask(f"long-{turn}-{number}", long, 1, ignore_eos=True)
                 assert (await end.answer(f"long-{turn}-{number}")).finish == common_pb2.LENGTH
             await burst(end, f"still-{turn}", prompts, said["qwen"], 1)
-            mover = asyncio.get_running_loop().create_task(move_limit(at, "qwen", [16, 20, 24, 40, 200]))
+            mover = asyncio.get_running_loop().create_task(move_limit(at, end, "qwen", [16, 20, 24, 40, 200]))
             await burst(end, f"moving-{turn}", prompts, said["qwen"], 2)
             mover.cancel()
             await end.until(lambda: not end.stats.running)
@@ -181,9 +196,13 @@ async def _is(value: object, expected: int) -> bool:
 
 
 async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         images = Images(at)
         taken: dict[str, tuple[bytes, engine_pb2.WeightsMapped]] = {}
         for name in ("llama", "qwen"):
@@ -219,9 +238,13 @@ async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
 
 
 async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path) as at, engine() as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         images = Images(at)
         mapped, _ = await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))

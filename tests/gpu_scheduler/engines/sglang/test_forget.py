@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 pytestmark = pytest.mark.sglang
 SCRIPT = """
-from gpu_scheduler.engines.sglang import environment
-environment.prepare()
 import torch
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
@@ -31,6 +28,5 @@ assert get_global_graph_memory_pool() is None
 """
 
 
-def test_the_next_model_finds_neither_slots_nor_tables_nor_graph_memory_of_the_last() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_the_next_model_finds_neither_slots_nor_tables_nor_graph_memory_of_the_last(imported: Imported) -> None:
+    imported.run(SCRIPT)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 pytestmark = pytest.mark.sglang
 SCRIPT = """
 from contextlib import contextmanager
 from types import SimpleNamespace
-from gpu_scheduler.engines.sglang import environment
-environment.prepare()
 from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.runner_utils.pool import get_global_graph_memory_pool, set_global_graph_memory_pool
 from gpu_scheduler.engines.sglang import current, hooks_graphs
@@ -52,15 +49,14 @@ for fails in (False, True):
 """
 
 
-def test_graphs_that_cannot_be_captured_in_memory_that_leaves_are_captured_in_ordinary_memory() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_graphs_that_cannot_be_captured_in_memory_that_leaves_are_captured_in_ordinary_memory(
+    imported: Imported,
+) -> None:
+    imported.run(SCRIPT)
 
 
 STREAMS = """
 from types import SimpleNamespace
-from gpu_scheduler.engines.sglang import environment
-environment.prepare()
 from sglang.srt.runtime_context import set_stream
 from gpu_scheduler.engines.sglang import current, hooks_graphs
 
@@ -72,6 +68,5 @@ assert prepared == ["own", "beside"], prepared
 """
 
 
-def test_every_stream_that_a_graph_may_use_has_its_workspace_in_memory_that_comes_back() -> None:
-    done = subprocess.run([sys.executable, "-c", STREAMS], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+def test_every_stream_that_a_graph_may_use_has_its_workspace_in_memory_that_comes_back(imported: Imported) -> None:
+    imported.run(STREAMS)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+
+from tests.gpu_scheduler.engines.sglang.forks import Imported
 
 pytestmark = pytest.mark.sglang
 SCRIPT = """
 from unittest.mock import MagicMock
-from gpu_scheduler.engines.sglang import environment
-environment.prepare()
 from gpu_scheduler.engines.sglang.loop import Loop
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed
 
@@ -48,7 +45,6 @@ instance.channel.wait.assert_not_called()
 """
 
 
-def test_what_others_want_is_seen_to_before_a_stalled_engine_waits_for_its_turn() -> None:
+def test_what_others_want_is_seen_to_before_a_stalled_engine_waits_for_its_turn(imported: Imported) -> None:
     """Or the next agreement takes its place, and whoever wants it waits in vain."""
-    ended = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 0, ended.stderr
+    imported.run(SCRIPT)

@@ -17,9 +17,10 @@ from protos import common_pb2, engine_pb2
 from services import tasks
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Node, engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Node, load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
 OTHER = "cpu:1"
 FLOOR = 16 * KV_EXTENT
 CAPACITY = 512 << 20
@@ -74,8 +75,8 @@ def wanted(places: engine_pb2.KvPlaces) -> engine_pb2.ImportKv:
 
 
 @contextlib.asynccontextmanager
-async def pair(folder: Path, path: Path, **others: int) -> AsyncIterator[Pair]:
-    async with node(folder, others={OTHER: CAPACITY}) as at, engine() as source, engine() as target:
+async def pair(folder: Path, engines: Engines, path: Path, **others: int) -> AsyncIterator[Pair]:
+    async with node(folder, others={OTHER: CAPACITY}) as at, engines.one() as source, engines.one() as target:
         await at.book("qwen", floor_bytes=FLOOR)
         for end, device, page_size in ((source, at.device, PAGE), (target, OTHER, others.get("page_size", PAGE))):
             one = Node(at.client, at.handoff, device)
@@ -104,9 +105,13 @@ async def go_on(end: EngineEnd, name: str, prompt: list[int], so_far: list[int])
 
 
 async def test_what_runs_goes_on_elsewhere_from_its_own_kv(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with pair(tmp_path, models["qwen"]) as both:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
         await begin(both.source, prompts, 5)
         await both.move()
         before = both.target.stats.prefill_tokens
@@ -125,9 +130,13 @@ async def test_what_runs_goes_on_elsewhere_from_its_own_kv(
 
 
 async def test_what_came_while_requests_ran_need_not_come_again(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with pair(tmp_path, models["qwen"]) as both:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
         await begin(both.source, prompts, 3)
         ahead = await both.move(live=True)
         assert not any(both.source.answers[f"r{i}"].error for i in range(len(prompts)))
@@ -147,9 +156,13 @@ def nbytes_of(places: engine_pb2.KvPlaces) -> int:
 
 
 async def test_nothing_is_lost_and_nothing_new_starts_while_kv_is_on_its_way(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with pair(tmp_path, models["qwen"]) as both:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
         await begin(both.source, prompts[:2], 5)
         both.source.send(export_kv=engine_pb2.ExportKv())
         places = (await both.source.hear("kv_places")).kv_places
@@ -176,9 +189,13 @@ async def test_nothing_is_lost_and_nothing_new_starts_while_kv_is_on_its_way(
 
 
 async def test_a_move_that_fails_leaves_room_and_requests_that_begin_again(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with pair(tmp_path, models["qwen"]) as both:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
         await begin(both.source, prompts[:3], 5)
         both.source.send(export_kv=engine_pb2.ExportKv())
         places = (await both.source.hear("kv_places")).kv_places
@@ -200,9 +217,9 @@ async def test_a_move_that_fails_leaves_room_and_requests_that_begin_again(
 
 
 async def test_an_engine_with_other_pages_takes_nothing(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]]
+    tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]]
 ) -> None:
-    async with pair(tmp_path, models["qwen"], page_size=8) as both:
+    async with pair(tmp_path, engines, models["qwen"], page_size=8) as both:
         await begin(both.source, prompts[:1], 3)
         both.source.send(export_kv=engine_pb2.ExportKv())
         places = (await both.source.hear("kv_places")).kv_places
@@ -213,9 +230,13 @@ async def test_an_engine_with_other_pages_takes_nothing(
 
 
 async def test_a_drain_does_not_wait_for_an_export_and_every_request_ends(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with pair(tmp_path, models["qwen"]) as both:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
         await begin(both.source, prompts, 2)
         number = both.source.send(export_kv=engine_pb2.ExportKv())
         both.source.send(drain=engine_pb2.Drain())

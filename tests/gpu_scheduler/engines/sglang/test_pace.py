@@ -6,16 +6,19 @@ import json
 import os
 import random
 import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from gpu_scheduler.engines import turn
 from gpu_scheduler.policy.pace import FREE, Pace
 from tests.gpu_scheduler.engines.sglang import checkpoints
-from tests.gpu_scheduler.engines.sglang.harness import engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
 
 LONG = 2000
 LONGEST = 2048
@@ -35,18 +38,31 @@ def long_llama(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
+@pytest.fixture(scope="module")
+def word() -> Iterator[int]:
+    """Shared memory of the pace, for all engines of the module."""
+    fd = turn.create()
+    yield fd
+    os.close(fd)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(word: int) -> AsyncIterator[Engines]:
+    shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
+    yield shared
+    await shared.close()
+
+
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
-    as_on_a_gpu: bool, tmp_path: Path, long_llama: Path, prompts: list[list[int]]
+    as_on_a_gpu: bool, tmp_path: Path, word: int, engines: Engines, long_llama: Path, prompts: list[list[int]]
 ) -> None:
     chance = random.Random(4)
     paced, free, held = ([chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for _ in range(3))
     said = checkpoints.reference(long_llama, [paced, free, held], 4)
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
-    word = turn.create()
     words = turn.Turn(word)
-    arguments = ("--turn-fd", str(word), "--turn-index", str(INDEX))
-    async with node(tmp_path) as at, engine(*arguments, pass_fds=[word]) as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         # The model's first pass takes no notice.
         words.set_pace(INDEX, Pace(128, FOR_EVER))
@@ -73,4 +89,3 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
         words.set_pace(INDEX, FREE)
         answer = await end.answer("held")
         assert answer.tokens == said[2] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
-    os.close(word)

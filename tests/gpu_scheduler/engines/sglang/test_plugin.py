@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.engines.sglang import plugin
+from tests.gpu_scheduler.engines.sglang.harness import START_S
 
 pytestmark = pytest.mark.sglang
 
@@ -26,7 +27,7 @@ def start(**environment: str) -> subprocess.CompletedProcess[str]:
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=START_S,
         )
 
 

@@ -250,6 +250,7 @@ class _Cuda:
         return 0
 
 
+@pytest.mark.sglang
 async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
     tmp_path: Path, models: dict[str, Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -269,6 +270,7 @@ async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
         assert read == [0, sum(tensor.nbytes for _, tensor in by_safetensors(files))]
 
 
+@pytest.mark.sglang
 async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_reads_leaves_nothing(
     tmp_path: Path, models: dict[str, Path]
 ) -> None:

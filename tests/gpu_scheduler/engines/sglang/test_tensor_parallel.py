@@ -12,21 +12,21 @@ import pytest
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, engine, load, node
-from tests.gpu_scheduler.engines.sglang.test_engine import burst
+from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.sglang
 FLOOR = 16 * KV_EXTENT
 RESERVE = 4 * KV_EXTENT
 OTHER = "cpu:1"
 CAPACITY = 512 << 20
 
 
-async def move_limits(at: Node, model: str, extents: list[int]) -> None:
+async def move_limits(at: Node, end: EngineEnd, model: str, extents: list[int]) -> None:
     """For ever, another limit every few steps, on either device."""
     chance = random.Random(3)
     while True:
         await at.limit(model, chance.choice(extents) * KV_EXTENT, chance.choice(at.devices))
-        await asyncio.sleep(0.08)
+        await end.steps(STEPS)
 
 
 async def held(at: Node, device: str) -> int:
@@ -69,7 +69,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         end.ask("unseeded", prompts[0], 20, temperature=1.0, ignore_eos=True)
         assert (await end.answer("unseeded")).finish == common_pb2.LENGTH
 
-        mover = asyncio.get_running_loop().create_task(move_limits(at, "qwen", [16, 20, 24, 40, 200]))
+        mover = asyncio.get_running_loop().create_task(move_limits(at, end, "qwen", [16, 20, 24, 40, 200]))
         await burst(end, "moving", prompts, said["qwen"], 4)
         mover.cancel()
         await end.until(lambda: not end.stats.running)
@@ -104,7 +104,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, **paged))
         await end.mapped()
         await end.hear("done")
-        mover = asyncio.get_running_loop().create_task(move_limits(at, "llama", [16, 20, 24, 40, 200]))
+        mover = asyncio.get_running_loop().create_task(move_limits(at, end, "llama", [16, 20, 24, 40, 200]))
         await burst(end, "paged", prompts, said["llama"], 4)
         mover.cancel()
         await end.do(unload=engine_pb2.Unload())
