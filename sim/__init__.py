@@ -23,9 +23,9 @@ what was measured: here they stay in step with each other; TPOT 13 % less), a de
 the host are busy (15 % too fast). Fitted with models of 1B and 8B only.
 
 24 hours of 306,520 requests for 48 models on eight GPUs took 687 s of a core that other work shared, which is more than
-was hoped for. Two thirds of that went into the last three hours, in which hundreds of requests wait on one group and
-are planned anew at every event. Placement decides once each `period_s`: `--set period_s=5` makes a run shorter, and
-another one.
+was hoped for. Three quarters of that went into the last ten hours, in which at times hundreds of requests wait on one
+group and are planned anew at every event. Placement decides once each `period_s`: `--set period_s=5` makes a run
+shorter, and another one.
 
 Not modelled: prefixes that are found again (every prompt is computed whole); KV that moves along with a migration (the
 source finishes what it runs); weights over several links or from another GPU, and copies that share a link; models
