@@ -8,6 +8,7 @@ import shutil
 import signal
 
 import pytest
+import pytest_asyncio
 from typer.testing import CliRunner
 
 from balloond.client import BalloondClient
@@ -18,15 +19,33 @@ from protos import common_pb2
 from services import tasks
 from tests.end_to_end.world import FOLDER, MODELS, world
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(20, 60))
+DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
 
 
-@pytest.fixture
-async def slow():
+def slow_world():
     """Streams of 20 ms steps, so that there is a middle to be killed in."""
-    devices = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
-    async with world("echo", options={"step_ms": "20"}, idle_s=0.2, devices=devices) as it:
+    return world("echo", options={"step_ms": "20"}, idle_s=0.2, devices=DEVICES)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fresh():
+    async with slow_world() as it:
         yield it
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
+    async with slow_world() as it:
+        yield it
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def slow(running):
+    """One system for all tests that kill none of its processes: starting it is what takes time."""
+    await running.rest()
+    return running
 
 
 async def ten_streams(it, model, tokens=60):
@@ -57,33 +76,33 @@ async def test_requests_are_answered_streamed_and_whole_for_all_models(slow):
     assert status == 200 and {model["id"] for model in models["data"]} == set(MODELS)
 
 
-async def test_an_engine_killed_under_ten_streams_pauses_them_and_changes_no_token(slow):
-    expected = await undisturbed(slow, MODELS[0])
-    streams = await ten_streams(slow, MODELS[0])
-    resident = await slow.resident(MODELS[0])
+async def test_an_engine_killed_under_ten_streams_pauses_them_and_changes_no_token(fresh):
+    expected = await undisturbed(fresh, MODELS[0])
+    streams = await ten_streams(fresh, MODELS[0])
+    resident = await fresh.resident(MODELS[0])
     assert resident is not None
     # The warm engines are killed too: the next one has to start from nothing.
-    for pid in slow.engine_pids():
+    for pid in fresh.engine_pids():
         os.kill(pid, signal.SIGKILL)
     assert await asyncio.gather(*streams) == expected
 
 
-async def test_balloond_killed_under_ten_streams_is_not_noticed(slow):
-    expected = await undisturbed(slow, MODELS[0])
-    streams = await ten_streams(slow, MODELS[0])
-    slow.kill("balloond")
+async def test_balloond_killed_under_ten_streams_is_not_noticed(fresh):
+    expected = await undisturbed(fresh, MODELS[0])
+    streams = await ten_streams(fresh, MODELS[0])
+    fresh.kill("balloond")
     assert await asyncio.gather(*streams) == expected
     # And its successor knows what its predecessor knew: memory can still move.
-    await slow.complete(MODELS[1], PROMPT, 8)
-    await slow.complete(MODELS[2], PROMPT, 8)
+    await fresh.complete(MODELS[1], PROMPT, 8)
+    await fresh.complete(MODELS[2], PROMPT, 8)
 
 
-async def test_a_killed_gpu_scheduler_and_a_killed_placement_lose_no_stream(slow):
-    expected = await undisturbed(slow, MODELS[0])
-    streams = await ten_streams(slow, MODELS[0])
-    group, _ = await slow.resident(MODELS[0])
-    slow.kill("placement")
-    slow.kill(slow.local.scheduler(group))
+async def test_a_killed_gpu_scheduler_and_a_killed_placement_lose_no_stream(fresh):
+    expected = await undisturbed(fresh, MODELS[0])
+    streams = await ten_streams(fresh, MODELS[0])
+    group, _ = await fresh.resident(MODELS[0])
+    fresh.kill("placement")
+    fresh.kill(fresh.local.scheduler(group))
     assert await asyncio.gather(*streams) == expected
 
 
@@ -97,7 +116,7 @@ async def test_a_model_moves_to_the_other_device_while_it_streams(slow):
     assert (await slow.resident(MODELS[0]))[0] == target
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def imaged(slow):
     """A model that has streamed since its image was made: every group has heard of that."""
     client = LoaderClient(slow.local.unix("loader"))
@@ -176,11 +195,15 @@ BAD = [
 
 
 async def test_bad_requests_are_refused_by_field_and_cost_nothing(slow):
+    async def decided():
+        return [(decision.model, decision.action) for decision in await slow.placement.explain()]
+
+    before = await decided()
     for body, status, names in BAD:
         got, answer = await slow.post("/v1/completions", body)
         assert got == status, answer
         assert names in json.dumps(answer["error"])
-    assert (await slow.placement.explain()) == [], "no model was woken for a bad request"
+    assert await decided() == before, "no model was woken for a bad request"
 
 
 async def prismctl(it, *arguments):

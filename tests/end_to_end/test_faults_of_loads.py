@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
@@ -14,6 +15,7 @@ from loader.client import LoaderClient
 from protos import common_pb2
 from tests.end_to_end.world import MODELS, world
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = MODELS[0]
 PROMPT = list(range(20, 60))
 DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
@@ -22,8 +24,10 @@ DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
 class Loads:
     """A running system whose loader and engines a test can stop in the middle."""
 
-    def __init__(self, it):
+    def __init__(self, it, logged=()):
+        """`logged`: bytes of each log that are of others' doing."""
         self.it = it
+        self.logged = dict(logged)
         self.loader = LoaderClient(it.local.unix("loader"))
         self.balloond = BalloondClient(it.local.unix("balloond"))
 
@@ -65,8 +69,9 @@ class Loads:
 
     def said(self, log, *words):
         """How many lines of these processes' logs have all of the words."""
-        logs = (self.it.local.state / "logs").glob(f"{log}*.log")
-        return sum(all(word in line for word in words) for path in logs for line in path.open())
+        paths = (self.it.local.state / "logs").glob(f"{log}*.log")
+        texts = (path.read_bytes()[self.logged.get(path, 0) :].decode() for path in paths)
+        return sum(all(word in line for word in words) for text in texts for line in text.splitlines())
 
     def bad_image(self):
         """A byte of the image in host memory is another one now."""
@@ -102,10 +107,25 @@ async def loads_of(**settings):
         await loads.close()
 
 
-@pytest.fixture
-async def loads():
+@pytest_asyncio.fixture(loop_scope="module")
+async def fresh():
     async with loads_of() as loads:
         yield loads
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
+    async with world("echo", {MODEL: {}}, devices=DEVICES) as it:
+        yield it
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def loads(running):
+    """One system for the tests that begin by making an image, whatever its groups had heard of an earlier one."""
+    await running.rest()
+    loads = Loads(running, {path: path.stat().st_size for path in (running.local.state / "logs").iterdir()})
+    yield loads
+    await loads.close()
 
 
 @pytest.mark.parametrize("residency", [common_pb2.COLD, common_pb2.HIBERNATING])
@@ -134,12 +154,12 @@ async def test_a_loader_killed_in_mid_load_loses_no_request_and_no_memory(loads)
     assert await loads.answer() == answer and await loads.weights_from() == ["image"]
 
 
-async def test_a_loader_killed_while_an_image_is_made_makes_it_when_it_is_back(loads):
-    async with loads.in_mid_load() as asking:
+async def test_a_loader_killed_while_an_image_is_made_makes_it_when_it_is_back(fresh):
+    async with fresh.in_mid_load() as asking:
         await asking  # the engine reads the checkpoint itself
-        loads.it.kill("loader")
-    await loads.imaged()
-    assert loads.said("gpu_scheduler", "image not made yet", MODEL) >= 1
+        fresh.it.kill("loader")
+    await fresh.imaged()
+    assert fresh.said("gpu_scheduler", "image not made yet", MODEL) >= 1
 
 
 @pytest.mark.parametrize("residency", [common_pb2.COLD, common_pb2.HIBERNATING])
@@ -174,19 +194,19 @@ async def test_a_cancelled_load_loses_no_request_and_no_memory(loads):
     await loads.nothing_leased()
 
 
-async def test_two_groups_that_bring_the_same_model_up_at_once_make_one_image_and_both_serve(loads):
-    spec = (await loads.entry()).model
-    groups = [GpuSchedulerClient(loads.it.local.unix(loads.it.local.scheduler(device))) for device in DEVICES]
+async def test_two_groups_that_bring_the_same_model_up_at_once_make_one_image_and_both_serve(fresh):
+    spec = (await fresh.entry()).model
+    groups = [GpuSchedulerClient(fresh.it.local.unix(fresh.it.local.scheduler(device))) for device in DEVICES]
     try:
         reached = await asyncio.gather(*(group.set_residency(spec, common_pb2.ACTIVE, "test") for group in groups))
         assert [each.residency for each in reached] == [common_pb2.ACTIVE] * 2
-        await loads.imaged()
+        await fresh.imaged()
 
         async def both_have_saved():
-            return loads.said("gpu_scheduler", "image made", MODEL) == 2
+            return fresh.said("gpu_scheduler", "image made", MODEL) == 2
 
-        await loads.it.until(both_have_saved, "a group has no image")
-        assert loads.said("loader", "image saved", MODEL) == 1
+        await fresh.it.until(both_have_saved, "a group has no image")
+        assert fresh.said("loader", "image saved", MODEL) == 1
         # And from the image: two loads of the same at once.
         for target in (common_pb2.COLD, common_pb2.ACTIVE):
             reached = await asyncio.gather(*(group.set_residency(spec, target, "test") for group in groups))
@@ -194,7 +214,7 @@ async def test_two_groups_that_bring_the_same_model_up_at_once_make_one_image_an
     finally:
         for group in groups:
             await group.close()
-    assert loads.said("gpu_scheduler", "image not used") == 0
+    assert fresh.said("gpu_scheduler", "image not used") == 0
 
 
 async def test_a_model_whose_image_host_memory_cannot_hold_serves_from_its_checkpoint_each_time(tmp_path):

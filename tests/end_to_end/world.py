@@ -19,8 +19,10 @@ import aiohttp
 from deploy.local.processes import System
 from deploy.local.topology import Local
 from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
 from placement.client import PlacementClient
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
+from services.errors import PrismError
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
@@ -143,6 +145,26 @@ class World:
             )
 
         await self.until(there, f"{model} never was {common_pb2.Residency.Name(residency)}", timeout_s)
+
+    async def rest(self) -> None:
+        """As after the start: no model is on a group, and host memory has no image. For tests that share a system."""
+        loader = LoaderClient(self.local.unix("loader"))
+        for name in [route.model.name for route in (await self.placement.routes()).routes]:
+
+            async def away(name: str = name) -> bool:
+                if await self.resident(name) is None:
+                    return True
+                with contextlib.suppress(PrismError):  # on its way up, or to another group
+                    await self.placement.evict(name, common_pb2.COLD)
+                return False
+
+            async def nothing_under_way(name: str = name) -> bool:
+                return not (await loader.state(name)).under_way
+
+            await self.until(away, f"{name} does not leave")
+            await self.until(nothing_under_way, f"the loader does not end what is under way for {name}")
+            await loader.drop_image(name)
+        await loader.close()
 
     def engine_pids(self) -> list[int]:
         """Engine processes of all groups."""
