@@ -438,7 +438,8 @@ class Device:
             wanted = self._lacking() + self._wanted(self.claims[:number])
             if wanted <= 0:
                 continue
-            from_decodes = lacking + self._beyond_hold(claim, self._entitled_to(claim)) if claim.may_retract else 0
+            entitled = self._entitled_to(claim)
+            from_decodes = lacking + self._beyond_hold(claim, entitled) if entitled else 0
             plan = self.reclaims.plan(wanted, claim.model, claim.dry, from_decodes)
             short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
             if isinstance(claim, Growth):
@@ -475,11 +476,13 @@ class Device:
         return sum(self._beyond_hold(claim, nbytes) for claim, nbytes in totals.values())
 
     def _entitled_to(self, claim: Claim) -> int:
-        """What of it may come from running decodes."""
-        if not isinstance(claim, Growth):
-            return claim.want
-        entitled = self._entitled(claim.model, claim.kind)
-        return max(claim.need, min(claim.want + claim.behind, entitled))
+        """What of it may come from running decodes. Up to its floor a model may have that also for a request that
+        waits for others."""
+        if isinstance(claim, Growth):
+            if not claim.may_retract:
+                return 0
+            return max(claim.need, min(claim.want + claim.behind, self._entitled(claim.model, claim.kind)))
+        return claim.want if claim.may_retract else max(0, min(claim.want, self._entitled(claim.model, "kv")))
 
     def _lacking(self) -> int:
         """How far the holds and bookings exceed what is free or coming; negative: what is left for claims."""

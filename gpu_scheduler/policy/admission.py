@@ -97,6 +97,10 @@ class _Books:
         for name, model in memory.models.items():
             self._use(name, model.growth)
 
+    def wants(self, request: Waiting) -> int:
+        """Bytes of each device of its model that it needs beyond what the model has already."""
+        return max(0, self._models[request.model].bytes_for(request) - self._reclaimable[request.model])
+
     def lacks(self, request: Waiting) -> int:
         """Bytes that are missing on some device of its model; 0 if it can be granted."""
         model = self._models[request.model]
@@ -217,4 +221,5 @@ class _Admission:
 
     def _pass_over(self, request: Waiting, lacking: int, slack: float) -> None:
         self._passed_over.add(request.model)
-        self.decisions.append(NeedMemory(request.model, lacking, request.request_id, slack))
+        wanted = max(lacking, self._books.wants(request))
+        self.decisions.append(NeedMemory(request.model, wanted, request.request_id, slack))

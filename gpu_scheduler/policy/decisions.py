@@ -27,7 +27,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class NeedMemory:
-    """A request could go, but its model lacks `bytes` on each of its devices: move a limit before it waits.
+    """A request could go, but its model lacks memory on some of its devices: move a limit before it waits, so that it
+    has `bytes` on each, in all, beyond what it holds.
 
     Said again at each admission until the memory is there; the limits' policy compares `slack` (seconds, +inf for best
     effort) with that of the holders.

@@ -376,6 +376,17 @@ def test_room_that_cannot_be_made_says_what_is_short_and_holds_nothing(device):
     assert device.holds == {}
 
 
+def test_up_to_its_floor_a_model_has_room_from_decodes_of_others_whoever_asks(device):
+    device.book(0, "b", Booking(floor=20))
+    grow(device, 0, "A", 100)
+    report(device, 1, "A", used=100)
+    assert room(device, 1, "b", 20) == ["limit of a 80"]
+    assert back(device, 1, "A", 20) == ["freed 20", "room 20, short 0"]
+    assert grow(device, 1, "B", 20) == ["B gets 20", "limit of a 100"]
+    report(device, 2, "A", used=80)
+    assert room(device, 2, "b", 10) == ["room 0, short 10"]
+
+
 def test_before_a_room_is_given_up_those_who_have_not_spoken_since_are_asked(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", used=100)

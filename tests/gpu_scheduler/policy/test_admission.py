@@ -127,14 +127,15 @@ MEMORY_TABLE = """
 
 
 @pytest.mark.parametrize("row", MEMORY_TABLE.strip().splitlines()[1:])
-def test_what_a_request_of_1024_bytes_lacks(row):
+def test_a_request_of_1024_bytes_that_lacks_some_asks_for_all_that_its_model_has_not_got(row):
     facts, lacks = row.split("|")
     limit, held, reclaimable, growth, free = (None if f == "-" else int(f) for f in facts.split())
     model = ModelMemory(limit, held, reclaimable, growth, devices=("d0",))
     memory = Memory({"a": model}, {} if free is None else {"d0": free})
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=3.0)
-    expected = [NeedMemory("a", int(lacks), "r", 2.0)] if int(lacks) else [Start("r", Why.ON_TIME)]
+    asked = 1024 - max(0, reclaimable - growth)
+    expected = [NeedMemory("a", asked, "r", 2.0)] if int(lacks) else [Start("r", Why.ON_TIME)]
     assert decide(queue, memory=memory) == expected
 
 
@@ -145,7 +146,7 @@ def test_a_request_of_s_without_memory_is_passed_over_and_later_ones_of_its_mode
     add(queue, "other", "b", 0.1, deadline=12.0)
     memory = Memory({"a": ModelMemory(limit=1024, held=0), "b": ModelMemory(limit=1024, held=0)})
     decisions = decide(queue, memory=memory)
-    assert decisions == [NeedMemory("a", 1024, "large", 8.0), Start("other", Why.ON_TIME)]
+    assert decisions == [NeedMemory("a", 2048, "large", 8.0), Start("other", Why.ON_TIME)]
 
 
 def test_a_claim_of_s_keeps_what_its_device_has_free():
@@ -154,14 +155,14 @@ def test_a_claim_of_s_keeps_what_its_device_has_free():
     add(queue, "other", "b", 0.5, deadline=12.0)
     models = {model: ModelMemory(limit=1 << 20, held=0, devices=("d0",)) for model in "ab"}
     decisions = decide(queue, memory=Memory(models, {"d0": 1024}))
-    assert decisions == [NeedMemory("a", 1024, "large", 8.0), NeedMemory("b", 512, "other", 11.5)]
+    assert decisions == [NeedMemory("a", 2048, "large", 8.0), NeedMemory("b", 512, "other", 11.5)]
 
 
 def test_a_tensor_parallel_model_needs_room_on_all_of_its_devices():
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=10.0)
     memory = Memory({"a": ModelMemory(limit=4096, held=0, devices=("d0", "d1"))}, {"d0": 4096, "d1": 1000})
-    assert decide(queue, memory=memory) == [NeedMemory("a", 24, "r", 9.0)]
+    assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "r", 9.0)]
 
 
 def test_memory_is_asked_for_while_the_turn_is_elsewhere():
