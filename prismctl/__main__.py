@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
-import shutil
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -18,13 +15,16 @@ from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
 from prismctl import views
+from prismctl.plan import plan
 from prismctl.tables import Column, Row, Section, render
+from prismctl.terminal import show_json, width
 from protos import common_pb2, placement_pb2
 from services.errors import NotFound, PrismError
 
 app = typer.Typer(help="Look at a Prism system and steer it.", no_args_is_help=True, add_completion=False)
 models_app = typer.Typer(invoke_without_command=True)
 app.add_typer(models_app, name="models")
+app.command()(plan)
 T = TypeVar("T")
 C = TypeVar("C", PlacementClient, LoaderClient)
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMG]i?B?|B)?$", re.IGNORECASE)
@@ -78,19 +78,9 @@ def _put(question: Callable[[C], Awaitable[T]], connect: Callable[[], C]) -> T:
 
 def _show(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | Section]) -> None:
     if as_json:
-        _show_json(value)
+        show_json(value)
     else:
-        typer.echo(render(columns, lines, _width()))
-
-
-def _show_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, allow_nan=True))
-
-
-def _width() -> int:
-    """Of the terminal. What reads a pipe does not wrap lines."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return shutil.get_terminal_size().columns if known else sys.maxsize
+        typer.echo(render(columns, lines, width()))
 
 
 @app.command()
@@ -194,7 +184,7 @@ def add_model(
     )
     spec = views.spec(_ask(lambda placement: placement.add_model(listing)))
     if json_:
-        _show_json(spec)
+        show_json(spec)
         return
     parts = (("weights", "weights_bytes"), ("floor", "floor_bytes"), ("engine quota", "quota_bytes"))
     needs = " + ".join(f"{title} {views.size(spec[key])}" for title, key in parts)
@@ -212,7 +202,7 @@ def remove_model(
     while, then its memory is free. One that the catalogue file names is back when that is read again."""
     _ask(lambda placement: placement.remove_model(name, force))
     if json_:
-        _show_json({"model": name, "removed": True})
+        show_json({"model": name, "removed": True})
     else:
         typer.echo(f"{name} is removed")
 
@@ -236,7 +226,7 @@ def inspect_model(name: Annotated[str, typer.Argument()], json_: Json = False) -
     """Where the weights of a model are, and what is under way with them."""
     seen = views.inspection(_ask_loader(lambda loader: loader.state(name)))
     if json_:
-        _show_json(seen)
+        show_json(seen)
         return
     where = [place for place, there in (("in memory", seen["in_memory"]), ("on disk", seen["on_disk"])) if there]
     image = f"{views.size(seen['image_bytes'])} {' and '.join(where)}" if where else "none"
@@ -265,7 +255,7 @@ def inspect_model(name: Annotated[str, typer.Argument()], json_: Json = False) -
         )
         rows.append(Row(cells))
     if rows:
-        typer.echo(render(columns, rows, _width()))
+        typer.echo(render(columns, rows, width()))
 
 
 @app.command()

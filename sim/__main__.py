@@ -9,32 +9,16 @@ from math import inf
 from pathlib import Path
 
 from sim import catalogue, report, trace
+from sim.arguments import group_sizes, setting
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
-
-
-def _fleet(text: str) -> list[int]:
-    sizes: list[int] = []
-    for part in text.split(","):
-        count, _, size = part.partition("x")
-        if not (count.isdecimal() and size.isdecimal() and int(count) and int(size)):
-            raise argparse.ArgumentTypeError(f"{part!r} is not a number of groups, an x, and their size: 8x1,2x4")
-        sizes += [int(size)] * int(count)
-    return sizes
 
 
 def _gpus(text: str) -> list[int]:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs")
     return [1] * int(text)
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not name=value")
-    return name, value
 
 
 def _positive(text: str) -> float:
@@ -53,9 +37,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--catalogue", type=Path, required=True, help="TOML: see sim/catalogue.py")
     fleet = parser.add_mutually_exclusive_group(required=True)
     fleet.add_argument("--gpus", type=_gpus, dest="sizes", help="GPUs, each a group of its own")
-    fleet.add_argument("--groups", type=_fleet, dest="sizes", help="groups by size: 24x1,2x4")
+    fleet.add_argument("--groups", type=group_sizes, dest="sizes", help="groups by size: 24x1,2x4")
     parser.add_argument("--policy", choices=sorted(SYSTEMS), default="prism", help="(default: %(default)s)")
-    parser.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=VALUE", help="of the policy")
+    parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="of the policy")
     parser.add_argument("--from-s", type=float, default=0.0, help="where in the trace the slice begins")
     parser.add_argument("--seconds", type=float, default=inf, help="how long it is (default: to the end)")
     parser.add_argument("--rate", type=float, default=1.0, help="requests for each of the trace (default: 1)")

@@ -1,0 +1,24 @@
+"""What command lines say of fleets and settings. Errors are argparse's, with a line for the person."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def group_sizes(text: str) -> list[int]:
+    """ "24x1,2x4": twenty-four groups of one GPU and two of four."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        count, _, size = part.partition("x")
+        if not (count.isdecimal() and size.isdecimal() and int(count) and int(size)):
+            raise argparse.ArgumentTypeError(f"{part!r} is not a number of groups, an x, and their size: 8x1,2x4")
+        sizes += [int(size)] * int(count)
+    return sizes
+
+
+def setting(text: str) -> tuple[str, str]:
+    """ "name=value"."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not name=value")
+    return name, value

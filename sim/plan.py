@@ -1,0 +1,110 @@
+"""Does it fit? A load on a fleet, and the fewest GPUs that serve it as well as is asked.
+
+Before the load every model is asked for once, which does not count: a fleet that serves has started its models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from sim.catalogue import Catalogue
+from sim.cost import H200, Hardware
+from sim.replay import Replay
+from sim.report import build
+from sim.request import Request
+from sim.system import Build, FleetError
+from sim.trace import Trace
+
+_WARM_GAP_S = 10.0
+"""Between two models that are asked for before the load: longer than a start takes."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """A trace that can be replayed again and again: a replay writes into its requests."""
+
+    trace: Trace
+
+    def again(self) -> tuple[Trace, list[Request]]:
+        """With what comes before it, and the requests that count."""
+        names = sorted({request.model for request in self.trace.requests})
+        warm = [Request(f"warm-{name}", name, i * _WARM_GAP_S, 16, 1) for i, name in enumerate(names)]
+        begin = len(names) * _WARM_GAP_S
+        counted = [
+            Request(r.id, r.model, begin + r.arrival, r.prompt_tokens, r.output_tokens, r.ttft_s, r.tpot_s)
+            for r in self.trace.requests
+        ]
+        return Trace([*warm, *counted], begin + self.trace.seconds, self.trace.clipped), counted
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One fleet: what came of it, or why it cannot serve these models at all."""
+
+    sizes: Sequence[int]
+    """Devices of each group."""
+    report: dict[str, Any] | None = None
+    refused: str = ""
+
+    @property
+    def gpus(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def attainment(self) -> float:
+        return float(self.report["all"]["attainment"]) if self.report else -inf
+
+
+@dataclass
+class Planner:
+    """`groups` are always there; what is varied is the number of groups of one GPU beside them."""
+
+    load: Load
+    catalogue: Catalogue
+    build: Build
+    settings: dict[str, str] = field(default_factory=dict)
+    groups: Sequence[int] = ()
+    hardware: Hardware = H200
+    progress: Callable[[str], None] = lambda line: None
+
+    def tried(self, singles: int) -> Tried:
+        """So many GPUs that are a group each, and the groups."""
+        sizes = [*[1] * singles, *self.groups]
+        if not sizes:
+            return Tried(sizes, refused="no GPUs")
+        trace, counted = self.load.again()
+        replay = Replay(
+            trace,
+            self.catalogue,
+            sizes,
+            self.build,
+            dict(self.settings),
+            self.hardware,
+            progress=self.progress,
+        )
+        try:
+            outcome = replay.run()
+        except FleetError as error:
+            return Tried(sizes, refused=str(error))
+        return Tried(sizes, build(replace(outcome, trace=replace(self.load.trace, requests=counted))))
+
+    def fewest(self, most: int, target: float) -> list[Tried]:
+        """Every fleet that was looked at, in order; the last one is the answer, which misses the target only where
+        `most` GPUs in groups of their own miss it too. More GPUs are taken to serve no worse, which is nearly always
+        so: the number is searched by halves."""
+        seen = [self.tried(most)]
+        if seen[0].attainment < target:
+            return seen
+        low, high, best = 0 if self.groups else 1, most, seen[0]
+        while low < high:
+            middle = (low + high) // 2
+            tried = self.tried(middle)
+            seen.append(tried)
+            if tried.attainment >= target:
+                high, best = middle, tried
+            else:
+                low = middle + 1
+        return [*(tried for tried in seen if tried is not best), best]

@@ -1,0 +1,66 @@
+"""Does it fit, and on how few GPUs."""
+
+import pytest
+
+from sim.plan import Load, Planner
+from sim.policies import SYSTEMS
+from sim.request import Request
+from sim.trace import Trace
+from tests.sim import worlds
+
+
+def load(count=60, every_s=0.2, models=("a", "b"), ttft_s=1.0):
+    """A prefill step takes 0.11 s and a decode step 10 ms: of one model five requests a second are too many."""
+    requests = [
+        Request(str(i), models[i % len(models)], i * every_s, prompt_tokens=10, output_tokens=2, ttft_s=ttft_s)
+        for i in range(count)
+    ]
+    return Load(Trace(requests, count * every_s))
+
+
+def planner(load, known, **options):
+    return Planner(load, known, SYSTEMS["prism"], hardware=worlds.ROUND, **options)
+
+
+def test_what_comes_before_the_load_does_not_count_and_a_load_can_be_tried_again():
+    of = planner(load(ttft_s=0.5), worlds.models("a", "b"))
+    first, second = of.tried(2), of.tried(2)
+    assert first.report["all"]["requests"] == 60 and first.attainment == second.attainment == 1.0
+    assert "warm-a" not in first.report["models"]
+
+
+def test_the_fewest_gpus_are_found_that_meet_the_target():
+    known = worlds.models(*"abcd")
+    of = planner(load(count=200, every_s=0.025, models="abcd"), known)
+    alone = {gpus: of.tried(gpus).attainment for gpus in range(1, 9)}
+    needed = min(gpus for gpus, share in alone.items() if share >= 0.9)
+    tried = of.fewest(8, 0.9)
+    assert tried[-1].gpus == needed > 1
+    assert len(tried) <= 4
+
+
+def test_where_the_most_gpus_miss_the_target_that_is_the_answer():
+    tried = planner(load(count=100, every_s=0.01, ttft_s=0.01), worlds.models("a", "b")).fewest(2, 0.99)
+    assert [each.gpus for each in tried] == [2] and tried[-1].attainment < 0.99
+
+
+def test_a_fleet_that_cannot_hold_a_model_is_refused_with_the_reason():
+    known = worlds.models("a", "b", weights=worlds.GB * 1000)
+    tried = planner(load(), known).tried(2)
+    assert tried.report is None and tried.refused.startswith("no group can hold a: weights ")
+
+
+def test_without_gpus_nothing_fits():
+    assert planner(load(), worlds.models("a", "b")).tried(0).refused == "no GPUs"
+
+
+def test_groups_stay_while_single_gpus_are_varied():
+    known = worlds.models("a", devices=2)
+    tried = planner(load(count=10, every_s=1.0, models="a"), known, groups=[2]).fewest(2, 0.5)
+    assert tried[-1].sizes == [2]
+
+
+@pytest.mark.parametrize("policy", sorted(SYSTEMS))
+def test_every_system_can_be_planned_for(policy):
+    of = Planner(load(count=10, every_s=1.0), worlds.models("a", "b"), SYSTEMS[policy], hardware=worlds.ROUND)
+    assert of.tried(2).report["all"]["served"] == 10
