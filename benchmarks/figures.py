@@ -1,0 +1,136 @@
+"""`make figures`: every figure of docs/figures, from the JSON files of benchmarks/results. Measures nothing.
+
+A file that is not there leaves its figures out, with a line that says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+PANEL = (4.2, 3.2)
+"""Inches."""
+SYSTEMS = {
+    "prism": "#c0392b",
+    "muxserve": "#2980b9",
+    "static": "#7f8c8d",
+    "least_slack": "#27ae60",
+    "serverlessllm": "#8e44ad",
+    "qlm": "#d35400",
+    "qlm, swap-aware": "#f39c12",
+}
+"""Of the comparison: those that are drawn, with their colours. Tables have the rest."""
+SWEEPS = {"rate": "requests for each of the trace", "scale": "SLO scale", "gpus": "GPUs"}
+
+
+def comparison(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """A figure for each fleet and each thing that was varied, a panel for each workload."""
+    points = [point for point in found["points"].values() if "attainment" in point]
+    by_fleet: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for point in points:
+        by_fleet[point["arguments"]["fleet"]].append(point)
+    for fleet, mine in sorted(by_fleet.items()):
+        for swept, title in SWEEPS.items():
+            panels = {
+                workload: lines
+                for workload in sorted({point["arguments"]["workload"] for point in mine})
+                if (lines := _lines(mine, workload, swept))
+            }
+            if panels:
+                yield f"sim_{fleet}_{swept}", _drawn(panels, title, "% of requests on time")
+
+
+def _lines(points: list[dict[str, Any]], workload: str, swept: str) -> dict[str, list[tuple[float, float]]]:
+    """By system, the points of the longest row in which nothing but `swept` changes."""
+    rows: dict[tuple[Any, ...], dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for point in points:
+        about = point["arguments"]
+        if about["workload"] == workload and about["variant"] in SYSTEMS:
+            fixed = tuple(about[name] for name in SWEEPS if name != swept)
+            rows[fixed][about["variant"]].append((about[swept], 100 * point["attainment"]))
+    longest = max(rows.values(), key=lambda row: len(row.get("prism", ())), default={})
+    return {} if len(longest.get("prism", ())) < 3 else {name: sorted(line) for name, line in longest.items()}
+
+
+def _drawn(panels: dict[str, dict[str, list[tuple[float, float]]]], x: str, y: str) -> Figure:
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(PANEL[0] * len(panels), PANEL[1]), squeeze=False)
+    for axis, (title, lines) in zip(axes[0], panels.items(), strict=True):
+        for name in (each for each in SYSTEMS if each in lines):
+            axis.plot(*zip(*lines[name], strict=True), marker="o", markersize=3, color=SYSTEMS[name], label=name)
+        axis.set(title=title, xlabel=x, ylabel=y, ylim=(0, 103))
+        axis.grid(alpha=0.3)
+    axes[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def overhead(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """Ours over SGLang's, with 95 % intervals."""
+    rows = [row for row in found["summary"] if not row["measure"].startswith(("p99", "CPU"))]
+    figure, axis = pyplot.subplots(figsize=(6.0, 3.2))
+    names = [f"{row['load']}: {row['measure']}" for row in rows]
+    ratios, halves = [row["ratio"] for row in rows], [row["half"] for row in rows]
+    axis.errorbar(ratios, range(len(rows)), xerr=halves, fmt="o", color=SYSTEMS["prism"], capsize=3)
+    axis.axvline(1.0, color="black", linewidth=0.8)
+    axis.set(yticks=range(len(rows)), yticklabels=names, xlabel="elastic / SGLang's own pool")
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+    figure.tight_layout()
+    yield "overhead_one", figure
+
+
+def loads(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """Weights onto one GPU over its own link and others', beside plain copies."""
+    rows = [row for row in found["rows"] if row["copy"] == "into"]
+    figure, axis = pyplot.subplots(figsize=PANEL)
+    links = [len(row["links"]) for row in rows]
+    limits = [row["limit_bytes_per_s"] / 1e9 for row in rows]
+    reached = [row["bytes"] / sorted(row["seconds"])[len(row["seconds"]) // 2] / 1e9 for row in rows]
+    axis.plot(links, limits, marker="o", color="#7f8c8d", label="plain pinned copies")
+    axis.plot(links, reached, marker="o", color=SYSTEMS["prism"], label="weights into extents")
+    axis.set(xticks=links, xlabel="links", ylabel="GB/s", ylim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)
+    figure.tight_layout()
+    yield "loads", figure
+
+
+FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
+    "comparison_sim": comparison,
+    "gpu_overhead_one_pooled": overhead,
+    "gpu_load": loads,
+}
+"""By the result file that each is drawn from."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
+    given = parser.parse_args()
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "prism"  # the same data give the same file
+    given.out.mkdir(parents=True, exist_ok=True)
+    for name, draw in FIGURES.items():
+        path = given.results / f"{name}.json"
+        if not path.exists():
+            print(f"figures: no {path.name}, so none of its figures", file=sys.stderr)
+            continue
+        for title, figure in draw(json.loads(path.read_text())):
+            figure.savefig(given.out / f"{title}.svg", metadata={"Date": None})
+            pyplot.close(figure)
+            print(f"{title}.svg")
+
+
+if __name__ == "__main__":
+    main()
