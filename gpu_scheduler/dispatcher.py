@@ -205,7 +205,7 @@ class Dispatcher:
     def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
         self._backlog.prefill_finished(request.id, now)
         self.counters[request.model].rate.observe(request.prompt_tokens, now)
-        self._protection.decodes(request.model, request.id, (request.tpot_ms or self._rules.default_tpot_ms) / 1e3)
+        self._protection.decodes(request.model, request.id, self._tpot_s(request))
         self._backlog.observe(
             request.model,
             max(1, request.prompt_tokens - chunk.cached_tokens),
@@ -326,6 +326,8 @@ class Dispatcher:
         self._order += 1
         forecast = request.prompt_tokens + min(request.most_new_tokens, self.counters[request.model].forecast.tokens)
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
+        least = self.counters[request.model].forecast.least
+        self._protection.started(request.model, request.id, self._tpot_s(request), least)
         _STARTED.labels(request.model, start.why.value).inc()
         return resident.engine, request.generate(self._order)
 
@@ -347,6 +349,9 @@ class Dispatcher:
         if self._paces.get(index, FREE) != pace:
             self._paces[index] = pace
             self._turn.set_pace(index, pace)
+
+    def _tpot_s(self, request: Request) -> float:
+        return (request.tpot_ms or self._rules.default_tpot_ms) / 1e3
 
     @staticmethod
     def _kv_bytes_per_token(resident: Resident) -> int:

@@ -6,6 +6,7 @@ backlog, admission, protection, holdings, speeds, forecasts.
 
 from __future__ import annotations
 
+from collections import Counter
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
@@ -70,6 +71,9 @@ class Arbiter:
         self._quiet = False
         """Nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can change
         anything."""
+        self.lacking: dict[str, int] = {}
+        """Bytes on each device without which a model's next request cannot start, as the last plan found."""
+        self._on_time: tuple[str, ...] = ()
         self.plans = 0
         self.changes = 0
         """Of what is here: requests that came or went, residencies."""
@@ -131,6 +135,11 @@ class Arbiter:
             return 0.0
         return self._clock.now - model.last_event
 
+    def claims(self) -> Counter[str]:
+        """Requests that wait and can still be on time, by model."""
+        waiting = (self._requests.get(request_id) for request_id in self._on_time)
+        return Counter(request.model for request in waiting if request is not None and not request.committed)
+
     @property
     def empty(self) -> bool:
         return not self._requests
@@ -172,8 +181,7 @@ class Arbiter:
         model = self._models[request.model]
         self._backlog.prefill_finished(request.id, now)
         model.rate.observe(request.to_prefill, now)
-        target = request.tpot_s if request.tpot_s < inf else self._rules.default_tpot_ms / 1e3
-        self._protection.decodes(request.model, request.id, target)
+        self._protection.decodes(request.model, request.id, self._tpot_s(request))
         self._backlog.observe(request.model, request.to_prefill - 1, max(1e-6, now - request.dispatched_at))
         if isnan(request.first_at):
             request.first_at = now
@@ -228,7 +236,9 @@ class Arbiter:
             return
         self._quiet = idle
         self.plans += 1
+        self.lacking = {}
         agenda = self._backlog.plan(now)
+        self._on_time = agenda.on_time
         active = self._group.active
         if not (agenda.on_time or agenda.second) or not active:
             self._tell_engines()
@@ -243,6 +253,7 @@ class Arbiter:
             if isinstance(step, Start):
                 started.append(self._start(step, active, now))
             else:
+                self.lacking[step.model] = step.bytes
                 self._need_memory(step)
         self._tell_engines()
         for request in started:
@@ -255,11 +266,15 @@ class Arbiter:
         model = self._models[request.model]
         self._backlog.start(start, now)
         request.dispatched_at = now
+        self._protection.started(request.model, request.id, self._tpot_s(request), model.forecast.least)
         tokens = request.to_prefill + min(request.most_new_tokens, model.forecast.tokens)
         request.committed = tokens * active[request.model].token_bytes
         model.committed += request.committed
         self._waiting -= 1
         return request
+
+    def _tpot_s(self, request: Request) -> float:
+        return request.tpot_s if request.tpot_s < inf else self._rules.default_tpot_ms / 1e3
 
     def _tell_engines(self) -> None:
         if not self._rules.protect_decodes:
@@ -268,7 +283,7 @@ class Arbiter:
         self._protection.prefills({waiting.model for waiting in in_flight}, self._clock.now)
         engines = self._group.active
         for name, pace in self._protection.paces().items():
-            if pace is self._paces.get(name):
+            if pace == self._paces.get(name):
                 continue
             self._paces[name] = pace
             self._backlog.model_paced(name, pace.stretch, pace.chunk_tokens)

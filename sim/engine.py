@@ -1,18 +1,22 @@
 """One model's engine on a group: continuous batching with chunked prefill over elastic KV, as SGLang does it.
 
 An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
-of all requests whose prefill is through. Prefill goes first; decodes wait for it. A run goes on, in one event, until
-its first request ends or its memory does; whatever happens before cuts it at the end of the step under way.
+of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as their lead lasts
+(`gpu_scheduler/policy/lead.py`). A run goes on, in one event, until its first request ends or its memory does;
+whatever happens before cuts it at the end of the step under way.
 
 Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from heapq import heappop, heappush
+from math import ceil
 from typing import Protocol
 
+from gpu_scheduler.policy.lead import Lead
 from gpu_scheduler.policy.pace import FREE, Pace
 from sim.clock import Clock, Timer
 from sim.cost import Cost
@@ -83,7 +87,9 @@ class Engine:
         """Of it, alone."""
         self._cut = False
         """It ends with the step under way."""
-        self._chunk_began = 0.0
+        self._began = 0.0
+        """The prefill step or the decode run under way."""
+        self._lead = Lead()
         self._pause: Timer | None = None
 
     def __repr__(self) -> str:
@@ -217,6 +223,8 @@ class Engine:
         else:
             run, self._run = self._run, 0
             self._advance(run)
+            if run:
+                self._lead.decoded(self._began, self._clock.now, self.pace, run)
             self.listener.stepped(self, run, run * len(self._batch))
             while self._ends and self._ends[0][0] <= self._steps:
                 _, _, request = heappop(self._ends)
@@ -227,12 +235,28 @@ class Engine:
 
     def _next(self) -> None:
         """What to do now. Its task is not at anything."""
+        held = self._held() if self._waiting and self._batch else 0
+        if held and self._decode(held):
+            return
         if self._waiting and self._pause is None and self._prefill():
             return
         if self._batch and self._decode():
             return
         self._count_used()
         self._processor.rest(self._task)
+
+    def _held(self) -> int:
+        """Decode steps to make before the next prefill step; 0: none. Slower ones than they are alone are looked at
+        again."""
+        now = self._clock.now
+        hold_s = self._lead.hold_s(now)
+        if hold_s == 0:
+            return 0
+        alone_s = self.cost.decode(1, len(self._batch), self._context)
+        steps = ceil(hold_s / alone_s)
+        if alone_s < self.pace.step_s:
+            steps = min(steps, ceil(-self._lead.ahead_s(now) / (self.pace.step_s - alone_s)))
+        return steps
 
     # --- prefill
 
@@ -256,7 +280,9 @@ class Engine:
             self._stuck()
             return False
         self._count_used()
-        self._chunk_began = self._clock.now
+        self._began = self._clock.now
+        if not self._batch:
+            self._lead.alone()
         self._processor.work(self._task, seconds)
         return True
 
@@ -286,8 +312,10 @@ class Engine:
                 self._join(request)
             else:
                 self.listener.prefilled(self, request)
+        took_s = now - self._began
+        self._lead.prefilled(now, took_s, self.pace)
         if self._waiting and self.pace.pause_ratio > 0:
-            self._pause = self._clock.after(self.pace.pause_ratio * (now - self._chunk_began), self._unpause)
+            self._pause = self._clock.after(self.pace.pause_ratio * took_s, self._unpause)
         for request in done:
             self.listener.first_token(self, request)
             if request.most_new_tokens == 0:
@@ -310,11 +338,12 @@ class Engine:
         self._joined += 1
         heappush(self._ends, (request.finish_step, self._joined, request))
 
-    def _decode(self) -> bool:
+    def _decode(self, most: int = sys.maxsize) -> bool:
+        """At most so many steps. False: it has to wait for memory."""
         batch = len(self._batch)
         while self._ends[0][2].finish_step != self._ends[0][0] or self._ends[0][2].id not in self._batch:
             heappop(self._ends)
-        steps = self._ends[0][0] - self._steps
+        steps = min(most, self._ends[0][0] - self._steps)
         if not self._fits(batch * steps):
             self._room_for(batch, batch * min(steps, _RUN_STEPS))
             free = self._memory.held(self.name) // self._token_bytes - self._tokens
@@ -322,6 +351,7 @@ class Engine:
             if steps <= 0:
                 return self._starved()
         self._count_used(batch * steps)
+        self._began = self._clock.now
         self._run, self._cut = steps, False
         self._run_s = self.cost.decode(steps, batch, self._context)
         self._processor.work(self._task, self._run_s)

@@ -69,7 +69,9 @@ class StockOutputs(Outputs):
 class NoPacer:
     """The reference prefills whenever it can."""
 
-    def began(self) -> None: ...
+    def began(self, alone: bool) -> None: ...
+
+    def decodes(self) -> None: ...
 
 
 class Front:

@@ -1,9 +1,9 @@
 """The prefill turn and the pace: words of shared memory between a gpu_scheduler and its engines (design, section 6).
 
 The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
-start a prefill step. Then comes a word for each engine: the most prompt tokens of its next prefill steps, and how long
-the pause after each is, for each second that it took. Engines read them between two steps, which costs nothing; a
-message would wait for the step.
+start a prefill step. Then come two words for each engine: the most prompt tokens of its next prefill steps with how
+long the pause after each is, for each second that it took; and the mean that its own decode steps may take with how far
+they can be ahead of it. Engines read them between two steps, which costs nothing; a message would wait for the step.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ MOST_INDEX = 20_000
 _TURN = struct.Struct("<I")
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
+_STEP = struct.Struct("<Q")
+"""Microseconds: the step in the lower half, 0 for no bound, the lead in the upper one."""
+_EACH = _PACE.size + _STEP.size
 _HALF = (1 << 32) - 1
-_BYTES = _PACE.size * (1 + MOST_INDEX)
+_BYTES = _EACH * (1 + MOST_INDEX)
 
 
 def create() -> int:
@@ -52,9 +55,12 @@ class Turn:
     def set_pace(self, index: int, pace: Pace) -> None:
         """For the engine with `index`, until the next one."""
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
-        _PACE.pack_into(self._words, _PACE.size * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
+        _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
+        step_us, lead_us = (min(_HALF, round(1e6 * seconds)) for seconds in (pace.step_s, pace.lead_s))
+        _STEP.pack_into(self._words, _EACH * index + _PACE.size, lead_us << 32 | step_us)
 
     def pace(self, index: int) -> Pace:
         """What holds for the engine with `index` now."""
-        (word,) = _PACE.unpack_from(self._words, _PACE.size * index)
-        return Pace(word & _HALF, (word >> 32) / 1e6)
+        (word,) = _PACE.unpack_from(self._words, _EACH * index)
+        (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
+        return Pace(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, (own >> 32) / 1e6)

@@ -1,4 +1,5 @@
-"""How fast a model may prefill beside neighbours that decode, so that each of these keeps its TPOT target.
+"""How fast a model may prefill beside neighbours that decode, so that each of these keeps its TPOT target. Its own
+decodes are `lead.py`'s.
 
 **What is protected** is a request's mean time per output token, (last - first) / (n - 1), which is what a TPOT target
 means; not the gap between two tokens. A step that meets a prefill step at all is slow, however small that is: the
@@ -47,6 +48,10 @@ class Pace:
     """The most prompt tokens of one step; 0: as many as the engine itself takes."""
     pause_ratio: float = 0.0
     """Seconds from the end of a step to the next one's start, for each second that it took."""
+    step_s: float = 0.0
+    """The mean that decode steps of the engine itself may take, its own prefills included (`lead.py`); 0: no bound."""
+    lead_s: float = 0.0
+    """The most that they can be ahead of that."""
 
     @property
     def share(self) -> float:
@@ -71,6 +76,11 @@ class PaceRules:
     others: a cycle begun and not ended, steps that grow with the context, its own model's prefills."""
     least_share: float = 0.25
     """Of the time, that prefills get together whatever the targets are."""
+    own_least_share: float = 0.75
+    """The same, of an engine's prefills before its own decodes."""
+    lead_tokens: int = 12
+    """Tokens over which a time in which decodes stand still has to be spread, for each step that their lead may have.
+    Of 4, TPOT was missed where outputs differ (docs/policies.md)."""
     cycle_steps: int = 16
     """Steps alone, of the neighbour, that a cycle may last: a request of a few dozen tokens sees several cycles."""
     fixed_costs: float = 3.0

@@ -7,7 +7,7 @@ Times are seconds on the caller's clock.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpu_scheduler.policy import pace
 from gpu_scheduler.policy.beat import Beat
@@ -20,6 +20,11 @@ class _Model:
     beat: Beat
     targets: dict[str, float] = field(default_factory=dict)
     """Of the requests that decode, by id."""
+    own_targets: dict[str, float] = field(default_factory=dict)
+    """Of all that its engine has: known before there is something to protect, so that the engine need not be told in
+    the middle of its steps."""
+    least_tokens: int = 1
+    """Of its requests' outputs."""
     pace: Pace = FREE
     prefills_since: float = 0.0
     """While it prefills."""
@@ -54,14 +59,22 @@ class Protection:
         known = self._models.setdefault(model, _Model(prefilling, Beat(decode_step_s)))
         known.prefilling, known.beat.measured_s = prefilling, decode_step_s
 
+    def started(self, model: str, request_id: str, target_s: float, least_tokens: int = 1) -> None:
+        """The model's engine gets the request; nearly all of the model's come to `least_tokens` of output."""
+        known = self._models[model]
+        known.own_targets[request_id], known.least_tokens = target_s, least_tokens
+
     def decodes(self, model: str, request_id: str, target_s: float) -> None:
         """The request's first token is out."""
         self._models[model].targets[request_id] = target_s
 
     def ended(self, model: str, request_id: str) -> None:
-        """It decodes no more; nothing if it never did."""
+        """Its engine has it no more; nothing if it never had."""
         known = self._models.get(model)
-        if known is not None and known.targets.pop(request_id, None) is not None and not known.targets:
+        if known is None:
+            return
+        known.own_targets.pop(request_id, None)
+        if known.targets.pop(request_id, None) is not None and not known.targets:
             known.beat.stopped()
 
     def step(self, model: str, now: float, steps: int = 1) -> None:
@@ -100,4 +113,8 @@ class Protection:
             others = [bound for other, bound in bounds.items() if other != name] if name in bounds else bounds.values()
             at_once = len(self._prefilling) + (name not in self._prefilling)
             known.pace = pace.within(known.prefilling, others, at_once, self._rules) if others else FREE
+            if known.own_targets:
+                step_s = self._rules.margin * min(known.own_targets.values())
+                lead_s = step_s * max(1.0, known.least_tokens / self._rules.lead_tokens)
+                known.pace = replace(known.pace, step_s=step_s, lead_s=lead_s)
         return {name: known.pace for name, known in self._models.items()}

@@ -60,6 +60,21 @@ def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_
     assert long == pytest.approx(9.06 + 0.6 / 2 + 3.1, abs=1.0)  # side by side, at half the speed
 
 
+def test_what_decodes_keeps_its_target_behind_a_queue_of_its_own_model_and_without_protection_does_not():
+    def run(protect):
+        first, *others = requests = [Request("0", "a", 0.0, 100, 201, 9.0, 0.2)] + [
+            Request(str(i), "a", 2.2, 1500, 1, 300.0, 0.2) for i in range(1, 61)
+        ]
+        replay(requests, models("a"), settings={"protect_decodes": protect})
+        assert all(request.ttft <= 300.0 for request in others)
+        return first.tpot, max(request.first_at for request in others)
+
+    kept, protected = run("true")
+    missed, free = run("false")
+    assert kept <= 0.2 < missed
+    assert protected <= 1.05 * free, "200 steps are made sooner, and some prompts prefilled one by one"
+
+
 def test_a_model_on_two_devices_is_served_by_the_group_of_two():
     (request,) = requests = [Request("0", "wide", 0.0, 100, 11, 9.0)]
     outcome = replay(requests, models("wide", devices=2, weights=2 * GB), sizes=(1, 2))

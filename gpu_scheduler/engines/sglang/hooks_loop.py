@@ -35,12 +35,12 @@ def heard_by_all(_receiver: Any, requests: Any) -> Any:
 
 
 def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
-    """No prefill out of turn, over the limit, or without memory, and none of more tokens than the pace allows; decoding
-    goes on."""
+    """No prefill out of turn, over the limit, without memory, or while decodes are behind, and none of more tokens than
+    the pace allows; decoding goes on."""
     if not scheduler.waiting_queue and scheduler.chunked_req is None:
         return original(scheduler, running_batch)
     loop = current.instance().loop
-    if not loop.may_prefill():
+    if not loop.may_prefill(running_batch):
         from sglang.srt.managers.scheduler import NextBatchPlan
 
         return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
@@ -86,14 +86,15 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
     return retracted, ratio, []
 
 
-def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+def before_step(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
     instance = current.instance()
     counters = instance.counters
     counters.forward_steps += 1
     if batch.forward_mode.is_decode():
+        instance.loop.pacer.decodes()
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
-        instance.loop.pacer.began()
+        instance.loop.pacer.began(alone=scheduler.running_batch.is_empty())
         counters.prefill_tokens += batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, instance.book):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))

@@ -61,7 +61,7 @@ class Loop:
         there is nothing to do about memory: what ranks agreed on holds until they receive again."""
         instance, channel = self._instance, self._instance.channel
         messages = channel.receive()
-        self.pacer.look(self._ranks.now())
+        self.pacer.look(self._ranks.now(), self._pace())
         if not messages and self._stalls() and not self._memory_news():
             self._wait_stalled()
             messages = channel.receive()
@@ -214,11 +214,11 @@ class Loop:
 
     # --- before SGLang forms a prefill batch
 
-    def may_prefill(self) -> bool:
-        """False when it is another engine's turn or a pause, when memory has to leave first, or when the next chunk of
-        a prompt has none."""
+    def may_prefill(self, running: Any) -> bool:
+        """False when it is another engine's turn or a pause, when what is `running` has to decode first, when memory
+        has to leave first, or when the next chunk of a prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
-        if not self._my_turn():
+        if not self._my_turn() or (self.pacer.holds and any(not request.finished() for request in running.reqs)):
             return False
         if self._over_limit():
             if scheduler.running_batch.is_empty():

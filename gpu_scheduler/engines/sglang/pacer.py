@@ -1,9 +1,12 @@
-"""The pause between the prefill steps of one engine."""
+"""The pause between the prefill steps of one engine, and the decode steps that come before the next one."""
 
 from __future__ import annotations
 
 from collections import deque
 from math import inf
+
+from gpu_scheduler.policy.lead import Lead
+from gpu_scheduler.policy.pace import FREE, Pace
 
 
 class Pacer:
@@ -22,23 +25,42 @@ class Pacer:
         """When a step began whose end is the next `look`."""
         self._ended_at = -inf
         self._took_s = 0.0
+        self._lead = Lead()
+        self._pace = FREE
 
-    def began(self) -> None:
-        """A prefill step was given to the device."""
+    def began(self, alone: bool) -> None:
+        """A prefill step was given to the device; `alone`: nothing waits to decode meanwhile."""
         self._under_way.append(self._now)
+        if alone:
+            self._lead.alone()
+
+    def decodes(self) -> None:
+        """A decode step was given to the device."""
+        self._lead.decoded(self._now, self._now, self._pace)
 
     def ended(self) -> None:
         """Its results are here."""
         self._results = self._under_way.popleft()
 
-    def look(self, now: float) -> None:
-        """It is `now`."""
+    def look(self, now: float, pace: Pace | None = None) -> None:
+        """It is `now`, and that is the pace. None: another engine has the turn, and decode steps may take what they
+        could."""
         self._now = now
+        if pace is not None:
+            self._pace = pace
         if self._results is not None:
             # Behind another step it began when that one ended.
             self._took_s = now - max(self._results, self._ended_at)
             self._ended_at = now
             self._results = None
+            self._lead.prefilled(now, self._took_s, self._pace)
+
+    @property
+    def holds(self) -> bool:
+        """Whether decode steps, where there are any, come before the next prefill step. Behind one that still runs they
+        do if they are behind already: for how long is known when it has ended."""
+        now = self._now
+        return self._lead.hold_s(now) > 0 or (bool(self._under_way) and self._lead.ahead_s(now) < 0)
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

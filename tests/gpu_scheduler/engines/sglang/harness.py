@@ -128,6 +128,8 @@ class Answer:
     parked: bool = False
     prefilled: list[tuple[int, int]] = field(default_factory=list)
     """(cached, computed) tokens of its prompt, as its steps began."""
+    told_meanwhile: int = 0
+    """Messages with tokens of others, from the first of `prefilled` to its first token."""
     cached_tokens: int = 0
     prompt_tokens: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,7 +174,9 @@ class EngineEnd:
             elif kind == "prefilled":
                 for prompt in message.prefilled.prompts:
                     assert not self.answers[prompt.request_id].tokens, "its first token said that its prompt is done"
-                    self.answers[prompt.request_id].prefilled.append((prompt.cached_tokens, prompt.computed_tokens))
+                    answer = self.answers[prompt.request_id]
+                    answer.told_meanwhile = answer.told_meanwhile if answer.prefilled else -self.told
+                    answer.prefilled.append((prompt.cached_tokens, prompt.computed_tokens))
             elif kind == "stats":
                 self._take_stats(message.stats)
             elif kind == "kept":
@@ -203,6 +207,7 @@ class EngineEnd:
         answer = self.answers[chunk.request_id]
         if chunk.token_ids and not answer.tokens:
             self.order.append(chunk.request_id)
+            answer.told_meanwhile += self.told - 1 if answer.prefilled else 0
             answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
         answer.tokens += chunk.token_ids
         answer.logprobs += chunk.logprobs

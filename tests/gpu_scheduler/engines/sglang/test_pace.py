@@ -89,3 +89,29 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
         words.set_pace(INDEX, FREE)
         answer = await end.answer("held")
         assert answer.tokens == said[2] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
+
+
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
+async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_where_its_target_wants_it(
+    as_on_a_gpu: bool, tmp_path: Path, word: int, engines: Engines, long_llama: Path, prompts: list[list[int]]
+) -> None:
+    chance = random.Random(5)
+    longs = {name: [chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for name in ("tight", "loose")}
+    said = dict(zip(longs, checkpoints.reference(long_llama, list(longs.values()), 4), strict=True))
+    (spoken,) = checkpoints.reference(long_llama, prompts[:1], 120)
+    options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
+    words = turn.Turn(word)
+    words.set_pace(INDEX, FREE)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("llama")
+        await end.hold(load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options))
+        for name, step_s in (("tight", 1e-6), ("loose", 3600.0)):
+            words.set_pace(INDEX, Pace(128, 0.0, step_s, step_s))
+            beside = f"{name}: decodes"
+            end.ask(beside, prompts[0], 120, ignore_eos=True)
+            await end.until(lambda beside=beside: len(end.answers[beside].tokens) > 0)
+            end.ask(name, longs[name], 4, ignore_eos=True)
+            assert (await end.answer(name)).tokens == said[name]
+            assert (await end.answer(beside)).tokens == spoken
+        assert end.answers["tight"].told_meanwhile >= 14, "a step at least between any two of 15"
+        assert end.answers["loose"].told_meanwhile <= 1, "prefill first"

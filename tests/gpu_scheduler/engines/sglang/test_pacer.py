@@ -3,6 +3,7 @@ from math import inf
 import pytest
 
 from gpu_scheduler.engines.sglang.pacer import Pacer
+from gpu_scheduler.policy.pace import FREE, Pace
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def test_the_first_step_waits_for_nothing(pacer):
 
 
 def test_the_pause_counts_from_the_end_of_the_last_step_and_is_as_many_times_as_long(pacer):
-    pacer.began()
+    pacer.began(alone=False)
     assert pacer.rest(5.0, 101.0) == inf
     pacer.ended()
     assert pacer.rest(5.0, 101.0) == inf, "nobody has said yet what time it is"
@@ -28,7 +29,7 @@ def test_the_pause_counts_from_the_end_of_the_last_step_and_is_as_many_times_as_
 
 def test_with_several_steps_on_the_device_it_counts_from_the_last_one_which_began_when_the_other_ended(pacer):
     for _ in range(2):
-        pacer.began()
+        pacer.began(alone=False)
     pacer.ended()
     pacer.look(110.0)
     assert pacer.rest(5.0, 200.0) == inf
@@ -38,5 +39,57 @@ def test_with_several_steps_on_the_device_it_counts_from_the_last_one_which_bega
 
 
 def test_without_a_pause_the_next_step_may_be_formed_while_one_runs(pacer):
-    pacer.began()
+    pacer.began(alone=False)
     assert pacer.rest(0.0, 100.0) == 0
+
+
+@pytest.fixture
+def behind(pacer):
+    """Something decodes, with 10 ms for each step, and stood still for a prefill step of a second."""
+    pacer.look(100.0, Pace(step_s=0.010, lead_s=0.010))
+    for now, alone in ((101.0, True), (102.0, False)):
+        pacer.began(alone)
+        pacer.ended()
+        pacer.look(now)
+    return pacer
+
+
+def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first_token_need_not(pacer):
+    pacer.look(100.0, Pace(step_s=0.010, lead_s=0.010))
+    pacer.began(alone=True)
+    pacer.ended()
+    pacer.look(101.0)
+    assert not pacer.holds
+    pacer.began(alone=False)
+    assert not pacer.holds
+    pacer.ended()
+    pacer.look(101.030)
+    assert pacer.holds
+    for step in range(3):
+        pacer.decodes()
+        pacer.look(101.030 + 0.001 * step)
+    assert not pacer.holds
+
+
+def test_decodes_come_first_for_a_third_of_the_step_before_and_no_longer(behind):
+    behind.look(102.333)
+    assert behind.holds
+    behind.look(102.334)
+    assert not behind.holds
+
+
+def test_what_is_behind_decodes_after_the_step_that_runs_although_nobody_knows_how_long_that_takes(behind):
+    behind.look(102.334)
+    behind.began(alone=False)
+    assert behind.holds
+
+
+def test_another_engines_turn_takes_nothing_from_what_decodes_may_take(behind):
+    behind.look(102.1, None)
+    assert behind.holds
+
+
+def test_without_a_bound_nothing_is_held(behind):
+    behind.look(102.1, FREE)
+    behind.decodes()
+    assert not behind.holds
