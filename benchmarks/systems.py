@@ -53,13 +53,20 @@ SYSTEMS = {
     "muxserve": System(planned=True, stays=True, arbitration=_BY_ARRIVAL),
     "serverlessllm": System(
         arbitration=_BY_ARRIVAL,
-        placement={"rebalance": False, "hibernate": False, "exclusive": True, "idle_s": 0.5},
+        placement={
+            "rebalance": False,
+            "hibernate": False,
+            "exclusive": True,
+            "idle_s": 0.5,
+            "patience_s": inf,
+            "relieve": False,
+        },
         alone=True,
     ),
     "prism": System(),
     "no-placement": System(planned=True),
     "no-arbitration": System(arbitration=_BY_ARRIVAL),
-    "no-ballooning": System(planned=True, divided=True),
+    "no-ballooning": System(planned=True, divided=True, placement={"relieve": False}),
     "no-hibernation": System(placement={"hibernate": False}),
 }
 

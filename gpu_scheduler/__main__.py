@@ -16,6 +16,7 @@ from gpu_scheduler.handover import Handover
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
+from gpu_scheduler.policy.decisions import NeedMemory
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Images, Resident, Residents
@@ -48,8 +49,13 @@ async def build(service: Service) -> None:
     residents = Residents(resident_changed)
     # Where limits are fixed, no memory of others helps a request.
     room = RoomMaker(devices if config.elastic_kv else None, lambda: dispatcher.changed())
+
+    def need_memory(need: NeedMemory) -> None:
+        room.need(need)
+        changes.set(None)
+
     dispatcher = Dispatcher(
-        config.arbitration, residents, memory, turn, room.need, lambda engine: residency.engine_died(engine)
+        config.arbitration, residents, memory, turn, need_memory, lambda engine: residency.engine_died(engine)
     )
     engines = config.engines
     pools = {
@@ -67,7 +73,7 @@ async def build(service: Service) -> None:
     activation = Activation(config, residents, pools, devices, loader, images)
     handover = Handover(residents, loader)
     residency = Residency(config, residents, dispatcher, activation, handover, pools)
-    report = Report(config, residents, dispatcher, memory, pools)
+    report = Report(config, residents, dispatcher, memory, pools, room.lacking)
     servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, changes)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 

@@ -148,7 +148,9 @@ class Residency:
             if other is None or other is resident:
                 continue
             try:
-                change = self.begin(other.spec, yielding.target, f"makes way for {resident.spec.name}")
+                change = self.begin(
+                    other.spec, yielding.target, f"makes way for {resident.spec.name}", yielding.drain_ms
+                )
                 if change.task is not None:
                     await asyncio.wait([change.task])
             except PrismError as error:

@@ -60,6 +60,8 @@ class Resident:
     """By rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
     image_only: bool = False
     """What a device gave did not do: the next activation takes the image."""
+    active_at: float = 0.0
+    """When it became active last (monotonic seconds)."""
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
@@ -70,6 +72,11 @@ class Resident:
     def up_s(self) -> float:
         """What bringing it up took the last time that it began as now, with or without an engine; 0: never done."""
         return self.wake_s if self.engine is not None else self.cold_s
+
+    @property
+    def active_s(self) -> float:
+        """Since it became active; 0 while it is not."""
+        return time.monotonic() - self.active_at if self.residency == common_pb2.ACTIVE else 0.0
 
     def step_seconds(self) -> dict[str, float]:
         """How long each step of the last activation took."""
@@ -129,6 +136,8 @@ class Residents:
             self._on_change(resident)
 
     def set(self, resident: Resident, residency: common_pb2.Residency, reason: str = "") -> None:
+        if residency == common_pb2.ACTIVE != resident.residency:
+            resident.active_at = time.monotonic()
         resident.residency, resident.reason = residency, reason
         self._on_change(resident)
         if resident.change is not None:

@@ -27,11 +27,16 @@ class RoomMaker:
         self._devices = devices
         self._on_room = on_room
         self._again_s = again_s
-        self._asking: set[str] = set()
+        self._asking: dict[str, int] = {}
+        """Model -> the bytes of its question."""
         self._answered: dict[str, str] = {}
         """Model -> the request that there was room for a moment ago."""
         self._again: set[str] = set()
         """Models whose request of that moment lacked memory once more."""
+
+    def lacking(self, model: str) -> int:
+        """Bytes on each device that balloond was asked for and has not found yet."""
+        return self._asking.get(model, 0)
 
     def need(self, need: NeedMemory) -> None:
         """Decodes of others are stopped only for a request with a target: best effort waits for them."""
@@ -40,7 +45,7 @@ class RoomMaker:
         if self._answered.get(need.model) == need.for_request:
             self._again.add(need.model)
             return
-        self._asking.add(need.model)
+        self._asking[need.model] = need.bytes
         tasks.spawn(self._ask(need), f"room for {need.model}")
 
     async def _ask(self, need: NeedMemory) -> None:
@@ -58,7 +63,7 @@ class RoomMaker:
         except PrismError as error:
             _log.info("no room", request=need.for_request, model=need.model, why=str(error))
         finally:
-            self._asking.discard(need.model)
+            self._asking.pop(need.model, None)
         if short == 0:
             await self._answer(need.model, need.for_request)
 

@@ -22,13 +22,34 @@ class PlacementConfig(Config):
     """How often placement looks whether a model should move."""
     tau: float = Field(default=0.2, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
+    home: float = Field(default=0.75, ge=0, le=1)
+    """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
     least_pressure: float = Field(default=0.05, ge=0)
     """Below it nothing moves off a group: with a TPOT target of 0.1 s and requests of 10 s it means that 5 % of the
     KV memory is in use, and a move would cost more than it brings."""
-    cool_down_s: float = Field(default=30.0, ge=0)
+    least_share: float = Field(default=0.1, ge=0, le=1)
+    """Nor does a model with a smaller share of the demand on its devices."""
+    cool_down_s: float = Field(default=120.0, ge=0)
     """A model that moved stays at least this long."""
-    idle_s: float = Field(default=45.0, ge=0)
-    """A model idle for longer may be evicted, when its memory is wanted."""
+    idle_s: float = Field(default=1.0, ge=0)
+    """A model idle for longer may be evicted, when its memory is wanted for another one's activation."""
+    stay: float = Field(default=4.0, ge=0)
+    """Unless it has been awake for less than so many times what its wake-up took."""
+    patience_s: float = Field(default=2.0, ge=0)
+    """A model that has waited for so long, with no idle one to make way, gets the turn of a busy one."""
+    quantum_s: float = Field(default=4.0, ge=0)
+    """How long a model is awake at least before that happens to it."""
+    yield_drain_ms: int = Field(default=0, ge=0)
+    """How long those that make way may go on with what they run."""
+    kv_idle_s: float = Field(default=1.0, ge=0)
+    """A model idle for longer hibernates when others on its group lack memory for KV."""
+    headroom: float = Field(default=0.4, ge=0, lt=1)
+    """They do when running requests leave less than this share of it."""
+    hold_s: float = Field(default=5.0, ge=0)
+    """How long a gateway that asks for a model waits for room before it is told that there is none; less than its own
+    patience with placement (`activate_time_out_s`)."""
+    relieve: bool = True
+    """Off: idle models leave for activations only."""
     window_s: float = Field(default=60.0, gt=0)
     short_window_s: float = Field(default=5.0, gt=0)
     default_tpot_ms: float = Field(default=100.0, gt=0)
@@ -51,7 +72,17 @@ class PlacementConfig(Config):
     @property
     def lifecycle(self) -> LifecycleRules:
         """Of activation and eviction."""
-        return LifecycleRules(idle_s=self.idle_s, tau=self.tau, hibernate=self.hibernate, exclusive=self.exclusive)
+        return LifecycleRules(
+            idle_s=self.idle_s,
+            stay=self.stay,
+            tau=self.tau,
+            home=self.home,
+            hibernate=self.hibernate,
+            exclusive=self.exclusive,
+            quantum_s=self.quantum_s,
+            kv_idle_s=self.kv_idle_s,
+            headroom=self.headroom,
+        )
 
     @model_validator(mode="after")
     def _what_has_its_place_does_not_move(self) -> PlacementConfig:

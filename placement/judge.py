@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from placement.cluster import PRESENT, Cluster, Group
 from placement.config import PlacementConfig
@@ -13,6 +14,7 @@ from placement.policy.decisions import Activate, Hibernate, Resident
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, rebalance
 from placement.policy.standing import Standing
+from placement.policy.turns import Turns
 from placement.policy.window import RateWindow
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 
@@ -68,6 +70,10 @@ class Judge:
         self._seen: dict[tuple[str, str], int] = {}
         self._tpot_ms: dict[str, float] = {}
         self._moved_at: dict[str, float] = {}
+        self._turns: dict[int, Turns] = {}
+        """By the number of devices of a group."""
+        self._to_relieve: dict[str, Group] = {}
+        """Groups that were heard since it was last looked whether they lack KV memory, by address."""
 
     # --- demand
 
@@ -114,6 +120,7 @@ class Judge:
             self._standing_of[address] = there
             standing = self._standings.setdefault(size, Standing(self._config.lifecycle))
             standing.hear(self._group(group), self._residents(group))
+            self._to_relieve[address] = group
 
     def _window(self, model: str) -> RateWindow:
         if model not in self._windows:
@@ -202,6 +209,7 @@ class Judge:
             if entry is None or resident.residency not in PRESENT:
                 continue
             cold_s = resident.cold_s or _COLD_S
+            parts = max(1, entry.model.devices)
             steady = resident.residency in (common_pb2.ACTIVE, common_pb2.HIBERNATING)
             asleep = resident.residency == common_pb2.HIBERNATING
             found.append(
@@ -213,6 +221,10 @@ class Judge:
                     wake_s=resident.wake_s or min(_WAKE_S, cold_s),
                     cold_s=cold_s,
                     host_bytes=resident.private_bytes,
+                    stay_s=(resident.active_s or inf) if resident.residency == common_pb2.ACTIVE else 0.0,
+                    claims=resident.waiting - resident.late,
+                    kv_used=kvpr.share(resident.kv_used_bytes, parts),
+                    kv_lacking=kvpr.share(resident.kv_lacking_bytes, parts),
                 )
             )
         present = {resident.model.name for resident in found}
@@ -245,7 +257,8 @@ class Judge:
         if there is None:
             return Verdict(spec.name, None, self._unsuitable(spec))
         model = replace(self._model(spec), demand=self._demand(spec))
-        answer = there.activate(model, self._config.places.get(spec.name))
+        turns = self._turns.setdefault(max(1, spec.devices), Turns(self._config.patience_s))
+        answer = turns.ask(model, there, self._now(), self._config.places.get(spec.name))
         candidates = [
             placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
         ]
@@ -259,8 +272,28 @@ class Judge:
             )
             for eviction in answer.evictions
         ]
+        turns.served(spec.name)
         group = self._cluster.group(answer.outcome.place.group)
         return Verdict(spec.name, group, answer.outcome.reason, candidates, yields)
+
+    def waits(self) -> bool:
+        """Whether a model waits for a place."""
+        return any(turns.any(self._now()) for turns in self._turns.values())
+
+    def reliefs(self) -> list[tuple[Group, list[Yielding]]]:
+        """Groups that lack memory for KV, of those heard since this was asked last, and the idle models that are to
+        make way for it."""
+        self._listen()
+        heard, self._to_relieve = self._to_relieve, {}
+        found = []
+        for address, group in heard.items():
+            if address in self._standing_of:
+                size, name = self._standing_of[address]
+                decisions = self._standings[size].relieve(name).decisions
+                yields = [Yielding(d.model, common_pb2.HIBERNATING, d.reason) for d in decisions]
+                if yields:
+                    found.append((group, yields))
+        return found
 
     def moves(self) -> list[Verdict]:
         """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
@@ -278,6 +311,7 @@ class Judge:
                 AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
                 MoveRules(at_once=self._config.migrations_at_once, cool_down_s=self._config.cool_down_s),
                 self._config.least_pressure,
+                self._config.least_share,
             ),
         )
         return [

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from placement.actuate import Actuator
 from placement.cluster import Cluster, Group
 from placement.config import PlacementConfig
 from placement.history import History
-from placement.judge import Judge, Verdict
+from placement.judge import Judge, Verdict, Yielding
 from protos import common_pb2, gpu_scheduler_pb2
 from services import log, tasks
 from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
+from services.watch import Watched
 
 _log = log.get(__name__)
+_LOOK_S = 0.1
+"""From one look at the cluster to the next."""
 _TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _BELOW = {
     common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
@@ -43,6 +46,9 @@ class Reconciler:
         self._choosing: dict[str, asyncio.Task[Group]] = {}
         self._changed = asyncio.Event()
         self._informed = asyncio.Event()
+        self._looked: Watched[None] = Watched(None)
+        """Told on whenever the judge was, and may answer otherwise."""
+        self._relieving: set[Group] = set()
 
     def changed(self) -> None:
         """The cluster said something."""
@@ -86,7 +92,7 @@ class Reconciler:
         if refused:
             self._history.add(model, "refuse", "", refused, outcome="refused")
             raise Unmet(f"{model}: {refused}")
-        verdict = self._judge.activation(spec)
+        verdict = await self._place(spec)
         if verdict.group is None:
             self._history.add(model, "refuse", "", verdict.reason, verdict.candidates, outcome="refused for now")
             raise Refused(f"{model}: {verdict.reason}")
@@ -100,9 +106,22 @@ class Reconciler:
             model,
             verdict.group,
             record,
-            [gpu_scheduler_pb2.Yield(model=y.model, target=y.target) for y in verdict.yields],
+            [
+                gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=self._config.yield_drain_ms)
+                for y in verdict.yields
+            ],
         )
         return verdict.group
+
+    async def _place(self, spec: common_pb2.ModelSpec) -> Verdict:
+        """The judge's verdict; where that is to wait, the one that it comes to while the asker does."""
+        verdict = self._judge.activation(spec)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.hold_s):
+                while verdict.group is None:
+                    await self._looked.changed(self._looked.revision)
+                    verdict = self._judge.activation(spec)
+        return verdict
 
     def check_fits(self, spec: common_pb2.ModelSpec) -> None:
         """Raises Unmet with the arithmetic for a model that no group could hold even alone."""
@@ -177,20 +196,43 @@ class Reconciler:
     # --- by itself
 
     async def run(self) -> None:
-        """Observes all the time, moves models when the policy says so. Runs for ever."""
+        """Observes all the time, lets idle models make way for KV and moves models when the policy says so. Runs for
+        ever."""
         while True:
-            try:
-                async with asyncio.timeout(self._config.period_s):
+            # A turn begins when a quantum is over, which nobody reports.
+            period_s = min(_LOOK_S, self._config.period_s) if self._judge.waits() else self._config.period_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(period_s):
                     await self._changed.wait()
-            except TimeoutError:
-                pass
             self._changed.clear()
             self._judge.observe()
+            self._looked.set(None)
+            if self._config.relieve:
+                self.relieve()
             if self._config.rebalance and self._informed.is_set():
                 self._rebalance()
-            await asyncio.sleep(0.1)  # states come from several groups at once; look at them together
+            await asyncio.sleep(_LOOK_S)  # states come from several groups at once; look at them together
+
+    def relieve(self) -> None:
+        """Sends idle models to sleep where requests lack memory for KV; one group's at a time."""
+        for group, yields in self._judge.reliefs():
+            if group not in self._relieving:
+                self._relieving.add(group)
+                tasks.spawn(self._relieve(group, yields), f"memory for KV on {group.name}")
+
+    async def _relieve(self, group: Group, yields: Sequence[Yielding]) -> None:
+        try:
+            for each in yields:
+                if each.model not in self._actuator.moving | self._actuator.removing:
+                    record = self._history.add(each.model, "hibernate", group.name, each.reason)
+                    spec = self._actuator.spec(each.model)
+                    await self._quietly(self._actuator.bring_down(spec, group, each.target, record))
+        finally:
+            self._relieving.discard(group)
 
     def _rebalance(self) -> None:
+        if self._judge.waits():  # for its turn: what moves would be in its way
+            return
         if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
             return
         for verdict in self._judge.moves()[: self._config.migrations_at_once]:
@@ -208,7 +250,7 @@ class Reconciler:
         try:
             await work
         except PrismError as error:
-            _log.warning("a move failed; the source serves on", why=str(error))
+            _log.warning("not done; all is as before", why=str(error))
 
     def demands(self) -> dict[str, float]:
         return self._judge.demands()

@@ -1,8 +1,9 @@
 """Placement on a fleet, by placement's policy: what `reconcile.py`, `judge.py` and `actuate.py` do, without their I/O.
 
 A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
-is no room now, its requests wait at the gateway, which asks again with growing pauses. Every `period_s` the token rates
-are taken and `rebalance` is asked which models should move. The source of a move serves until the target is up, and
+is no room now it waits, and is looked at again every 0.1 s, until idle models make way or it is its turn (`turns`).
+Where KV lacks memory idle models leave (`relief`). Every `period_s` the token rates are taken and `rebalance` is asked
+which models should move. The source of a move serves until the target is up, and
 then finishes what it runs.
 """
 
@@ -17,6 +18,7 @@ from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, GoCold
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
+from placement.policy.turns import Turns
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
 from sim.clock import Clock
@@ -25,8 +27,8 @@ from sim.node import Group, Residency
 from sim.request import Request
 from sim.standings import Standings
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-"""Of a gateway that was told that there is no room now (`gateway/relay.py`)."""
+_LOOK_S = 0.1
+"""How long after something has changed placement looks again (`placement/reconcile.py`)."""
 
 
 class Fleet:
@@ -59,6 +61,7 @@ class Fleet:
             AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
             MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
             config.least_pressure,
+            config.least_share,
         )
         self._home: dict[str, Group] = {}
         """Where a model's requests go."""
@@ -66,10 +69,13 @@ class Fleet:
         self._moving: set[str] = set()
         self._activating: set[str] = set()
         self._parked: dict[str, deque[Request]] = {}
-        self._tries: dict[str, int] = {}
+        self._turns = {size: Turns(config.patience_s) for size in self._standings.sizes}
         self.migrations = 0
+        self.reliefs = 0
         self.refused_for_now = 0
         clock.after(config.period_s, self._period)
+        if config.relieve:
+            clock.after(_LOOK_S, self._relieve)
 
     # --- requests
 
@@ -83,7 +89,6 @@ class Fleet:
             waiting.append(request)
             return
         self._parked[request.model] = deque([request])
-        self._tries[request.model] = 0
         self._activate(request.model)
 
     def _again(self, requests: Sequence[Request]) -> None:
@@ -96,17 +101,18 @@ class Fleet:
     def _activate(self, name: str) -> None:
         """For those that are parked."""
         spec = self.specs[name]
-        there = self._standings.of(spec.parts)
-        answer = there.activate(self._standings.models[name], self._config.places.get(name))
+        only, there = self._config.places.get(name), self._standings.of(spec.parts)
+        answer = self._turns[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
         if not isinstance(answer.outcome, Activate):
             self.refused_for_now += 1
-            self._ask_again(name)
+            self._clock.after(_LOOK_S, self._activate, name)
             return
         group = self._by_name[answer.outcome.place.group]
         present = group.residents.get(name)
         if present is not None and present.residency is not Residency.HIBERNATING:
-            self._ask_again(name)  # it is on its way down there: a Conflict
+            self._clock.after(_LOOK_S, self._activate, name)  # it is on its way down there: a Conflict
             return
+        self._turns[spec.parts].served(name)
         for eviction in answer.evictions:
             if self._home.get(eviction.model) is group:
                 del self._home[eviction.model]
@@ -116,14 +122,10 @@ class Fleet:
             spec,
             lambda up: self._activated(name, group, up),
             [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions],
+            self._config.yield_drain_ms / 1e3,
         )
         for request in self._parked.pop(name):
             group.queue.submit(request)
-
-    def _ask_again(self, name: str) -> None:
-        tries = self._tries[name] = self._tries[name] + 1
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (tries - 2), _LONGEST_PAUSE_S) if tries > 1 else 0.0
-        self._clock.after(pause_s, self._activate, name)
 
     def _activated(self, name: str, group: Group, up: bool) -> None:
         self._activating.discard(name)
@@ -132,6 +134,17 @@ class Fleet:
 
     # --- by itself
 
+    def _relieve(self) -> None:
+        self._clock.after(_LOOK_S, self._relieve)
+        for group in self.groups:
+            if not self._standings.tight(group.name):
+                continue
+            for eviction in self._standings.heard_now(group.name).relieve(group.name).decisions:
+                self.reliefs += 1
+                if self._home.get(eviction.model) is group:
+                    del self._home[eviction.model]
+                group.bring_down(eviction.model, False, lambda: None)
+
     def _period(self) -> None:
         self._clock.after(self._config.period_s, self._period)
         if self._standings.observe() and self._config.rebalance:
@@ -139,7 +152,7 @@ class Fleet:
 
     def _move(self) -> None:
         at_once = self._config.migrations_at_once
-        if self._activating or len(self._moving) >= at_once:
+        if self._activating or len(self._moving) >= at_once or self._wait():
             return
         wanted: list[Wanted] = []
         for size in self._standings.sizes:
@@ -147,6 +160,10 @@ class Fleet:
             wanted += rebalance(there.groups, there.residents, self._moved_at, self._clock.now, self._rebalance)
         for each in wanted[:at_once]:
             self._migrate(each.move.model, self._by_name[each.move.source.group], self._by_name[each.move.target.group])
+
+    def _wait(self) -> bool:
+        """Whether a model waits for its turn: what moves then would be in its way."""
+        return any(turns.any(self._clock.now) for turns in self._turns.values())
 
     def _migrate(self, name: str, source: Group, target: Group) -> None:
         if name in self._moving:
@@ -173,4 +190,8 @@ class Fleet:
 
     @property
     def figures(self) -> Mapping[str, int]:
-        return {"migrations": self.migrations, "no room for now": self.refused_for_now}
+        return {
+            "migrations": self.migrations,
+            "no room for now": self.refused_for_now,
+            "reliefs": self.reliefs,
+        }

@@ -77,6 +77,11 @@ class GroupMemory:
         """Raises services.errors.Refused with the arithmetic."""
         self._carry_out(self.device.book(self._clock.now, model, Booking(quota, weights, floor)))
 
+    def booked(self, model: str) -> int:
+        """Bytes of it that are not elastic."""
+        booking = self.device.ledger.bookings.get(model)
+        return booking.quota + booking.weights if booking is not None else 0
+
     def unbook(self, model: str) -> None:
         self._carry_out(self.device.unbook(self._clock.now, model))
 

@@ -61,6 +61,8 @@ class Resident:
     wake_s: float = 0.0
     """What its last wake-up took; 0: none yet."""
     cold_s: float = 0.0
+    active_at: float = 0.0
+    """When it became active last."""
     token_bytes: int = field(init=False)
     """Of KV, on each device."""
     drained: Callable[[], None] | None = None
@@ -157,20 +159,29 @@ class Group:
 
     # --- up
 
-    def activate(self, spec: Spec, done: Callable[[bool], None], yields: Sequence[tuple[str, bool]] = ()) -> None:
-        """`yields`: models that make way, and whether they go cold. `done`: whether it is active, later."""
+    def activate(
+        self,
+        spec: Spec,
+        done: Callable[[bool], None],
+        yields: Sequence[tuple[str, bool]] = (),
+        drain_s: float = 0.0,
+    ) -> None:
+        """`yields`: models that make way, within `drain_s` each, and whether they go cold. `done`: whether it is
+        active, later."""
         resident = self.residents.get(spec.name)
         if resident is None:
             resident = self.residents[spec.name] = Resident(spec, Cost(spec.shape, self.hardware))
         self._set(resident, Residency.WAKING)
-        self._make_way(resident, list(yields), done)
+        self._make_way(resident, list(yields), drain_s, done)
 
-    def _make_way(self, resident: Resident, yields: list[tuple[str, bool]], done: Callable[[bool], None]) -> None:
+    def _make_way(
+        self, resident: Resident, yields: list[tuple[str, bool]], drain_s: float, done: Callable[[bool], None]
+    ) -> None:
         while yields:
             name, cold = yields.pop(0)
             other = self.residents.get(name)
             if other is not None and other.residency in (Residency.ACTIVE, Residency.HIBERNATING):
-                self.bring_down(name, cold, lambda: self._make_way(resident, yields, done))
+                self.bring_down(name, cold, lambda: self._make_way(resident, yields, drain_s, done), drain_s)
                 return
         self._entitle(resident, done)
 
@@ -283,6 +294,7 @@ class Group:
     def _set(self, resident: Resident, residency: Residency) -> None:
         resident.residency = residency
         if residency is Residency.ACTIVE:
+            resident.active_at = self.clock.now
             self.active[resident.spec.name] = resident
         else:
             self.active.pop(resident.spec.name, None)

@@ -61,6 +61,21 @@ class Standings:
                 self._hear(group, arbiter)
         return standing
 
+    def tight(self, name: str) -> bool:
+        """Whether the group could lack KV memory."""
+        group, arbiter = self._groups[name]
+        if arbiter.lacking:
+            return True
+        used = sum(r.engine.used_bytes for r in group.active.values() if r.engine is not None)
+        fixed = sum(group.memory.booked(r.spec.name) for r in group.residents.values())
+        return used > (1 - self._config.headroom) * (group.hardware.capacity_bytes - fixed)
+
+    def heard_now(self, name: str) -> Standing:
+        """That of the group, which is up to date with what its models use and lack."""
+        group, arbiter = self._groups[name]
+        self._hear(group, arbiter)
+        return self._by_size[group.devices]
+
     def observe(self) -> bool:
         """Takes the groups' token counters into the windows, and the demands from those. Whether there was anything
         new."""
@@ -104,7 +119,8 @@ class Standings:
         return True
 
     def _hear(self, group: Group, arbiter: Arbiter) -> None:
-        now, idle_s = self._clock.now, self._config.idle_s
+        now, rules = self._clock.now, self._config.lifecycle
+        claims = arbiter.claims()
         plain = self._plain[group.name]
         place = kvpr.Place(group.name, tuple(device.name for device in plain.devices))
         residents: list[Resident] = []
@@ -114,16 +130,24 @@ class Standings:
                 continue
             cold_s = resident.cold_s or _COLD_S
             idle = arbiter.idle_s(name) if resident.residency in _STEADY else 0.0
-            if resident.active and 0.0 < idle < idle_s:
-                until = min(until, now + idle_s - idle)
+            stay_s = now - resident.active_at if resident.active else 0.0
+            wake_s = resident.wake_s or min(_WAKE_S, cold_s)
+            for left in (rules.idle_s - idle if idle > 0.0 else 0.0, rules.stay * wake_s - stay_s):
+                if resident.active and left > 0.0:
+                    until = min(until, now + left)
+            engine = resident.engine
             residents.append(
                 Resident(
                     self.models[name],
                     place,
                     hibernating=resident.residency is Residency.HIBERNATING,
                     idle_s=idle,
-                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    wake_s=wake_s,
                     cold_s=cold_s,
+                    stay_s=stay_s,
+                    claims=claims[name],
+                    kv_used=engine.used_bytes if engine is not None else 0,
+                    kv_lacking=arbiter.lacking.get(name, 0),
                 )
             )
         self._by_size[group.devices].hear(plain, residents)

@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--idle-s",
         type=float,
-        default=10.0,
+        default=1.0,
         help="a model idle for longer may be evicted when another needs its memory",
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))

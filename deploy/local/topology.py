@@ -51,7 +51,7 @@ class Local:
     metrics_port: int = 0
     """First of a row of ports for Prometheus text; 0: off (the gateway's /metrics is always there)."""
     host_capacity_bytes: int = 256 * MIB
-    idle_s: float = 45.0
+    idle_s: float = 1.0
     arbitration: dict[str, Any] = field(default_factory=dict)
     """Of every gpu_scheduler."""
     gpu_scheduler: dict[str, Any] = field(default_factory=dict)

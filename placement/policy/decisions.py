@@ -4,6 +4,7 @@ reasons."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from placement.policy.kvpr import Model, Place
 
@@ -12,16 +13,26 @@ from placement.policy.kvpr import Model, Place
 class LifecycleRules:
     """Numbers of eviction and activation."""
 
-    idle_s: float = 45.0
-    """A model idle for less is not evicted."""
+    idle_s: float = 1.0
+    """A model idle for less is not evicted, unless it is another's turn."""
+    stay: float = 4.0
+    """Nor is one that has been awake for less than so many times what its wake-up took: it would only have come."""
     tau: float = 0.2
-    """The gain in pressure that makes a model leave its hibernating engine, or others make room for it."""
+    """The gain in pressure for which others make room for a model, though there is room elsewhere."""
+    home: float = 0.75
+    """The gain in pressure for which it leaves its hibernating engine, to start cold elsewhere while requests wait."""
     explain: int = 3
     """How many groups a reason names."""
     hibernate: bool = True
     """False: who leaves goes cold."""
     exclusive: bool = False
     """A model has a group for itself: it comes up only where all who are awake may leave, and they do."""
+    quantum_s: float = 4.0
+    """A model that was awake for so long has had its turn: it may be sent to sleep for one that waits."""
+    kv_idle_s: float = 1.0
+    """A model idle for less does not leave for others' KV."""
+    headroom: float = 0.4
+    """Share of a device's KV memory that is to be free of running requests: with less, idle models leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,14 @@ class Resident:
     """What starting it cold takes."""
     host_bytes: int = 0
     """Host memory that its engine holds."""
+    stay_s: float = inf
+    """How long it has been awake here; 0 while it passes from one residency to another."""
+    claims: int = 0
+    """Its requests that wait and can still be on time."""
+    kv_used: int = 0
+    """KV of its running requests on each device."""
+    kv_lacking: int = 0
+    """KV on each device without which its waiting requests cannot start."""
 
     @property
     def booked(self) -> Model:

@@ -1,9 +1,11 @@
 """Eviction under demand: an idle model leaves only when its memory is wanted.
 
-Two conditions: a model has been idle for `idle_s` (the paper's sensitivity study finds 45 s best), and memory is
-wanted. Hibernation first: weights, graphs and floor go, the engine keeps its addresses and a part of its quota. Where
-that is not enough, or host memory is wanted, models go cold and give back that and the engine too. Pinned models never
-leave. The least wake-up time per byte freed goes first, and nothing goes that the others make needless.
+Two conditions: a model has been idle for `idle_s`, and memory is wanted. Hibernation first: weights, graphs and floor
+go, the engine keeps its addresses and a part of its quota. Where that is not enough, or host memory is wanted, models
+go cold and give back that and the engine too. Pinned models never leave, nor do those that have hardly come (`stay`).
+The least wake-up time for each byte freed and second idle goes first: who was not asked for in so long will not be for
+about as long again, so this is the share of time that requests will wait for what is freed. Nothing goes that the
+others make needless.
 
 Bytes are bytes on one device, seconds are durations; there is no clock here.
 """
@@ -15,6 +17,8 @@ from dataclasses import dataclass, field
 from math import inf
 
 from placement.policy.decisions import GoCold, Hibernate, LifecycleRules, Resident
+
+_LEAST_IDLE_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +43,27 @@ def evict(
     *,
     host_wanted: int = 0,
     for_whom: str = "",
+    go_cold: bool = True,
 ) -> Eviction:
     """Free `wanted` bytes (device -> bytes) and `host_wanted` bytes of host memory. Nothing wanted: nobody leaves.
+    `go_cold`: whether engines may go where hibernation is not enough.
 
     What falls short is in the answer; whether to carry out a part is the caller's choice.
     """
     rules = rules or LifecycleRules()
     plan = _Eviction([r for r in residents if not r.model.pinned], wanted, host_wanted, rules)
     plan.hibernate()
-    plan.go_cold()
+    if go_cold:
+        plan.go_cold()
     plan.spare_the_needless()
     return plan.result(for_whom)
+
+
+def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
+    """Whether it may be evicted now."""
+    if resident.model.pinned or resident.hibernating:
+        return not resident.model.pinned
+    return resident.idle_s >= rules.idle_s and resident.stay_s >= rules.stay * resident.wake_s
 
 
 def freed_by(residents: Iterable[Resident], rules: LifecycleRules) -> dict[str, int]:
@@ -71,7 +85,7 @@ class _Eviction:
         self._rules = rules
         self._wanted = {device: amount for device, amount in wanted.items() if amount > 0}
         self._host = max(0, host)
-        self._sleepy = [r for r in residents if not r.hibernating and r.idle_s >= rules.idle_s]
+        self._sleepy = [r for r in residents if not r.hibernating and may_leave(r, rules)]
         self._asleep = [r for r in residents if r.hibernating]
         self._steps: list[tuple[Resident, bool]] = []  # (who, goes cold): hibernating and cold are two steps
 
@@ -123,7 +137,7 @@ class _Eviction:
                 self._steps.append(step)
 
     def _price(self, step: tuple[Resident, bool]) -> tuple[float, float, str]:
-        """Seconds of later waiting for each byte that helps; of equals the longest idle."""
+        """Seconds of later waiting for each byte that helps and second idle; of equals the longest idle."""
         resident, cold = step
         seconds = max(0.0, resident.cold_s - resident.wake_s) if cold else resident.wake_s
         if not (resident.hibernating or self._rules.hibernate):
@@ -131,7 +145,8 @@ class _Eviction:
         useful = sum(freed for device, freed in self._frees(*step).items() if device in self._wanted)
         if cold and self._host:
             useful += resident.host_bytes
-        return (seconds / useful if useful else inf, -resident.idle_s, resident.model.name)
+        each = seconds / useful / max(resident.idle_s, _LEAST_IDLE_S) if useful else inf
+        return (each, -resident.idle_s, resident.model.name)
 
     def _at_once(self, resident: Resident) -> bool:
         """Whether it goes cold in one step: it sleeps already, or nobody is to sleep."""

@@ -1,9 +1,9 @@
 """Activation: where a model that is not active comes up, and who has to leave for it.
 
 The group with the least resulting pressure where the model fits, if need be after evicting what may be evicted. Two
-preferences, each broken only by a gain of more than tau: the group where the model hibernates (it wakes in tenths of
-a second there and starts cold elsewhere), and groups where nobody has to leave. Where nothing fits the answer is
-`Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the nearest group.
+preferences: groups where nobody has to leave, broken by a gain of more than tau, and the group where the model
+hibernates, broken by much more alone (it wakes in tenths of a second there and starts cold elsewhere). Where nothing
+fits the answer is `Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the nearest group.
 
 Here is what one group has to offer, and how to choose among several; which groups are looked at is `standing.py`'s.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
-from placement.policy.eviction import evict, freed_by
+from placement.policy.eviction import Eviction, evict, freed_by, may_leave
 from placement.policy.field import Option
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.refusal import arithmetic
@@ -73,28 +73,36 @@ def attempt(model: Model, group: Group, here: Sequence[Resident], rules: Lifecyc
     _, devices = gone.best(model, group)
     if not devices or not all(may_leave(r, rules) for r in in_the_way):
         return None
-    wanted = {device: max(0, model.needed - books.free(device)) for device in devices}
-    for device, freed in freed_by(in_the_way, rules).items():
-        wanted[device] = max(wanted.get(device, 0), freed)
-    eviction = evict(others, wanted, rules, for_whom=model.name)
+    for spare in (0, 1):  # a byte more where nothing would be left for KV
+        wanted = {device: max(0, model.needed + spare - books.free(device)) for device in devices}
+        for device, freed in freed_by(in_the_way, rules).items():
+            wanted[device] = max(wanted.get(device, 0), freed)
+        eviction = evict(others, wanted, rules, for_whom=model.name)
+        pressure = _after(model, group, devices, others, eviction)
+        if eviction.enough and pressure < inf:
+            left = {d.model for d in eviction.decisions}
+            idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
+            return Found(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
+    return None
+
+
+def _after(model: Model, group: Group, devices: Sequence[str], others: Sequence[Resident], eviction: Eviction) -> float:
+    """The highest pressure on the devices with the model there, when those who leave have."""
     left = {d.model: isinstance(d, GoCold) for d in eviction.decisions}
-    stay = [r for r in others if not left.get(r.model.name, False)]
     after = Books([group])
-    for resident in stay:
-        booked = resident.model.asleep() if resident.model.name in left else resident.booked
-        after.book(booked, [d for d in resident.place.devices if d in _names(group)])
-    pressure = max(after.resulting(model, device) for device in devices)
-    if not eviction.enough or pressure == inf:
-        return None
-    idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
-    return Found(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
+    for resident in others:
+        if not left.get(resident.model.name, False):
+            booked = resident.model.asleep() if resident.model.name in left else resident.booked
+            after.book(booked, [d for d in resident.place.devices if d in _names(group)])
+    return max(after.resulting(model, device) for device in devices)
 
 
 def _prefer(found: Sequence[Found], rules: LifecycleRules) -> Found:
     """`found` by pressure."""
     best = found[0]
-    for favoured in (next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)):
-        if favoured is not None and not best.pressure < favoured.pressure * (1 - rules.tau):
+    calm, home = next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)
+    for favoured, gain in ((calm, rules.tau), (home, rules.home)):
+        if favoured is not None and not best.pressure < favoured.pressure * (1 - gain):
             best = favoured
     return best
 
@@ -103,7 +111,8 @@ def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRul
     text = f"pressure {best.pressure:.4g} on {best.place.group}"
     least = found[0]
     if least is not best and least.pressure < best.pressure:
-        text += f", {least.pressure:.4g} on {least.place.group}: not less by more than {rules.tau:.0%}"
+        gain = rules.home if best.home else rules.tau
+        text += f", {least.pressure:.4g} on {least.place.group}: not less by more than {gain:.0%}"
     elif compared > 1:
         text += f", the least of {compared} groups"
     if best.home:
@@ -111,11 +120,6 @@ def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRul
     if best.evictions:
         text += "; " + " and ".join(d.model for d in best.evictions) + " leave first"
     return text
-
-
-def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
-    """Whether it may be evicted now."""
-    return not resident.model.pinned and (resident.hibernating or resident.idle_s >= rules.idle_s)
 
 
 def _booked(group: Group, residents: Iterable[Resident]) -> Books:

@@ -21,6 +21,8 @@ class RebalanceRules:
     moves: MoveRules = MoveRules()
     least_pressure: float = 0.05
     """Nothing moves off a group with less: a move would cost more than it brings."""
+    least_share: float = 0.1
+    """Nor does a model with a smaller share of the demand on its devices: idle ones sleep where memory is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ def rebalance(
             active.setdefault(resident.model.name, resident)
     if len(groups) < 2 or not active or not _relievable(groups, residents, rules):
         return []
+    moving = _worth_moving(groups, residents, active, rules)
     assignment = assign(
         groups,
-        [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in active.items()],
+        [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in moving.items()],
         now,
         replace(rules.assign, least_pressure=rules.least_pressure),
-        [(r.booked, r.place) for r in residents if r.hibernating],
+        [(r.booked, r.place) for r in residents if r is not moving.get(r.model.name)],
     )
     if all(assignment.places.get(name, r.place) == r.place for name, r in active.items()):
         return []
@@ -61,6 +64,27 @@ def rebalance(
     first = plan.waves[0] if plan.waves else ()
     wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
     return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]
+
+
+def _worth_moving(
+    groups: Sequence[Group], residents: Sequence[Resident], active: Mapping[str, Resident], rules: RebalanceRules
+) -> dict[str, Resident]:
+    """Of those that are active, by name: those with their share of the demand, and all of an overcommitted device."""
+    books = Books(groups)
+    demand: dict[str, float] = {}
+    for resident in residents:
+        model = resident.booked
+        books.book(model, resident.place.devices)
+        for device in resident.place.devices:
+            demand[device] = demand.get(device, 0.0) + model.part_demand
+    return {
+        name: r
+        for name, r in active.items()
+        if any(
+            r.model.part_demand >= rules.least_share * demand[device] or books.free(device) < 0
+            for device in r.place.devices
+        )
+    }
 
 
 def _relievable(groups: Sequence[Group], residents: Sequence[Resident], rules: RebalanceRules) -> bool:

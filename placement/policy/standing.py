@@ -12,17 +12,20 @@ Whoever keeps a Standing says what changed, group by group (`hear`); that is all
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 import numpy as np
 
 from placement.policy.decisions import LifecycleRules, Refuse, Resident
+from placement.policy.eviction import Eviction, may_leave
 from placement.policy.field import Field, Floats, Mask
 from placement.policy.kvpr import LEAST_DEMAND, Group, Model
-from placement.policy.lifecycle import Activation, Found, attempt, chosen, lack, may_leave, wait
+from placement.policy.lifecycle import Activation, Found, attempt, chosen, lack, wait
+from placement.policy.preempt import holds, preempt
 from placement.policy.refusal import refusal
+from placement.policy.relief import relieve
 
 TRIES = 12
 """Groups that are looked at closely, each a fraction of a millisecond."""
@@ -103,14 +106,16 @@ class Standing:
             return None
         return refusal(model, [group for group in self.groups if only in (None, group.name)])
 
-    def activate(self, model: Model, only: str | None = None) -> Activation:
-        """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above."""
+    def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> Activation:
+        """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above.
+        `closed`: groups that are promised to others."""
         model = replace(model, demand=max(model.demand, LEAST_DEMAND))
         refused = self.refused(model, only)
         if refused is not None:
             return Activation(refused)
         at = self._at()
         could_hold = self._could_hold(model, only)
+        could_hold[[at.row[name] for name in closed if name in at.row]] = False
         homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
         now = at.now.by_group(model)  # where nobody has to leave
         bound, idle_s = at.gone.by_group(model), at.idle_s
@@ -142,6 +147,29 @@ class Standing:
         rooms = np.where(could_hold, at.gone.nth_most(at.gone.room, model.parts), -inf)
         nearest = dict.fromkeys([*homes, int(rooms.argmax())])
         return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
+
+    def turn(self, model: Model, waited_s: float, only: str) -> Activation | None:
+        """The same on that one group where those leave too who have had their turn; None: they do not suffice yet."""
+        group = self._groups.get(only)
+        if group is None:
+            return None
+        model = replace(model, demand=max(model.demand, LEAST_DEMAND))
+        found = preempt(model, group, self._on[only], waited_s, self._rules)
+        return None if found is None else chosen(model, [found], 1, self._rules)
+
+    def to_promise(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> str | None:
+        """The group to be promised to a model that found no room on any: of those that could hold it without their
+        pinned models the one where those awake have the fewest requests that can still be on time."""
+        at = self._at()
+        rows = np.flatnonzero(self._could_hold(model, only))
+        open_ones = (at.groups[row] for row in rows if at.groups[row].name not in closed)
+        holding = (group for group in open_ones if holds(model, group, self._on[group.name]))
+        best = min(holding, key=lambda group: sum(r.claims for r in self._on[group.name]), default=None)
+        return None if best is None else best.name
+
+    def relieve(self, name: str) -> Eviction:
+        """Who leaves the group for the sake of KV there."""
+        return relieve(self._groups[name], self._on[name], self._rules)
 
     def _tried(self, model: Model, bound: Floats, row: int) -> list[Found]:
         bound[row] = inf

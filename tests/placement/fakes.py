@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from placement.actuate import Actuator
 from placement.cluster import Cluster
 from placement.config import PlacementConfig
@@ -22,6 +24,7 @@ class FakeGroup:
         self.calls = []
         self.drained = []
         self.successors = []
+        self.yield_drains = []
         self.fail: PrismError | None = None
         self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
         self.state.memory.add(device=f"{name}-device", capacity_bytes=capacity, free_bytes=capacity)
@@ -42,6 +45,7 @@ class FakeGroup:
         self.successors.append(successor)
         if self.fail is not None:
             raise self.fail
+        self.yield_drains += [y.drain_ms for y in yields]
         for y in yields:
             self.put(y.model, y.target)
         if on_progress is not None:
@@ -60,7 +64,7 @@ class FakeCluster:
     def __init__(self, groups=2, capacity=100 * MIB, **config):
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
-        settings = PlacementConfig(name="p", listen="x", groups=[], loaders=["l"], **config)
+        settings = PlacementConfig(name="p", listen="x", groups=[], loaders=["l"], **({"hold_s": 0.0} | config))
         self.cluster = Cluster(self.groups, lambda: None)
         for group in self.groups:
             group.tell = self.tell
@@ -76,6 +80,11 @@ class FakeCluster:
             state = gpu_scheduler_pb2.GroupState()
             state.CopyFrom(client.state)
             self.cluster.heard_group(client.address, state)
+
+    async def heard(self, condition):
+        """Returns when the loop has brought it about."""
+        while not condition():
+            await asyncio.sleep(0)
 
     def model(self, name, weights=30 * MIB, floor=10 * MIB, quota=1 * MIB, error="", **facts):
         spec = common_pb2.ModelSpec(

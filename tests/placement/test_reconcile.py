@@ -68,7 +68,7 @@ async def test_nobody_idle_means_refused_for_now_with_the_arithmetic():
     for name in ("a", "b", "new"):
         world.model(name)
     for name in "ab":
-        world.groups[0].put(name, weights_bytes=30 * MIB, idle_s=1)
+        world.groups[0].put(name, weights_bytes=30 * MIB, idle_s=0.5)
     world.tell()
     with pytest.raises(Refused, match=r"weights 31,457,280 \+ floor"):
         await world.reconciler.activate("new")
@@ -297,3 +297,61 @@ async def test_what_is_not_there_cannot_be_removed():
     with pytest.raises(NotFound, match="no model 'm' in the catalogue"):
         async with FakeCluster().reconciler.removing("m"):
             pass
+
+
+# --- KV, turns
+
+
+async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explain_says_for_whom():
+    world = FakeCluster(groups=2, kv_idle_s=1)
+    for name in ("busy", "idle", "elsewhere"):
+        world.model(name)
+    lacks = {"waiting": 3, "kv_used_bytes": 20 * MIB, "kv_lacking_bytes": 15 * MIB}
+    world.groups[0].put("busy", weights_bytes=30 * MIB, **lacks)
+    world.groups[0].put("idle", weights_bytes=30 * MIB, idle_s=60)
+    world.groups[1].put("elsewhere", weights_bytes=30 * MIB, idle_s=60)
+    world.tell()
+    world.reconciler.relieve()
+    world.reconciler.relieve()  # one at a time for each group
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    assert [group.calls for group in world.groups] == [[("idle", "HIBERNATING", [])], []]
+    (decision,) = world.history.last("idle", 5)
+    assert decision.action == "hibernate" and "for KV of busy" in decision.reason
+    assert decision.outcome.startswith("done")
+    world.reconciler.relieve()
+    assert not world.judge.reliefs()
+
+
+async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_turn():
+    world = FakeCluster(groups=1, patience_s=2, quantum_s=4, yield_drain_ms=300)
+    for name in ("long", "lately", "new"):
+        world.model(name, weights=35 * MIB)
+    world.groups[0].put("long", weights_bytes=35 * MIB, active_s=60, waiting=2, late=2)
+    world.groups[0].put("lately", weights_bytes=35 * MIB, active_s=3, waiting=2, late=2)
+    world.tell()
+    with pytest.raises(Refused, match="no group has room now"):
+        await world.reconciler.activate("new")
+    assert world.judge.waits()
+    world.time += 2
+    await world.reconciler.activate("new")
+    assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and world.groups[0].yield_drains == [300]
+    assert "awake for 60 s while another waited for 2.0 s" in world.history.last("long", 1)[0].reason
+    assert not world.judge.waits()
+
+
+async def test_who_asks_is_answered_as_soon_as_there_is_room():
+    world = FakeCluster(groups=1, hold_s=60)
+    for name in ("busy", "new"):
+        world.model(name, weights=60 * MIB)
+    world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=1)
+    world.tell()
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    asked = asyncio.get_running_loop().create_task(world.reconciler.activate("new"))
+    await world.heard(lambda: world.judge.waits())
+    assert not asked.done()
+    world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=9, idle_s=5)
+    world.tell()
+    world.reconciler.changed()
+    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
+    running.cancel()

@@ -13,9 +13,10 @@ SIZES = {"muxserve": (1, 1, 1)}
 """Of the groups, where two of one device are not enough: two models of the six fit on each."""
 
 
-def run(seed, policy, sizes=()):
+def run(seed, policy, sizes=(), **settings):
     requests = crowded(seed)
-    return replay(requests, KNOWN, policy, sizes or SIZES.get(policy, (1, 1)), SMALL, check_every_s=0.25), requests
+    sizes = sizes or SIZES.get(policy, (1, 1))
+    return replay(requests, KNOWN, policy, sizes, SMALL, check_every_s=0.25, settings=settings), requests
 
 
 @pytest.mark.parametrize("policy", sorted(SYSTEMS))
@@ -37,7 +38,7 @@ def test_bytes_add_up_all_the_while_and_every_request_ends_with_all_its_tokens(s
 
 
 def test_the_crowd_is_one_that_has_to_share_memory():
-    outcome, requests = run(0, "prism", (1,))
+    outcome, requests = run(0, "prism", (1,), idle_s="45", patience_s="inf", relieve="false")
     (group,) = outcome.system.groups
     assert group.counts.hibernations >= 4 and group.memory.reclaimed_bytes > 0
     assert sum(request.parked for request in requests) > 0 and all(request.served for request in requests)

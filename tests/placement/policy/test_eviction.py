@@ -28,10 +28,10 @@ def test_nobody_leaves_while_nothing_is_wanted():
 
 
 def test_nobody_leaves_who_was_busy_lately_or_is_pinned():
-    busy, pinned = resident("busy", idle_s=44.9), resident("pinned", pinned=True)
+    busy, pinned = resident("busy", idle_s=0.9), resident("pinned", pinned=True)
     eviction = evict([busy, pinned], {"d0": 10})
     assert (eviction.decisions, eviction.short, eviction.enough) == ((), {"d0": 10}, False)
-    assert names(evict([resident("idle", idle_s=45.0)], {"d0": 10})) == [("Hibernate", "idle")]
+    assert names(evict([resident("idle", idle_s=1.0)], {"d0": 10})) == [("Hibernate", "idle")]
 
 
 def test_the_least_wake_up_time_per_byte_goes_first():
@@ -41,6 +41,23 @@ def test_the_least_wake_up_time_per_byte_goes_first():
 
 def test_of_equals_the_longest_idle_goes_first():
     assert names(evict([resident("a", idle_s=50.0), resident("b", idle_s=70.0)], {"d0": 5})) == [("Hibernate", "b")]
+
+
+def test_of_two_that_cost_as_much_each_byte_and_second_idle_decides_how_long_they_were():
+    often, seldom = resident("often", idle_s=3.0, wake_s=0.2), resident("seldom", idle_s=90.0, wake_s=0.4)
+    assert names(evict([often, seldom], {"d0": 40})) == [("Hibernate", "seldom")]
+
+
+def test_who_has_hardly_come_stays_as_long_as_it_took_to_come_several_times():
+    rules = LifecycleRules(idle_s=1.0, stay=4.0)
+    assert not evict([resident("new", wake_s=2.0, stay_s=7.9)], {"d0": 10}, rules).decisions
+    assert evict([resident("new", wake_s=2.0, stay_s=8.0)], {"d0": 10}, rules).enough
+
+
+def test_nobody_goes_cold_where_only_sleep_is_allowed():
+    residents = [resident("idle"), resident("asleep", hibernating=True)]
+    eviction = evict(residents, {"d0": 50}, go_cold=False)
+    assert names(eviction) == [("Hibernate", "idle")] and eviction.short == {"d0": 10}
 
 
 def test_a_model_that_another_makes_needless_stays():
@@ -135,7 +152,7 @@ def test_what_is_not_wanted_is_not_short(wanted):
 
 
 def test_without_hibernation_who_leaves_goes_cold_and_only_as_many_as_it_takes():
-    residents = [resident("first", weights=30, quota=10, idle_s=90.0), resident("second", weights=60, idle_s=50.0)]
+    residents = [resident("first", weights=30, quota=10, idle_s=90.0), resident("second", weights=60, idle_s=90.0)]
     eviction = evict(residents, {"d0": 35}, LifecycleRules(hibernate=False))
     assert [(type(d), d.model) for d in eviction.decisions] == [(GoCold, "second")]
     eviction = evict(residents, {"d0": 80}, LifecycleRules(hibernate=False))

@@ -53,7 +53,10 @@ def test_idle_models_leave_only_where_there_is_no_room_otherwise():
 
 
 def test_hibernation_comes_first_and_engines_go_cold_when_that_is_short_too():
-    residents = [on("A", "one", 45, quota=5, idle_s=60.0), on("A", "two", 40, quota=10, hibernating=True, cold_s=9.0)]
+    residents = [
+        on("A", "one", 45, quota=5, idle_s=60.0),
+        on("A", "two", 40, quota=10, hibernating=True, cold_s=9.0, idle_s=60.0),
+    ]
     activation = activate(new(83), GROUPS[:1], residents)
     assert [(type(d), d.model) for d in activation.evictions] == [(Hibernate, "one")]
     activation = activate(new(88), GROUPS[:1], residents)
@@ -78,7 +81,7 @@ def test_its_own_quota_is_there_already_when_it_wakes():
 
 
 def test_busy_and_pinned_models_make_it_wait_and_the_text_says_what_is_missing():
-    residents = [on("A", "busy", 90, idle_s=1.0), on("B", "pinned", 70, idle_s=999.0, pinned=True)]
+    residents = [on("A", "busy", 90, idle_s=0.5), on("B", "pinned", 70, idle_s=999.0, pinned=True)]
     activation = activate(new(50), GROUPS, residents)
     assert activation.outcome == Wait(
         "new",
@@ -165,7 +168,7 @@ def test_it_waits_only_if_no_group_has_room_with_all_idle_models_gone(world):
     activation = activate(model, groups, residents)
     books = Books(groups)
     for r in residents:
-        if r.model.pinned or not (r.hibernating or r.idle_s >= 45.0):
+        if r.model.pinned or not (r.hibernating or r.idle_s >= 1.0):
             books.book(r.booked, r.place.devices)
     possible = any(books.best(model, group)[1] for group in groups)
     assert isinstance(activation.outcome, Activate) == possible

@@ -1,0 +1,95 @@
+"""Turns: models that want a place where all are busy.
+
+A model that found no room waits. When it has waited for `patience_s` a group is promised to it: nobody else comes up
+there until it has, so that room which comes free is not taken by those who need less. There, as soon as those that
+have been awake for a quantum suffice to make room, they give it up: first the idle ones, then those with the fewest
+requests that can still be on time, of these the one that has been awake longest. Each of them then waits in its turn.
+
+So with k models that are always asked for, on a group where they are promised a place one after the other, a model
+waits at most
+
+    patience + (k - 1) (quantum + change)
+
+where `change` is what a drain, a wake-up and the next look at it take together: of the others each is promised the
+group at most once before it, since those that come back wait behind it, and who is promised it waits for the youngest
+one there to have had its quantum. (Pinned models never give up theirs; what is left must hold the model.)
+
+Times are seconds on the caller's clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from placement.policy.decisions import Wait
+from placement.policy.kvpr import Model
+from placement.policy.lifecycle import Activation
+from placement.policy.standing import Standing
+
+FORGOTTEN_S = 5.0
+"""Who has not asked for so long has stopped asking."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    since: float
+    asked: float
+    group: str = ""
+    """The one that it is promised."""
+
+
+class Turns:
+    """Who waits, since when, and for which group. One for all groups of one size."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._waits: dict[str, _Wait] = {}
+        """In the order in which they began to wait."""
+
+    def any(self, now: float) -> bool:
+        """Whether somebody waits."""
+        self._forget(now)
+        return bool(self._waits)
+
+    def ask(self, model: Model, there: Standing, now: float, only: str | None = None) -> Activation:
+        """Where to bring up a model that is active nowhere, and who has to leave for it (`Standing.activate`); while it
+        has to wait it asks again."""
+        self._forget(now)
+        answer = there.activate(model, only, self._closed(model.name))
+        if not isinstance(answer.outcome, Wait):
+            return answer
+        waited_s = self._asks(model.name, now)
+        if self._waits[model.name].group not in there:
+            self._waits[model.name].group = ""  # it is lost
+        if self._is_next(model.name, now):
+            self._waits[model.name].group = there.to_promise(model, only, self._closed(model.name)) or ""
+        group = self._waits[model.name].group
+        if not group:
+            return answer
+        told = f"{answer.outcome.reason}; {group} is promised to it, which has waited for {waited_s:.1f} s"
+        return there.turn(model, waited_s, group) or replace(answer, outcome=Wait(model.name, told))
+
+    def _asks(self, model: str, now: float) -> float:
+        """It has no place. How long it has waited."""
+        wait = self._waits.setdefault(model, _Wait(now, now))
+        wait.asked = now
+        return now - wait.since
+
+    def served(self, model: str) -> None:
+        """It has its place."""
+        self._waits.pop(model, None)
+
+    def _forget(self, now: float) -> None:
+        self._waits = {name: wait for name, wait in self._waits.items() if now - wait.asked <= FORGOTTEN_S}
+
+    def _is_next(self, model: str, now: float) -> bool:
+        """Whether a group is to be promised to it now: it has waited long enough, and all who waited before it for as
+        long have theirs."""
+        for name, wait in self._waits.items():
+            if not wait.group and now - wait.since >= self._patience_s:
+                return name == model
+        return False
+
+    def _closed(self, model: str) -> set[str]:
+        """Groups that are promised to others."""
+        return {wait.group for name, wait in self._waits.items() if wait.group and name != model}
