@@ -17,7 +17,7 @@ from loader.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
 from services import tasks
-from tests.end_to_end.world import FOLDER, MODELS, world
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 PROMPT = list(range(20, 60))
@@ -55,7 +55,7 @@ async def ten_streams(it, model, tokens=60):
         asyncio.get_running_loop().create_task(it.stream(model, [7 + i, *PROMPT], tokens, event))
         for i, event in enumerate(started)
     ]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         for event in started:
             await event.wait()
     return streams

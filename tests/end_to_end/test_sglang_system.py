@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from protos import common_pb2
 from tests.end_to_end.reference import greedy
-from tests.end_to_end.world import FOLDER, MODELS, world
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.sglang
 TEXTS = (
@@ -68,7 +68,7 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
     expected = await expected_texts()
     # Without a time to drain, whatever runs on the source of a move goes on at its target.
     async with world("sglang", idle_s=0.5, poison=True, placement={"rebalance": False, "drain_ms": 0}) as it:
-        client = AsyncOpenAI(base_url=it.base + "/v1", api_key="none", timeout=120, max_retries=0)
+        client = AsyncOpenAI(base_url=it.base + "/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
 
         # All three at once: more than the two devices hold, so somebody has to leave and come back.
         async def all_of(model):
@@ -94,7 +94,9 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         streams = [
             asyncio.get_running_loop().create_task(it.stream(model, ids[i % 5], 40, started[i])) for i in range(10)
         ]
-        await asyncio.wait([asyncio.get_running_loop().create_task(event.wait()) for event in started], timeout=60)
+        await asyncio.wait(
+            [asyncio.get_running_loop().create_task(event.wait()) for event in started], timeout=PATIENCE_S
+        )
         os.kill((await it.measured(model)).engine_pid, signal.SIGKILL)
         assert [text for text, _, _ in await asyncio.gather(*streams)] == [texts[i % 5] for i in range(10)]
 

@@ -27,6 +27,8 @@ from services.errors import PrismError
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
 MODELS = ("llama-debian", "qwen2-python", "qwen3-perl")
+PATIENCE_S = 300.0
+"""With what other processes do: on a busy machine an engine takes more than a minute to start."""
 
 
 def free_port() -> int:
@@ -127,7 +129,7 @@ class World:
                 await client.close()
         raise AssertionError(f"{model} is on no group")
 
-    async def until(self, condition: Any, what: str, timeout_s: float = 60.0) -> Any:
+    async def until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> Any:
         """Waits until `condition()` (async) is true; the cluster's state changes are not pushed to tests."""
         async with asyncio.timeout(timeout_s):
             while True:
@@ -137,7 +139,7 @@ class World:
                 await asyncio.sleep(0.05)
         raise AssertionError(what)
 
-    async def wait_residency(self, model: str, residency: common_pb2.Residency, timeout_s: float = 60.0) -> None:
+    async def wait_residency(self, model: str, residency: common_pb2.Residency, timeout_s: float = PATIENCE_S) -> None:
         async def there() -> bool:
             return any(
                 route.model.name == model and route.residency == residency
@@ -186,6 +188,7 @@ async def world(
     models: dict[str, dict[str, Any]] | None = None,
     *,
     options: dict[str, str] | None = None,
+    gateway: dict[str, Any] | None = None,
     **local: Any,
 ) -> AsyncIterator[World]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when the test failed."""
@@ -197,6 +200,7 @@ async def world(
         http=f"127.0.0.1:{free_port()}",
         engine=engine,
         engine_options=options or {},
+        gateway={"park_time_out_s": PATIENCE_S, **(gateway or {})},
         **local,
     )
     system = System(plan.processes(), state / "logs", print)
@@ -204,7 +208,7 @@ async def world(
         await system.start()
         placement = PlacementClient(plan.unix("placement"))
         async with aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=120), connector=aiohttp.TCPConnector(limit=0)
+            timeout=aiohttp.ClientTimeout(total=PATIENCE_S), connector=aiohttp.TCPConnector(limit=0)
         ) as http:
             yield World(plan, system, http, placement)
         await placement.close()

@@ -119,9 +119,10 @@ async def test_two_engines_that_want_an_image_of_the_disk_at_once_get_it_by_one_
     spec = (await node.entry("a")).model
     told = {stored: [], other: []}
     await asyncio.gather(*(node.load(engine, spec, on_progress=told[engine].append) for engine in told))
-    for engine, progress in told.items():
+    for engine in told:
         assert engine.content() == CONTENT
-        assert "reading from disk" in {each.step for each in progress}
+    # Who comes late may find that the disk has been read.
+    assert "reading from disk" in {each.step for progress in told.values() for each in progress}
     assert reads(node) - before == 1
 
 
