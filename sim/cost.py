@@ -4,9 +4,11 @@ A decode step reads all weights, once, and the KV of every request of the batch:
 
     decode  = step_s + weights / weight_bytes_per_s + batch * sequence_s + KV / kv_bytes_per_s
 
-A prefill step computes, and does the same few things around it whatever its size:
+A prefill step computes, and does the same few things around it whatever its size, but the host needs time as well to
+give the device all its kernels:
 
-    prefill = prefill_step_s + tokens * weights * prefill_s_per_token_byte + tokens * KV of their contexts * attention_s
+    prefill = max(prefill_launch_s, prefill_step_s + tokens * weights * prefill_s_per_token_byte
+                                    + tokens * KV of their contexts * attention_s)
 
 Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
 device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
@@ -28,19 +30,21 @@ class Hardware:
 
     capacity_bytes: int = 149_500_000_000
     """Of one device, for models: an H200's 150.8 GB less balloond's reserve and spares."""
-    step_s: float = 0.00058
-    weight_bytes_per_s: float = 3.5e12
+    step_s: float = 0.000565
+    weight_bytes_per_s: float = 3.436e12
     sequence_s: float = 0.0
-    kv_bytes_per_s: float = 4.82e12
-    prefill_step_s: float = 0.00794
-    prefill_s_per_token_byte: float = 1.662e-15
+    kv_bytes_per_s: float = 4.95e12
+    prefill_launch_s: float = 0.0206
+    """Of a prefill step at least."""
+    prefill_step_s: float = 0.0
+    prefill_s_per_token_byte: float = 1.833e-15
     attention_s: float = 1.0e-16
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 1.10
+    sharing: float = 1.258
     """Above 1: engines use the devices while others' hosts are between two steps."""
-    path_s: float = 0.011
+    path_s: float = 0.0147
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 8192
     """Tokens of an engine's prefill step at most."""
@@ -49,9 +53,9 @@ class Hardware:
 
     link_bytes_per_s: float = 50.9 * GB
     """A GPU's own way to host memory, mapping and checking of what comes included."""
-    host_bytes_per_s: float = 107.0 * GB
+    host_bytes_per_s: float = 97.0 * GB
     """To all GPUs together; counted within a group only."""
-    wake_base_s: float = 0.0155
+    wake_base_s: float = 0.01545
     cold_base_s: float = 2.42
     hibernate_s: float = 0.009
     reclaim_base_s: float = 0.003
@@ -83,7 +87,17 @@ class Shape:
 class Cost:
     """Of one model on one kind of GPU."""
 
-    __slots__ = ("_decode_fixed", "_each", "_kv", "_look", "_prefill_fixed", "_token", "hardware", "shape")
+    __slots__ = (
+        "_decode_fixed",
+        "_each",
+        "_kv",
+        "_look",
+        "_prefill_fixed",
+        "_prefill_least",
+        "_token",
+        "hardware",
+        "shape",
+    )
 
     def __init__(self, shape: Shape, hardware: Hardware = H200) -> None:
         self.shape = shape
@@ -94,6 +108,7 @@ class Cost:
         self._each = hardware.sequence_s
         self._kv = kv / hardware.kv_bytes_per_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
+        self._prefill_least = hardware.prefill_launch_s + exchange
         self._token = weights * hardware.prefill_s_per_token_byte
         self._look = kv * hardware.attention_s
 
@@ -118,16 +133,15 @@ class Cost:
         """Of a prefill step, one prompt's: `tokens` that follow `before` others."""
         return tokens * (self._token + self._look * (before + tokens / 2))
 
-    @property
-    def prefill_step_s(self) -> float:
-        """Of a prefill step, whatever is in it."""
-        return self._prefill_fixed
+    def prefill(self, parts: float) -> float:
+        """Seconds of a prefill step with these parts, together."""
+        return max(self._prefill_least, self._prefill_fixed + parts)
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Of one whole chunk, as an engine measures it when it comes up."""
         tokens = self.hardware.prefill_chunk
-        return tokens / (self._prefill_fixed + self.prefill_part(tokens, 0))
+        return tokens / self.prefill(self.prefill_part(tokens, 0))
 
     @property
     def decode_step_s(self) -> float:

@@ -262,7 +262,7 @@ class Engine:
 
     def _prefill(self) -> bool:
         most = self.pace.chunk_tokens or self.cost.hardware.prefill_chunk
-        seconds, left = self.cost.prefill_step_s, most
+        seconds, left = 0.0, most
         room = self.cost.hardware.most_running - len(self._batch)
         for request in list(self._waiting):
             if left <= 0 or room <= 0:
@@ -283,7 +283,7 @@ class Engine:
         self._began = self._clock.now
         if not self._batch:
             self._lead.alone()
-        self._processor.work(self._task, seconds)
+        self._processor.work(self._task, self.cost.prefill(seconds))
         return True
 
     def _stuck(self) -> None:

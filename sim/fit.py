@@ -28,7 +28,7 @@ from sim.system import World
 
 _PROMPT, _OUTPUT, _IN_FLIGHT = 256, 128, 256
 """Of `benchmarks/gpu/overhead.py`."""
-_LEAD_IN_S, _WARM_UP_S, _SECONDS = 4.0, 10.0, 60.0
+_WARM_UP_S, _SECONDS = 10.0, 60.0
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def simulate(hardware: Hardware, engines: int, rate: float | None) -> Load:
     done: list[Request] = []
     numbers = iter(range(1 << 30))
 
-    def submit() -> None:
+    def submit(output: int = _OUTPUT) -> None:
         number = next(numbers)
-        system.submit(Request(str(number), specs[number % engines].name, clock.now, _PROMPT, _OUTPUT))
+        system.submit(Request(str(number), specs[number % engines].name, clock.now, _PROMPT, output))
 
     def ended(request: Request) -> None:
         done.append(request)
@@ -73,8 +73,9 @@ def simulate(hardware: Hardware, engines: int, rate: float | None) -> Load:
 
     system = Static(World(clock, hardware, [1], specs, {}), ended)
     if rate is None:
-        for _ in range(_IN_FLIGHT):
-            clock.at(draw.uniform(0.0, _LEAD_IN_S), submit)
+        # The first ones of uneven lengths, so that they do not end together.
+        for number in range(_IN_FLIGHT):
+            clock.at(0.0, submit, max(2, _OUTPUT * (number + 1) // _IN_FLIGHT))
     else:
         at = 0.0
         while at < _SECONDS:
@@ -167,15 +168,16 @@ def fit(results: Results) -> Hardware:
         [alone["prefill_tokens_per_s"], *(each["prefill_tokens_per_s"] for each in reclaim["measured"].values())]
     )
 
-    def with_step(prefill_step: float) -> Hardware:
-        chunk_s = hardware.prefill_chunk / chunk_rate - prefill_step
-        attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(hardware.prefill_chunk, 0)
-        each = (chunk_s - attention) / hardware.prefill_chunk / eight.weights_bytes
-        return replace(hardware, prefill_step_s=prefill_step, prefill_s_per_token_byte=each)
+    attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(hardware.prefill_chunk, 0)
+    each = (hardware.prefill_chunk / chunk_rate - attention) / hardware.prefill_chunk / eight.weights_bytes
+    hardware = replace(hardware, prefill_step_s=0.0, prefill_s_per_token_byte=each)
+
+    def with_launch(launch_s: float) -> Hardware:
+        return replace(hardware, prefill_launch_s=launch_s)
 
     measured = results.load("one", "28")
     target = measured.tpot_s
-    hardware = with_step(solve(lambda s: simulate(with_step(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
+    hardware = with_launch(solve(lambda s: simulate(with_launch(s), 1, 28.0).tpot_s - target, 0.0, 0.04))
     target = results.load("two", "28").tpot_s
     shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
     return replace(hardware, sharing=shared, path_s=max(0.0, measured.ttft_s - simulate(hardware, 1, 28.0).ttft_s))
@@ -202,7 +204,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
     eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
     shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")
-    warm_s = hardware.path_s + eight.prefill_step_s + eight.prefill_part(16, 0)
+    warm_s = hardware.path_s + eight.prefill(eight.prefill_part(16, 0))
     line("TTFT of a lone 8B request, s", median(shapes["8b"]["warm_s"]), warm_s)
     line("wake 8B, s", wake_s(shapes["8b"]), eight.wake_s, True)
     line("wake 1B, s", wake_s(shapes["1b"]), one.wake_s, True)
@@ -221,7 +223,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         eight.decode(1, 16, 1600) * 2 / hardware.sharing,
     )
     prompt = turn["arguments"]["prompt"]
-    seconds = 2 / hardware.sharing * (eight.prefill_step_s + eight.prefill_part(int(prompt), 0))
+    seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0))
     line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
     group = results.read("gpu_load_group")["rows"][0]
     four = Cost(Shape(SHAPES["70b"].weights_bytes, SHAPES["70b"].kv_bytes_per_token, 4), hardware)

@@ -376,7 +376,7 @@ async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_i
     desk.submit("r1", tokens=20, new=5, ttft_ms=9_000)
     await desk.settle()
     assert engine.started == []
-    assert [(need.model, need.bytes) for need in desk.needs] == [("a", 25 * 10 - 20)]
+    assert [(need.model, need.bytes) for need in desk.needs] == [("a", 25 * 10)]
     state.free_bytes = 500
     desk.memory.update([state])
     desk.dispatcher.changed()

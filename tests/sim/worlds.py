@@ -18,6 +18,7 @@ ROUND = replace(
     weight_bytes_per_s=inf,
     sequence_s=0.0,
     kv_bytes_per_s=inf,
+    prefill_launch_s=0.0,
     prefill_step_s=0.1,
     prefill_s_per_token_byte=0.001 / GB,
     attention_s=0.0,
