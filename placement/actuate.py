@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from placement.cluster import Cluster, Group
 from placement.history import Entry
@@ -95,17 +95,24 @@ class Actuator:
         for group in groups:
             await self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms)
 
-    async def migrate(self, model: str, source: Group, target: Group, record: Entry) -> float:
-        """The target is prepared while the source serves; then the route turns; then the source hands over what it
-        runs, on one node with its KV, or finishes it, and lets go. Seconds it took. Raises what refused it; the source
-        then serves on."""
+    async def migrate(
+        self,
+        model: str,
+        source: Group,
+        target: Group,
+        record: Entry,
+        yields: Sequence[gpu_scheduler_pb2.Yield] = (),
+    ) -> float:
+        """The target is prepared, where `yields` make way for it, while the source serves; then the route turns; then
+        the source hands over what it runs, on one node with its KV, or finishes it, and lets go. Seconds it took.
+        Raises what refused it; the source then serves on."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
         began = time.monotonic()
         self.moving.add(model)
         try:
             spec = self.spec(model)
-            await target.client.set_residency(spec, common_pb2.ACTIVE, record.reason)
+            await target.client.set_residency(spec, common_pb2.ACTIVE, record.reason, yields=yields)
             self.leaving[model] = source.name
             self._on_change()
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node

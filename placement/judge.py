@@ -11,8 +11,9 @@ from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, Hibernate, Resident
+from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
-from placement.policy.rebalance import RebalanceRules, rebalance
+from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
 from placement.policy.standing import Standing
 from placement.policy.turns import Turns
 from placement.policy.window import RateWindow
@@ -264,17 +265,9 @@ class Judge:
         ]
         if not isinstance(answer.outcome, Activate):
             return Verdict(spec.name, None, answer.outcome.reason, candidates)
-        yields = [
-            Yielding(
-                eviction.model,
-                common_pb2.HIBERNATING if isinstance(eviction, Hibernate) else common_pb2.COLD,
-                eviction.reason,
-            )
-            for eviction in answer.evictions
-        ]
         turns.served(spec.name)
         group = self._cluster.group(answer.outcome.place.group)
-        return Verdict(spec.name, group, answer.outcome.reason, candidates, yields)
+        return Verdict(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
 
     def waits(self) -> bool:
         """Whether a model waits for a place."""
@@ -314,17 +307,33 @@ class Judge:
                 self._config.least_share,
             ),
         )
-        return [
-            Verdict(
-                move.model,
-                self._cluster.group(move.target.group),
-                reason.text,
-                [placement_pb2.Candidate(group=o.place.group, pressure=o.pressure) for o in reason.options],
-                source=self._cluster.group(move.source.group),
-            )
-            for move, reason in ((each.move, each.reason) for each in wanted)
-        ]
+        return [verdict for each in wanted if (verdict := self._move(there, each)) is not None]
+
+    def _move(self, there: Standing, wanted: Wanted) -> Verdict | None:
+        """With those who make way at the target; None: there is no room after all."""
+        move, reason = wanted.move, wanted.reason
+        entry = self._cluster.entry(move.model)
+        if entry is None:
+            return None
+        answer = there.activate(self._model(entry.model), move.target.group)
+        if not isinstance(answer.outcome, Activate):
+            return None
+        return Verdict(
+            move.model,
+            self._cluster.group(move.target.group),
+            reason.text,
+            [placement_pb2.Candidate(group=o.place.group, pressure=o.pressure) for o in reason.options],
+            _yielding(answer),
+            self._cluster.group(move.source.group),
+        )
 
     def moved(self, model: str) -> None:
         """A migration is through: the cool-down begins."""
         self._moved_at[model] = self._now()
+
+
+def _yielding(answer: Activation) -> list[Yielding]:
+    return [
+        Yielding(e.model, common_pb2.HIBERNATING if isinstance(e, Hibernate) else common_pb2.COLD, e.reason)
+        for e in answer.evictions
+    ]

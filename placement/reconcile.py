@@ -97,21 +97,22 @@ class Reconciler:
             self._history.add(model, "refuse", "", verdict.reason, verdict.candidates, outcome="refused for now")
             raise Refused(f"{model}: {verdict.reason}")
         record = self._history.add(model, "activate", verdict.group.name, verdict.reason, verdict.candidates)
-        for yielding in verdict.yields:
-            action = "hibernate" if yielding.target == common_pb2.HIBERNATING else "go cold"
-            self._history.add(
-                yielding.model, action, verdict.group.name, yielding.reason, outcome=f"part of activating {model}"
-            )
+        yields = self._yields(verdict, f"part of activating {model}")
         await self._actuator.activate(
             model,
             verdict.group,
             record,
-            [
-                gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=self._config.yield_drain_ms)
-                for y in verdict.yields
-            ],
+            yields,
         )
         return verdict.group
+
+    def _yields(self, verdict: Verdict, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
+        """Who makes way, each recorded."""
+        assert verdict.group is not None
+        for each in verdict.yields:
+            self._history.add(each.model, _action(each.target), verdict.group.name, each.reason, outcome=outcome)
+        drain_ms = self._config.yield_drain_ms
+        return [gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=drain_ms) for y in verdict.yields]
 
     async def _place(self, spec: common_pb2.ModelSpec) -> Verdict:
         """The judge's verdict; where that is to wait, the one that it comes to while the asker does."""
@@ -242,7 +243,8 @@ class Reconciler:
 
     async def _move(self, verdict: Verdict, record) -> None:  # type: ignore[no-untyped-def]
         assert verdict.group is not None and verdict.source is not None
-        await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record)
+        yields = self._yields(verdict, f"part of moving {verdict.model}")
+        await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record, yields)
         self._judge.moved(verdict.model)
 
     @staticmethod

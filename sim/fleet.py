@@ -16,6 +16,7 @@ from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, GoCold
+from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
 from placement.policy.turns import Turns
@@ -113,19 +114,24 @@ class Fleet:
             self._clock.after(_LOOK_S, self._activate, name)  # it is on its way down there: a Conflict
             return
         self._turns[spec.parts].served(name)
-        for eviction in answer.evictions:
-            if self._home.get(eviction.model) is group:
-                del self._home[eviction.model]
+        yields = self._yields(group, answer)
         self._home[name] = group
         self._activating.add(name)
         group.activate(
             spec,
             lambda up: self._activated(name, group, up),
-            [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions],
+            yields,
             self._config.yield_drain_ms / 1e3,
         )
         for request in self._parked.pop(name):
             group.queue.submit(request)
+
+    def _yields(self, group: Group, answer: Activation) -> list[tuple[str, bool]]:
+        """Who makes way on the group, and whether it goes cold; their requests go there no more."""
+        for eviction in answer.evictions:
+            if self._home.get(eviction.model) is group:
+                del self._home[eviction.model]
+        return [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions]
 
     def _activated(self, name: str, group: Group, up: bool) -> None:
         self._activating.discard(name)
@@ -168,7 +174,12 @@ class Fleet:
     def _migrate(self, name: str, source: Group, target: Group) -> None:
         if name in self._moving:
             return
+        spec = self.specs[name]
+        answer = self._standings.of(spec.parts).activate(self._standings.models[name], target.name)
+        if not isinstance(answer.outcome, Activate):
+            return
         self._moving.add(name)
+        yields = self._yields(target, answer)
 
         def prepared(up: bool) -> None:
             here = source.residents.get(name)
@@ -181,7 +192,7 @@ class Fleet:
                 return
             source.bring_down(name, True, lambda: self._moved(name), self._config.drain_ms / 1e3)
 
-        target.activate(self.specs[name], prepared)
+        target.activate(spec, prepared, yields)
 
     def _moved(self, name: str) -> None:
         self._moving.discard(name)

@@ -1,4 +1,8 @@
-"""Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there."""
+"""Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there.
+
+A model that nobody has asked for lately neither moves nor is in the way: it sleeps where its memory is wanted. So it
+counts as asleep, and who moves to where it is has it make way (`Standing.activate`).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ class RebalanceRules:
     least_pressure: float = 0.05
     """Nothing moves off a group with less: a move would cost more than it brings."""
     least_share: float = 0.1
-    """Nor does a model with a smaller share of the demand on its devices: idle ones sleep where memory is wanted."""
+    """Nor does a model with a smaller share of the demand on its devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +59,43 @@ def rebalance(
         [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in moving.items()],
         now,
         replace(rules.assign, least_pressure=rules.least_pressure),
-        [(r.booked, r.place) for r in residents if r is not moving.get(r.model.name)],
+        [(_counted(r), r.place) for r in residents if r is not moving.get(r.model.name)],
     )
     if all(assignment.places.get(name, r.place) == r.place for name, r in active.items()):
         return []
-    booked = [(r.booked, r.place) for r in residents]
+    booked = [(_counted(r), r.place) for r in residents]
     plan = plan_moves(groups, booked, assignment.places, now, rules.moves, moved_at=moved_at, most_waves=1)
     first = plan.waves[0] if plan.waves else ()
     wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
     return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]
 
 
+def _idle(resident: Resident) -> bool:
+    """Whether nobody has asked for it lately, and it may leave."""
+    return resident.model.demand <= kvpr.LEAST_DEMAND and resident.idle_s > 0.0 and not resident.model.pinned
+
+
+def _counted(resident: Resident) -> Model:
+    return resident.model.asleep() if _idle(resident) else resident.booked
+
+
 def _worth_moving(
     groups: Sequence[Group], residents: Sequence[Resident], active: Mapping[str, Resident], rules: RebalanceRules
 ) -> dict[str, Resident]:
-    """Of those that are active, by name: those with their share of the demand, and all of an overcommitted device."""
+    """Of those that are active and asked for, by name: those with their share of the demand, and all where a device
+    is overcommitted."""
     books = Books(groups)
     demand: dict[str, float] = {}
     for resident in residents:
-        model = resident.booked
+        model = _counted(resident)
         books.book(model, resident.place.devices)
         for device in resident.place.devices:
             demand[device] = demand.get(device, 0.0) + model.part_demand
     return {
         name: r
         for name, r in active.items()
-        if any(
+        if not _idle(r)
+        and any(
             r.model.part_demand >= rules.least_share * demand[device] or books.free(device) < 0
             for device in r.place.devices
         )
@@ -93,7 +108,7 @@ def _relievable(groups: Sequence[Group], residents: Sequence[Resident], rules: R
     books = Books(groups)
     heaviest: dict[str, Model] = {}
     for resident in residents:
-        model = resident.booked
+        model = _counted(resident)
         books.book(model, resident.place.devices)
         for device in resident.place.devices:
             known = heaviest.get(device)

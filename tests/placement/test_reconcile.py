@@ -355,3 +355,26 @@ async def test_who_asks_is_answered_as_soon_as_there_is_room():
     assert (await asyncio.wait_for(asked, 20)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
+
+
+async def test_who_moves_has_an_idle_model_make_way_at_its_target():
+    world = FakeCluster()
+    for name in "ab":
+        world.model(name)
+        world.groups[0].put(name, weights_bytes=30 * MIB)
+    world.model("quiet", weights=80 * MIB)
+    world.groups[1].put("quiet", weights_bytes=80 * MIB, idle_s=60)
+    world.tell()
+    world.judge.observe()
+    for name in "ab":
+        world.groups[0].put(name, weights_bytes=30 * MIB, decode_tokens=10_000)
+    world.tell()
+    world.time += 1
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    world.reconciler.changed()
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    ((moved, *rest),) = world.groups[1].calls
+    assert rest == ["ACTIVE", ["quiet"]] and world.groups[0].calls == [(moved, "COLD", [])]
+    (decision,) = world.history.last("quiet", 5)
+    assert (decision.action, decision.outcome) == ("hibernate", f"part of moving {moved}")
+    running.cancel()

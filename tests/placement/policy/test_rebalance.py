@@ -46,3 +46,20 @@ def test_what_sleeps_does_not_move_and_one_group_has_nowhere_to_move_to():
 def test_a_model_that_moved_lately_stays():
     busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
     assert rebalance(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES) == []
+
+
+def test_a_model_without_its_share_of_the_demand_is_not_worth_a_move():
+    busy = [resident("a", "A", 90.0), resident("b", "A", 60.0), resident("c", "A", 9.0)]
+    moved = {w.move.model for w in rebalance(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES)}
+    assert moved == set()
+    (wanted,) = rebalance(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RebalanceRules(least_share=0.05))
+    assert wanted.move.model == "c"
+
+
+def test_a_model_that_nobody_asks_for_neither_moves_nor_is_in_the_way():
+    busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
+    quiet = Resident(Model("quiet", 1.0, weights=900), Place("B", ("B",)), idle_s=30.0)
+    (wanted,) = rebalance(GROUPS, [*busy, quiet], {}, 100.0, RULES)
+    assert wanted.move.target.group == "B"
+    awake = Resident(quiet.model, quiet.place)
+    assert rebalance(GROUPS, [*busy, awake], {}, 100.0, RULES) == []
