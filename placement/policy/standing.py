@@ -161,7 +161,7 @@ class Standing:
         """The group to be promised to a model that found no room on any: of those that could hold it without their
         pinned models the one where those awake have the fewest requests that can still be on time."""
         at = self._at()
-        rows = np.flatnonzero(self._could_hold(model, only))
+        rows: list[int] = np.flatnonzero(self._could_hold(model, only)).tolist()
         open_ones = (at.groups[row] for row in rows if at.groups[row].name not in closed)
         holding = (group for group in open_ones if holds(model, group, self._on[group.name]))
         best = min(holding, key=lambda group: sum(r.claims for r in self._on[group.name]), default=None)
