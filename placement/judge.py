@@ -232,7 +232,7 @@ class Judge:
         for name, where in self._on_their_way().items():
             entry = self._cluster.entry(name)
             if where is group and name not in present and entry is not None:
-                found.append(Resident(self._model(entry.model), place))
+                found.append(Resident(self._model(entry.model), place, stay_s=0.0))
                 present.add(name)
         for device in group.memory:
             for booking in device.bookings:
@@ -243,7 +243,7 @@ class Judge:
                         floor=booking.floor_bytes,
                         quota=booking.quota_bytes,
                     )
-                    found.append(Resident(left, kvpr.Place(group.name, (device.device,))))
+                    found.append(Resident(left, kvpr.Place(group.name, (device.device,)), stay_s=0.0))
         return found
 
     @staticmethod

@@ -100,3 +100,22 @@ def test_a_place_that_is_no_group_is_named():
 def test_places_and_moves_exclude_each_other():
     with pytest.raises(ValueError, match="rebalance has to be false"):
         FakeCluster(places={"fixed": "g0"})
+
+
+def test_who_is_on_its_way_has_not_had_its_turn():
+    world = FakeCluster(groups=1, patience_s=0)
+    world.model("coming", weights=60 * MIB)
+    new = world.model("new", weights=60 * MIB)
+    world.tell()
+    world.actuator.activating["coming"] = (world.cluster.group("g0"), None)
+    verdict = world.judge.activation(new)
+    assert verdict.group is None and "g0 is promised to it" in verdict.reason
+
+
+def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
+    world = FakeCluster(groups=1, patience_s=0)
+    new = world.model("new", weights=60 * MIB)
+    world.groups[0].state.memory[0].bookings.add(model="dead", weights_bytes=60 * MIB)
+    world.tell()
+    verdict = world.judge.activation(new)
+    assert verdict.group is None and "g0 is promised to it" in verdict.reason
