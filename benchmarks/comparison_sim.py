@@ -42,7 +42,7 @@ SEED = 1
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "prism": ("prism", {}),
     "prism, chunk 256": ("prism", {"chunk_tokens": "256"}),
-    "prism, idle 1 s": ("prism", {"idle_s": "1"}),
+    "prism, idle 45 s": ("prism", {"idle_s": "45"}),
     "least_slack": ("least_slack", {}),
     "muxserve": ("muxserve", {}),
     "static": ("static", {}),
@@ -57,7 +57,7 @@ SOURCES = ("sim", "placement/policy", "gpu_scheduler/policy", "balloond/policy",
 KEPT = ("ttft_attainment", "tpot_attainment", "attainment", "served", "requests", "ttft_s", "tpot_s")
 
 
-PLAIN = tuple(name for name in VARIANTS if name not in ("prism, idle 1 s", "qlm, swap-aware"))
+PLAIN = tuple(name for name in VARIANTS if name not in ("prism, idle 45 s", "qlm, swap-aware"))
 
 
 @dataclass(frozen=True, slots=True)

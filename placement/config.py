@@ -20,12 +20,12 @@ class PlacementConfig(Config):
     count."""
     period_s: float = Field(default=1.0, gt=0)
     """How often placement looks whether a model should move."""
-    tau: float = Field(default=0.2, ge=0)
+    tau: float = Field(default=0.3, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
-    least_pressure: float = Field(default=0.05, ge=0)
-    """Below it nothing moves off a group: with a TPOT target of 0.1 s and requests of 10 s it means that 5 % of the
+    least_pressure: float = Field(default=0.2, ge=0)
+    """Below it nothing moves off a group: with a TPOT target of 0.1 s and requests of 10 s it means that 20 % of the
     KV memory is in use, and a move would cost more than it brings."""
     least_share: float = Field(default=0.1, ge=0, le=1)
     """Nor does a model with a smaller share of the demand on its devices."""
