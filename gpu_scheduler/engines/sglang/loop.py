@@ -65,6 +65,7 @@ class Loop:
         if not messages and self._stalls() and not self._memory_news():
             self._wait_stalled()
             messages = channel.receive()
+            self.pacer.look(self._ranks.now(), self._pace())  # the wait is no part of the step that begins now
         if channel.closed:
             raise LeaveLoop("the gpu_scheduler is gone")
         inputs: list[Any] = []

@@ -48,3 +48,52 @@ instance.channel.wait.assert_not_called()
 def test_what_others_want_is_seen_to_before_a_stalled_engine_waits_for_its_turn(imported: Imported) -> None:
     """Or the next agreement takes its place, and whoever wants it waits in vain."""
     imported.run(SCRIPT)
+
+
+PAUSES = """
+from unittest.mock import MagicMock
+from gpu_scheduler.engines.sglang import loop as module
+from gpu_scheduler.engines.sglang.policy.agreement import Agreed
+from gpu_scheduler.policy.pace import Pace
+
+class Clock:
+    now = 100.0
+    def monotonic(self):
+        return self.now
+    def wait(self, seconds, fds):
+        self.now += seconds
+
+class Ranks:
+    rank, size, agreed = 0, 1, Agreed()
+    def now(self):
+        return clock.now
+    def pace(self):
+        return Pace(128, 2.0)
+    pace_now = pace
+
+clock, instance = Clock(), MagicMock()
+module.time = clock
+instance.ranks, instance.probe = Ranks(), None
+instance.channel.receive, instance.channel.closed, instance.channel.wait = lambda: [], False, clock.wait
+scheduler, memory, kv = instance.scheduler, instance.memory.kv, instance.kv
+scheduler.waiting_queue, scheduler.last_batch = ["a long prompt"], None
+memory.woken, memory.overage_bytes.return_value = False, 0
+instance.options.park_after_ms = 1e9
+
+loop = module.Loop(instance)
+loop._commands, loop._attend, loop._tell = MagicMock(), MagicMock(), MagicMock()
+loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
+began = []
+loop.pacer.look(clock.now)
+for _ in range(4):
+    began.append(round(clock.now, 2))
+    loop.pacer.began(alone=True)
+    clock.now += 1.0
+    loop.pacer.ended()
+    loop.pull()
+assert began == [100.0, 103.0, 106.0, 109.0], began
+"""
+
+
+def test_a_pause_is_as_long_as_the_step_before_asks_for_and_not_what_was_waited_before_that(imported: Imported) -> None:
+    imported.run(PAUSES)
