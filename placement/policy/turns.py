@@ -12,7 +12,8 @@ waits at most
 
 where `change` is what a drain, a wake-up and the next look at it take together: of the others each is promised the
 group at most once before it, since those that come back wait behind it, and who is promised it waits for the youngest
-one there to have had its quantum. (Pinned models never give up theirs; what is left must hold the model.)
+one there to have had its quantum. (Pinned models never give up theirs; what is left must hold the model. For one that
+no group could hold beside them there is no bound, and those behind it do not wait for it.)
 
 Times are seconds on the caller's clock.
 """
@@ -36,6 +37,8 @@ class _Wait:
     asked: float
     group: str = ""
     """The one that it is promised."""
+    hopeless: bool = False
+    """There is none that could be: it holds nobody up."""
 
 
 class Turns:
@@ -47,9 +50,9 @@ class Turns:
         """In the order in which they began to wait."""
 
     def any(self, now: float) -> bool:
-        """Whether somebody waits."""
+        """Whether somebody waits who can have a turn."""
         self._forget(now)
-        return bool(self._waits)
+        return not all(wait.hopeless for wait in self._waits.values())
 
     def ask(self, model: Model, there: Standing, now: float, only: str | None = None) -> Activation:
         """Where to bring up a model that is active nowhere, and who has to leave for it (`Standing.activate`); while it
@@ -59,15 +62,16 @@ class Turns:
         if not isinstance(answer.outcome, Wait):
             return answer
         waited_s = self._asks(model.name, now)
-        if self._waits[model.name].group not in there:
-            self._waits[model.name].group = ""  # it is lost
+        wait = self._waits[model.name]
+        if wait.group not in there:
+            wait.group = ""  # it is lost
         if self._is_next(model.name, now):
-            self._waits[model.name].group = there.to_promise(model, only, self._closed(model.name)) or ""
-        group = self._waits[model.name].group
-        if not group:
+            wait.group = there.to_promise(model, only, self._closed(model.name)) or ""
+            wait.hopeless = not wait.group and there.to_promise(model, only) is None
+        if not wait.group:
             return answer
-        told = f"{answer.outcome.reason}; {group} is promised to it, which has waited for {waited_s:.1f} s"
-        return there.turn(model, waited_s, group) or replace(answer, outcome=Wait(model.name, told))
+        told = f"{answer.outcome.reason}; {wait.group} is promised to it, which has waited for {waited_s:.1f} s"
+        return there.turn(model, waited_s, wait.group) or replace(answer, outcome=Wait(model.name, told))
 
     def _asks(self, model: str, now: float) -> float:
         """It has no place. How long it has waited."""
@@ -84,8 +88,10 @@ class Turns:
 
     def _is_next(self, model: str, now: float) -> bool:
         """Whether a group is to be promised to it now: it has waited long enough, and all who waited before it for as
-        long have theirs."""
+        long have theirs, or can have none."""
         for name, wait in self._waits.items():
+            if name != model and wait.hopeless:
+                continue
             if not wait.group and now - wait.since >= self._patience_s:
                 return name == model
         return False

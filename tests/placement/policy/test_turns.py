@@ -64,6 +64,18 @@ def test_nobody_else_comes_up_where_a_group_is_promised():
     assert isinstance(turns.ask(new("fits", 20), there, 0.1).outcome, Activate)
 
 
+def test_who_can_have_no_turn_beside_pinned_models_holds_nobody_up():
+    g, turns = group(), Turns(0.0)
+    pinned, busy = on(g, "pinned", 40, stay_s=99.0, pinned=True), on(g, "busy", 40, stay_s=99.0)
+    there = standing([g], [pinned, busy], RULES)
+    assert isinstance(turns.ask(new("large", 90), there, 0.0).outcome, Wait)
+    assert not turns.any(0.0)
+    assert [e.model for e in turns.ask(new("small", 50), there, 0.0).evictions] == ["busy"]
+    turns.served("small")
+    there = standing([g], [busy], RULES)
+    assert isinstance(turns.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
+
+
 def test_who_has_stopped_asking_holds_nobody_up():
     g, turns = group(), Turns(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
