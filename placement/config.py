@@ -36,7 +36,7 @@ class PlacementConfig(Config):
     stay: float = Field(default=4.0, ge=0)
     """Unless it has been awake for less than so many times what its wake-up took."""
     patience_s: float = Field(default=2.0, ge=0)
-    """A model that has waited for so long, with no idle one to make way, gets the turn of a busy one."""
+    """A model that has waited for so long, with no idle one to make way, is promised the place of a busy one."""
     quantum_s: float = Field(default=4.0, ge=0)
     """How long a model is awake at least before that happens to it."""
     yield_drain_ms: int = Field(default=0, ge=0)

@@ -13,9 +13,9 @@ from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, Hibernate, Resident
 from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
+from placement.policy.promises import Promises
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
 from placement.policy.standing import Standing
-from placement.policy.turns import Turns
 from placement.policy.window import RateWindow
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
 
@@ -71,7 +71,7 @@ class Judge:
         self._seen: dict[tuple[str, str], int] = {}
         self._tpot_ms: dict[str, float] = {}
         self._moved_at: dict[str, float] = {}
-        self._turns: dict[int, Turns] = {}
+        self._promises: dict[int, Promises] = {}
         """By the number of devices of a group."""
         self._to_relieve: dict[str, Group] = {}
         """Groups that were heard since it was last looked whether they lack KV memory, by address."""
@@ -258,20 +258,20 @@ class Judge:
         if there is None:
             return Verdict(spec.name, None, self._unsuitable(spec))
         model = replace(self._model(spec), demand=self._demand(spec))
-        turns = self._turns.setdefault(max(1, spec.devices), Turns(self._config.patience_s))
-        answer = turns.ask(model, there, self._now(), self._config.places.get(spec.name))
+        promises = self._promises.setdefault(max(1, spec.devices), Promises(self._config.patience_s))
+        answer = promises.ask(model, there, self._now(), self._config.places.get(spec.name))
         candidates = [
             placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
         ]
         if not isinstance(answer.outcome, Activate):
             return Verdict(spec.name, None, answer.outcome.reason, candidates)
-        turns.served(spec.name)
+        promises.served(spec.name)
         group = self._cluster.group(answer.outcome.place.group)
         return Verdict(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
 
     def waits(self) -> bool:
         """Whether a model waits for a place."""
-        return any(turns.any(self._now()) for turns in self._turns.values())
+        return any(promises.any(self._now()) for promises in self._promises.values())
 
     def reliefs(self) -> list[tuple[Group, list[Yielding]]]:
         """Groups that lack memory for KV, of those heard since this was asked last, and the idle models that are to

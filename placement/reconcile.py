@@ -200,7 +200,7 @@ class Reconciler:
         """Observes all the time, lets idle models make way for KV and moves models when the policy says so. Runs for
         ever."""
         while True:
-            # A turn begins when a quantum is over, which nobody reports.
+            # A promise is kept when a quantum is over, which nobody reports.
             period_s = min(_LOOK_S, self._config.period_s) if self._judge.waits() else self._config.period_s
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(period_s):
@@ -232,7 +232,7 @@ class Reconciler:
             self._relieving.discard(group)
 
     def _rebalance(self) -> None:
-        if self._judge.waits():  # for its turn: what moves would be in its way
+        if self._judge.waits():  # what moves would be in its way
             return
         if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
             return

@@ -1,10 +1,10 @@
 """Placement on a fleet, by placement's policy: what `reconcile.py`, `judge.py` and `actuate.py` do, without their I/O.
 
 A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
-is no room now it waits, and is looked at again every 0.1 s, until idle models make way or it is its turn (`turns`).
-Where KV lacks memory idle models leave (`relief`). Every `period_s` the token rates are taken and `rebalance` is asked
-which models should move. The source of a move serves until the target is up, and
-then finishes what it runs.
+is no room now it waits, and is looked at again every 0.1 s, until idle models make way or busy ones have to, on the
+group that is promised to it (`promises`). Where KV lacks memory idle models leave (`relief`). Every `period_s` the
+token rates are taken and `rebalance` is asked which models should move. The source of a move serves until the target
+is up, and then finishes what it runs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, GoCold
 from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
+from placement.policy.promises import Promises
 from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
-from placement.policy.turns import Turns
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
 from sim.clock import Clock
@@ -70,7 +70,7 @@ class Fleet:
         self._moving: set[str] = set()
         self._activating: set[str] = set()
         self._parked: dict[str, deque[Request]] = {}
-        self._turns = {size: Turns(config.patience_s) for size in self._standings.sizes}
+        self._promises = {size: Promises(config.patience_s) for size in self._standings.sizes}
         self.migrations = 0
         self.reliefs = 0
         self.refused_for_now = 0
@@ -103,7 +103,7 @@ class Fleet:
         """For those that are parked."""
         spec = self.specs[name]
         only, there = self._config.places.get(name), self._standings.of(spec.parts)
-        answer = self._turns[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
+        answer = self._promises[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
         if not isinstance(answer.outcome, Activate):
             self.refused_for_now += 1
             self._clock.after(_LOOK_S, self._activate, name)
@@ -113,7 +113,7 @@ class Fleet:
         if present is not None and present.residency is not Residency.HIBERNATING:
             self._clock.after(_LOOK_S, self._activate, name)  # it is on its way down there: a Conflict
             return
-        self._turns[spec.parts].served(name)
+        self._promises[spec.parts].served(name)
         yields = self._yields(group, answer)
         self._home[name] = group
         self._activating.add(name)
@@ -168,8 +168,8 @@ class Fleet:
             self._migrate(each.move.model, self._by_name[each.move.source.group], self._by_name[each.move.target.group])
 
     def _wait(self) -> bool:
-        """Whether a model waits for its turn: what moves then would be in its way."""
-        return any(turns.any(self._clock.now) for turns in self._turns.values())
+        """Whether a model waits: what moves then would be in its way."""
+        return any(promises.any(self._clock.now) for promises in self._promises.values())
 
     def _migrate(self, name: str, source: Group, target: Group) -> None:
         if name in self._moving:

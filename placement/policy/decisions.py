@@ -14,7 +14,7 @@ class LifecycleRules:
     """Numbers of eviction and activation."""
 
     idle_s: float = 1.0
-    """A model idle for less is not evicted, unless it is another's turn."""
+    """A model idle for less is not evicted, unless its group is promised to another."""
     stay: float = 4.0
     """Nor is one that has been awake for less than so many times what its wake-up took: it would only have come."""
     tau: float = 0.2
@@ -28,7 +28,7 @@ class LifecycleRules:
     exclusive: bool = False
     """A model has a group for itself: it comes up only where all who are awake may leave, and they do."""
     quantum_s: float = 4.0
-    """A model that was awake for so long has had its turn: it may be sent to sleep for one that waits."""
+    """A model that was awake for so long has had its quantum: it may be sent to sleep for one that waits."""
     kv_idle_s: float = 1.0
     """A model idle for less does not leave for others' KV."""
     headroom: float = 0.4

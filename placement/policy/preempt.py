@@ -1,4 +1,4 @@
-"""Who of those that are busy makes way, on a group that is promised to a model that waits (`turns.py`)."""
+"""Who of those that are busy makes way, on a group that is promised to a model that waits (`promises.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def holds(model: Model, group: Group, here: Sequence[Resident]) -> bool:
 def preempt(
     model: Model, group: Group, here: Sequence[Resident], waited_s: float, rules: LifecycleRules
 ) -> Found | None:
-    """The model's place on the group with those sent to sleep who have had their turn; None while that makes no
+    """The model's place on the group with those sent to sleep who have had their quantum; None while that makes no
     room."""
     others = [r for r in here if r.model.name != model.name]
     busy = [r for r in others if not r.hibernating and not r.model.pinned and r.stay_s >= rules.quantum_s]

@@ -148,8 +148,9 @@ class Standing:
         nearest = dict.fromkeys([*homes, int(rooms.argmax())])
         return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
 
-    def turn(self, model: Model, waited_s: float, only: str) -> Activation | None:
-        """The same on that one group where those leave too who have had their turn; None: they do not suffice yet."""
+    def keep(self, model: Model, waited_s: float, only: str) -> Activation | None:
+        """Keeps a promise: the same on that one group, where those leave too who have had their quantum; None: they do
+        not suffice yet."""
         group = self._groups.get(only)
         if group is None:
             return None

@@ -299,7 +299,7 @@ async def test_what_is_not_there_cannot_be_removed():
             pass
 
 
-# --- KV, turns
+# --- KV, promises
 
 
 async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explain_says_for_whom():
@@ -322,7 +322,7 @@ async def test_an_idle_model_sleeps_where_requests_lack_memory_for_kv_and_explai
     assert not world.judge.reliefs()
 
 
-async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_turn():
+async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_quantum():
     world = FakeCluster(groups=1, patience_s=2, quantum_s=4, yield_drain_ms=300)
     for name in ("long", "lately", "new"):
         world.model(name, weights=35 * MIB)

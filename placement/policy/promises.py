@@ -1,9 +1,9 @@
-"""Turns: models that want a place where all are busy.
+"""Promises: to models that want a place where all are busy.
 
 A model that found no room waits. When it has waited for `patience_s` a group is promised to it: nobody else comes up
 there until it has, so that room which comes free is not taken by those who need less. There, as soon as those that
 have been awake for a quantum suffice to make room, they give it up: first the idle ones, then those with the fewest
-requests that can still be on time, of these the one that has been awake longest. Each of them then waits in its turn.
+requests that can still be on time, of these the one that has been awake longest. They then wait like any other.
 
 So with k models that are always asked for, on a group where they are promised a place one after the other, a model
 waits at most
@@ -41,7 +41,7 @@ class _Wait:
     """There is none that could be: it holds nobody up."""
 
 
-class Turns:
+class Promises:
     """Who waits, since when, and for which group. One for all groups of one size."""
 
     def __init__(self, patience_s: float) -> None:
@@ -50,7 +50,7 @@ class Turns:
         """In the order in which they began to wait."""
 
     def any(self, now: float) -> bool:
-        """Whether somebody waits who can have a turn."""
+        """Whether somebody waits who can be promised one."""
         self._forget(now)
         return not all(wait.hopeless for wait in self._waits.values())
 
@@ -71,7 +71,7 @@ class Turns:
         if not wait.group:
             return answer
         told = f"{answer.outcome.reason}; {wait.group} is promised to it, which has waited for {waited_s:.1f} s"
-        return there.turn(model, waited_s, wait.group) or replace(answer, outcome=Wait(model.name, told))
+        return there.keep(model, waited_s, wait.group) or replace(answer, outcome=Wait(model.name, told))
 
     def _asks(self, model: str, now: float) -> float:
         """It has no place. How long it has waited."""

@@ -1,4 +1,4 @@
-"""Models that wait for a place where all are busy get their turn, within a bound."""
+"""Models that wait for a place where all are busy are promised one, within a bound."""
 
 from math import inf
 
@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Resident, Wait
 from placement.policy.kvpr import Device, Group, Model, Place
+from placement.policy.promises import FORGOTTEN_S, Promises
 from placement.policy.standing import Standing, standing
-from placement.policy.turns import FORGOTTEN_S, Turns
 
 RULES = LifecycleRules(quantum_s=4.0)
 PATIENCE_S, LOOK_S, WAKE_S = 2.0, 0.5, 0.5
@@ -28,10 +28,10 @@ def new(name="new", weights=40):
 
 
 def test_before_its_patience_is_over_it_waits_and_then_the_one_with_the_least_claim_makes_way():
-    g, turns = group(), Turns(PATIENCE_S)
+    g, promises = group(), Promises(PATIENCE_S)
     there = standing([g], [on(g, "much", stay_s=60.0, claims=5), on(g, "little", stay_s=9.0, claims=1)], RULES)
-    assert isinstance(turns.ask(new(), there, 0.0).outcome, Wait)
-    answer = turns.ask(new(), there, 2.0)
+    assert isinstance(promises.ask(new(), there, 0.0).outcome, Wait)
+    answer = promises.ask(new(), there, 2.0)
     assert isinstance(answer.outcome, Activate)
     (eviction,) = answer.evictions
     assert (type(eviction), eviction.model) == (Hibernate, "little")
@@ -39,57 +39,57 @@ def test_before_its_patience_is_over_it_waits_and_then_the_one_with_the_least_cl
 
 
 def test_of_equal_claims_the_one_that_has_been_awake_longest_makes_way():
-    g, turns = group(), Turns(0.0)
+    g, promises = group(), Promises(0.0)
     there = standing([g], [on(g, "a", stay_s=9.0), on(g, "b", stay_s=60.0)], RULES)
-    assert [e.model for e in turns.ask(new(), there, 0.0).evictions] == ["b"]
+    assert [e.model for e in promises.ask(new(), there, 0.0).evictions] == ["b"]
 
 
 def test_nobody_makes_way_before_its_quantum_and_pinned_ones_never_do():
-    g, turns = group(), Turns(0.0)
+    g, promises = group(), Promises(0.0)
     there = standing([g], [on(g, "came", stay_s=3.9), on(g, "pinned", stay_s=99.0, pinned=True)], RULES)
-    answer = turns.ask(new(), there, 0.0)
+    answer = promises.ask(new(), there, 0.0)
     assert answer.outcome.reason.endswith("g is promised to it, which has waited for 0.0 s")
     there = standing([g], [on(g, "a", stay_s=99.0, pinned=True), on(g, "b", stay_s=99.0, pinned=True)], RULES)
-    assert "promised" not in Turns(0.0).ask(new(), there, 0.0).outcome.reason
+    assert "promised" not in Promises(0.0).ask(new(), there, 0.0).outcome.reason
 
 
 def test_nobody_else_comes_up_where_a_group_is_promised():
-    g, turns = group(), Turns(0.0)
+    g, promises = group(), Promises(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
-    assert isinstance(turns.ask(new("large", 90), there, 0.0).outcome, Wait)
-    assert isinstance(turns.ask(new("fits", 20), there, 0.0).outcome, Wait)
+    assert isinstance(promises.ask(new("large", 90), there, 0.0).outcome, Wait)
+    assert isinstance(promises.ask(new("fits", 20), there, 0.0).outcome, Wait)
     there = standing([g], [], RULES)
-    assert isinstance(turns.ask(new("large", 90), there, 0.1).outcome, Activate)
-    turns.served("large")
-    assert isinstance(turns.ask(new("fits", 20), there, 0.1).outcome, Activate)
+    assert isinstance(promises.ask(new("large", 90), there, 0.1).outcome, Activate)
+    promises.served("large")
+    assert isinstance(promises.ask(new("fits", 20), there, 0.1).outcome, Activate)
 
 
-def test_who_can_have_no_turn_beside_pinned_models_holds_nobody_up():
-    g, turns = group(), Turns(0.0)
+def test_who_can_be_promised_none_beside_pinned_models_holds_nobody_up():
+    g, promises = group(), Promises(0.0)
     pinned, busy = on(g, "pinned", 40, stay_s=99.0, pinned=True), on(g, "busy", 40, stay_s=99.0)
     there = standing([g], [pinned, busy], RULES)
-    assert isinstance(turns.ask(new("large", 90), there, 0.0).outcome, Wait)
-    assert not turns.any(0.0)
-    assert [e.model for e in turns.ask(new("small", 50), there, 0.0).evictions] == ["busy"]
-    turns.served("small")
+    assert isinstance(promises.ask(new("large", 90), there, 0.0).outcome, Wait)
+    assert not promises.any(0.0)
+    assert [e.model for e in promises.ask(new("small", 50), there, 0.0).evictions] == ["busy"]
+    promises.served("small")
     there = standing([g], [busy], RULES)
-    assert isinstance(turns.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
+    assert isinstance(promises.ask(new("large", 90), there, 0.1).outcome, Activate), "the pinned one is gone"
 
 
 def test_who_has_stopped_asking_holds_nobody_up():
-    g, turns = group(), Turns(0.0)
+    g, promises = group(), Promises(0.0)
     there = standing([g], [on(g, "small", 30, stay_s=0.0)], RULES)
-    turns.ask(new("large", 90), there, 0.0)
-    assert turns.any(FORGOTTEN_S) and not turns.any(FORGOTTEN_S + 0.1)
-    assert isinstance(turns.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
+    promises.ask(new("large", 90), there, 0.0)
+    assert promises.any(FORGOTTEN_S) and not promises.any(FORGOTTEN_S + 0.1)
+    assert isinstance(promises.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
 
 
 def test_a_group_that_is_lost_is_promised_no_more():
-    g, h, turns = group("g"), group("h"), Turns(0.0)
+    g, h, promises = group("g"), group("h"), Promises(0.0)
     there = standing([g, h], [on(g, "a", 90, claims=1, stay_s=0.0), on(h, "b", 90, claims=2, stay_s=0.0)], RULES)
-    assert "g is promised" in turns.ask(new(), there, 0.0).outcome.reason
+    assert "g is promised" in promises.ask(new(), there, 0.0).outcome.reason
     there.lose("g")
-    assert "h is promised" in turns.ask(new(), there, 0.1).outcome.reason
+    assert "h is promised" in promises.ask(new(), there, 0.1).outcome.reason
 
 
 class Rotation:
@@ -99,7 +99,7 @@ class Rotation:
     def __init__(self, weights):
         self.group = group()
         self.models = {f"m{i}": Model(f"m{i}", 1.0, each) for i, each in enumerate(weights)}
-        self.turns = Turns(PATIENCE_S)
+        self.promises = Promises(PATIENCE_S)
         self.active_at = {}
         self.waits_since = dict.fromkeys(self.models, 0.0)
         self.longest = 0.0
@@ -108,9 +108,9 @@ class Rotation:
         now = 0.0
         while now < seconds:
             for name in [n for n in self.models if n not in self.active_at]:
-                answer = self.turns.ask(self.models[name], self.standing(now, claims), now)
+                answer = self.promises.ask(self.models[name], self.standing(now, claims), now)
                 if isinstance(answer.outcome, Activate):
-                    self.turns.served(name)
+                    self.promises.served(name)
                     for eviction in answer.evictions:
                         assert not isinstance(eviction, GoCold)
                         assert now - self.active_at.pop(eviction.model) >= RULES.quantum_s
@@ -145,6 +145,6 @@ def test_however_large_they_are_each_is_served_within_the_bound(weights, claims)
 
 def test_without_patience_those_that_came_first_keep_their_places():
     rotation = Rotation([40] * 4)
-    rotation.turns = Turns(inf)
+    rotation.promises = Promises(inf)
     assert rotation.run(50.0, [0]) >= 50.0
     assert set(rotation.active_at) == {"m0", "m1"}
