@@ -199,6 +199,25 @@ async def test_models_that_make_way_are_brought_down_first(group):
     assert group.residents.get("n").residency == common_pb2.ACTIVE
 
 
+@pytest.mark.parametrize(("drain_ms", "finish"), [(60_000, common_pb2.LENGTH), (0, common_pb2.FAILED)])
+async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given(drain_ms, finish):
+    group = await open_group(step_ms="20")
+    try:
+        await group.bring(common_pb2.ACTIVE)
+        assert group.residents.get("m").active_s > 0.0
+        stream = group.submit("r", new=50)
+        while group.dispatcher.count("m")[1] == 0:
+            await asyncio.sleep(0)
+        other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+        yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD, drain_ms=drain_ms)]
+        change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+        assert (await answer(stream))[1] == finish
+        await asyncio.wait([change.task])
+        assert group.residents.get("n").residency == common_pb2.ACTIVE
+    finally:
+        await close_group(group)
+
+
 async def test_what_a_cold_start_took_is_not_taken_for_a_wake_up(group):
     await group.bring(common_pb2.ACTIVE)
     resident = group.residents.get("m")

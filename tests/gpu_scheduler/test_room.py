@@ -94,3 +94,12 @@ async def test_where_no_room_came_nobody_plans_and_the_next_need_asks_again(devi
         while queue.maker._asking:
             await asyncio.sleep(0)
     assert len(devices.asked) == 2 and queue.plans == 0
+
+
+async def test_a_model_lacks_memory_as_long_as_balloond_is_asked_for_it():
+    queue = Queue(Devices(), lacks=False, again_s=3600.0)
+    assert queue.maker.lacking("a") == 0
+    queue.maker.need(NEED)
+    assert (queue.maker.lacking("a"), queue.maker.lacking("b")) == (100, 0)
+    await queue.until(1)
+    assert queue.maker.lacking("a") == 0
