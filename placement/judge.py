@@ -265,9 +265,13 @@ class Judge:
         ]
         if not isinstance(answer.outcome, Activate):
             return Verdict(spec.name, None, answer.outcome.reason, candidates)
-        promises.served(spec.name)
         group = self._cluster.group(answer.outcome.place.group)
         return Verdict(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
+
+    def served(self, spec: common_pb2.ModelSpec) -> None:
+        """It is where it was to be. Until then it keeps its place among those who wait: its group may refuse it."""
+        if (promises := self._promises.get(max(1, spec.devices))) is not None:
+            promises.served(spec.name)
 
     def waits(self) -> bool:
         """Whether a model waits for a place."""

@@ -98,12 +98,8 @@ class Reconciler:
             raise Refused(f"{model}: {verdict.reason}")
         record = self._history.add(model, "activate", verdict.group.name, verdict.reason, verdict.candidates)
         yields = self._yields(verdict, f"part of activating {model}")
-        await self._actuator.activate(
-            model,
-            verdict.group,
-            record,
-            yields,
-        )
+        await self._actuator.activate(model, verdict.group, record, yields)
+        self._judge.served(spec)
         return verdict.group
 
     def _yields(self, verdict: Verdict, outcome: str) -> list[gpu_scheduler_pb2.Yield]:

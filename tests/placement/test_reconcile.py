@@ -339,6 +339,28 @@ async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_q
     assert not world.judge.waits()
 
 
+async def test_who_was_promised_a_place_and_refused_it_keeps_waiting_where_it_was(monkeypatch):
+    world = FakeCluster(groups=1, patience_s=2, quantum_s=4)
+    for name in ("long", "new"):
+        world.model(name, weights=60 * MIB)
+    world.groups[0].put("long", weights_bytes=60 * MIB, active_s=60, waiting=2, late=2)
+    world.tell()
+    with pytest.raises(Refused, match="no group has room now"):
+        await world.reconciler.activate("new")
+    world.time += 2
+
+    async def refused(*_):
+        raise Refused("it did not fit after all")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(world.actuator, "activate", refused)
+        with pytest.raises(Refused, match="did not fit"):
+            await world.reconciler.activate("new")
+    assert world.judge.waits()
+    await world.reconciler.activate("new")  # at once: it has waited already
+    assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and not world.judge.waits()
+
+
 async def test_who_asks_is_answered_as_soon_as_there_is_room():
     world = FakeCluster(groups=1, hold_s=60)
     for name in ("busy", "new"):
