@@ -4,8 +4,8 @@
     python benchmarks/sensitivity.py --show                # the table of what it has
 
 SETTINGS has every setting with its values, WORKLOADS the fleets and slices of `_fleets.py` that each is tried on:
-eighteen models on one GPU, where they do not fit, and on two, where KV is short. Targets are made as in
-`comparison_sim.py`. Points of the same commit are not run again.
+eighteen models on one GPU, where they do not all fit, the second time overloaded and short of KV, and on two, where
+they fit. Targets are made as in `comparison_sim.py`. Points of the same commit are not run again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ from benchmarks._fleets import FLEETS
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 
-WORKLOADS = (("eighteen", "arena27", 1, 4.0), ("eighteen", "servegen48", 2, 4.0))
+WORKLOADS = (
+    ("eighteen", "arena27", 1, 4.0),
+    ("eighteen", "servegen48", 1, 8.0),
+    ("eighteen", "servegen48", 2, 4.0),
+)
 """Fleet, slice, GPUs, rate."""
 SCALE = 10.0
 SETTINGS: dict[str, tuple[str, ...]] = {
@@ -102,7 +106,7 @@ def measure(out: Path, traces: Path, workers: int) -> dict[str, Any]:
 
 def show(done: dict[str, Any]) -> None:
     """On time of both targets, p99 of TTFT, activations, moves; defaults with a star."""
-    heads = ["", *(f"{name}, {gpus} GPUs: on time, p99 TTFT, activations, moves" for _, name, gpus, _ in WORKLOADS)]
+    heads = ["", *(f"{name}, {gpus} GPUs, rate {rate:g}" for _, name, gpus, rate in WORKLOADS)]
     rows = []
     for setting, values in SETTINGS.items():
         for value in values:
