@@ -72,6 +72,13 @@ async def answer(stream):
                 return tokens, chunk.finish, chunk.error
 
 
+async def first_token(stream):
+    """Until the request runs."""
+    async for message in stream.messages():
+        if any(chunk.token_ids for chunk in message.chunks):
+            return
+
+
 class Loader:
     """Has an image of "m"; copies of it end with what `fails` says. Otherwise they come from `source`, unless the image
     alone is asked for."""
@@ -206,8 +213,7 @@ async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given
         await group.bring(common_pb2.ACTIVE)
         assert group.residents.get("m").active_s > 0.0
         stream = group.submit("r", new=50)
-        while group.dispatcher.count("m")[1] == 0:
-            await asyncio.sleep(0)
+        await first_token(stream)
         other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
         yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD, drain_ms=drain_ms)]
         change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)

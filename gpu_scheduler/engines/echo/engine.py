@@ -78,7 +78,7 @@ class EchoEngine:
         writes = [self._channel.fileno()] if self._channel.pending else []
         now = time.monotonic()
         timeout = None
-        if self._waiting and not self._drain:
+        if self._waiting:
             timeout = max(0.0, self._next_prefill - now) if self._may_prefill() else _TURN_LOOK_S
         if self._running:
             until_step = max(0.0, self._next_step - now)
@@ -315,9 +315,9 @@ class EchoEngine:
     def _continue_drain(self, now: float) -> None:
         assert self._drain is not None
         command_id, until = self._drain
-        if (self._running or self._waiting) and now >= until:
-            for request_id in [r.request.request_id for r in self._waiting] + list(self._running):
-                self._end(request_id, common_pb2.FAILED, "handed back")
+        over = list(self._running) if now >= until else []
+        for request_id in [r.request.request_id for r in self._waiting] + over:  # nothing is started any more
+            self._end(request_id, common_pb2.FAILED, "handed back")
         if not self._running and not self._waiting and command_id:
             self._send(done=engine_pb2.Done(command_id=command_id))
             self._drain = (0, float("inf"))

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.base import MODULES, CommandFailed, Engine, EngineDied, Spawn
 from protos import common_pb2, engine_pb2
 from services.framing import FramedChannel
@@ -16,10 +17,12 @@ class Ear:
 
     def __init__(self):
         self.chunks, self.died, self.stats = [], asyncio.Event(), []
-        self.finished = asyncio.Event()
+        self.began, self.finished = asyncio.Event(), asyncio.Event()
 
     def on_tokens(self, engine, chunks):
         self.chunks += chunks
+        if any(chunk.token_ids for chunk in chunks):
+            self.began.set()
         if any(chunk.finish for chunk in chunks):
             self.finished.set()
 
@@ -97,6 +100,24 @@ async def test_hibernation_is_refused_while_requests_run_and_drain_hands_them_ba
     await engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate())).done()
 
 
+async def test_a_drain_lets_finish_what_runs_and_hands_back_at_once_what_waits():
+    turn_fd = turn.create()
+    engine = await Engine.start(Spawn("echo"), 1, turn_fd)
+    try:
+        engine.listener = Ear()
+        await engine.command(load(step_ms="1")).done()
+        engine.generate(generate([1], 50))
+        await engine.listener.began.wait()
+        turn.Turn(turn_fd).give(engine.index + 1)  # so the next one cannot start
+        engine.generate(generate([1], 50, "waits"))
+        await engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=1_000_000))).done()
+        ends = {chunk.request_id: chunk for chunk in engine.listener.chunks if chunk.finish}
+        assert ends["r"].finish == common_pb2.LENGTH
+        assert (ends["waits"].finish, ends["waits"].error) == (common_pb2.FAILED, "handed back")
+    finally:
+        await engine.stop()
+
+
 async def test_one_process_takes_model_after_model(engine):
     for _ in range(3):
         await engine.command(load()).done()
@@ -106,6 +127,7 @@ async def test_one_process_takes_model_after_model(engine):
 async def test_the_death_of_an_engine_is_heard_and_fails_its_commands(engine):
     await engine.command(load(step_ms="100000")).done()
     engine.generate(generate([1], 50))
+    await engine.listener.began.wait()
     draining = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=1_000_000)))
     engine.kill()
     await engine.listener.died.wait()
