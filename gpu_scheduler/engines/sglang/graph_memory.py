@@ -14,7 +14,7 @@ import contextlib
 import ctypes
 import gc
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -92,8 +92,7 @@ class GraphMemory:
 
     @contextmanager
     def capturing(self) -> Iterator[tuple[int, int]]:
-        """All graphs are captured inside; gives the id of their pool. No workspace of before is used in a graph."""
-        torch._C._cuda_clearCublasWorkspaces()
+        """All graphs are captured inside; gives the id of their pool."""
         began = time.monotonic()
         try:
             with _nothing_collected():
@@ -116,13 +115,15 @@ class GraphMemory:
         with torch.cuda.use_mem_pool(self._scratch, self._device):
             yield
 
-    def prepare_stream(self, stream: Any) -> None:
-        """A graph has work on this stream: cuBLAS takes its workspace for it now, and in ordinary memory would lose it
-        while the model sleeps."""
-        with torch.cuda.stream(stream), self.scratch():
-            some = torch.zeros(16, 16, dtype=torch.bfloat16, device=self._device)
-            torch.mm(some, some)
-        stream.synchronize()
+    def prepare_streams(self, streams: Sequence[Any]) -> None:
+        """Graphs that are captured next have work on these: cuBLAS takes its workspaces for them now. One that it has
+        of before would be in ordinary memory, and lost while the model sleeps."""
+        torch._C._cuda_clearCublasWorkspaces()
+        for stream in streams:
+            with torch.cuda.stream(stream), self.scratch():
+                some = torch.zeros(16, 16, dtype=torch.bfloat16, device=self._device)
+                torch.mm(some, some)
+            stream.synchronize()
 
     def ahead(self) -> None:
         """Before each capture. What is refused here may not be needed."""

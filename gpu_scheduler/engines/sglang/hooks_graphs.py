@@ -17,22 +17,23 @@ from gpu_scheduler.engines.sglang.options import one_line
 from gpu_scheduler.engines.sglang.plugin import Hook
 
 
-def capture_all(original: Callable[..., Any], *, model_runner: Any) -> Any:
-    """In ordinary memory, which stays while the model sleeps, when it cannot be done in ours."""
+def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) -> Any:
+    """Those of prefill and of decode, which share a pool. In ordinary memory, which stays while the model sleeps, when
+    it cannot be done in ours."""
     instance = current.instance()
     graphs = instance.open_graphs()
     if graphs is not None:
         try:
             with graphs.capturing() as pool_id:
                 set_global_graph_memory_pool(pool_id)
-                return original(model_runner=model_runner)
+                return original(model_runner=model_runner, **how)
         except Exception as error:  # SGLang raises a plain one around torch's
             why = one_line(error)
         set_global_graph_memory_pool(None)
         input_buffers._forward_input_buffer_pool.clear()  # the logits are among them
         model_runner.graph_shared_output._logits_buffers.clear()
         instance.give_up_graphs(why)
-    return original(model_runner=model_runner)
+    return original(model_runner=model_runner, **how)
 
 
 def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
@@ -49,8 +50,7 @@ def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
     name."""
     graphs = current.instance().graphs
     if graphs is not None:
-        for each in (stream, *get_resources().streams.values()):
-            graphs.prepare_stream(each)
+        graphs.prepare_streams([stream, *get_resources().streams.values()])
     return original(backend, stream)
 
 
@@ -61,10 +61,14 @@ def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
 
 
 _EXECUTOR = "sglang.srt.model_executor"
-_BACKEND = f"{_EXECUTOR}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend"
+_BACKENDS = (
+    f"{_EXECUTOR}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend",
+    f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend.BreakableCudaGraphBackend",
+)
+"""Of decode, and of prefill."""
 HOOKS = [
-    Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_decode_graph", capture_all, "AROUND"),
+    Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
     Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
-    Hook(f"{_BACKEND}.capture_session", session, "AROUND"),
-    Hook(f"{_BACKEND}.capture_one", capture_one, "BEFORE"),
+    *(Hook(f"{backend}.capture_session", session, "AROUND") for backend in _BACKENDS),
+    *(Hook(f"{backend}.capture_one", capture_one, "BEFORE") for backend in _BACKENDS),
 ]

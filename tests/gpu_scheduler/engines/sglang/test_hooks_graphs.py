@@ -27,7 +27,8 @@ class Instance:
     def give_up_graphs(self, why):
         self.graphs, self.why = None, why
 
-def capture(*, model_runner):
+def capture(*, model_runner, capture_decode_cuda_graph):
+    assert capture_decode_cuda_graph is True
     pool = get_global_graph_memory_pool()
     captured_in.append(pool)
     if pool is not None and fails:
@@ -41,7 +42,7 @@ for fails in (False, True):
     captured_in = []
     instance = Instance()
     current.set_instance(instance)
-    assert hooks_graphs.capture_all(capture, model_runner=runner) == "runner"
+    assert hooks_graphs.capture_all(capture, model_runner=runner, capture_decode_cuda_graph=True) == "runner"
     assert captured_in == ([(0, 7), None] if fails else [(0, 7)]), captured_in
     assert (instance.graphs is None, bool(instance.why)) == (fails, fails)
     assert not runner.graph_shared_output._logits_buffers and not input_buffers._forward_input_buffer_pool
@@ -61,7 +62,7 @@ from sglang.srt.runtime_context import set_stream
 from gpu_scheduler.engines.sglang import current, hooks_graphs
 
 prepared = []
-current.set_instance(SimpleNamespace(graphs=SimpleNamespace(prepare_stream=prepared.append)))
+current.set_instance(SimpleNamespace(graphs=SimpleNamespace(prepare_streams=prepared.extend)))
 set_stream("alt", "beside")
 assert hooks_graphs.session(lambda backend, stream: (backend, stream), "full", "own") == ("full", "own")
 assert prepared == ["own", "beside"], prepared
