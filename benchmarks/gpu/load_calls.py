@@ -1,17 +1,20 @@
 """Which calls of the driver a load spends its time in.
 
-    python -m benchmarks.gpu.load_calls --out DIR [--links 1,2,4] [--between cuda:1]
+    python -m benchmarks.gpu.load_calls --out DIR [--links 1,2,4] [--between cuda:1] [--group cuda:0,cuda:1]
 
 The loader's transfer of 8B weights as in `benchmarks/load.py`, with every call of the driver timed: how often, seconds
 together, the longest. Calls of several threads overlap, so their sum may be more than the load takes. First those until
-all has arrived, then those of tidying up after it.
+all has arrived, then those of tidying up after it. `--group`: as many bytes onto each of the devices at once, for each
+of `--windows` (MiB that a link has under way).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from benchmarks import load
@@ -47,6 +50,32 @@ class Calls:
                 entry[2] = max(entry[2], seconds)
 
 
+def group(devices: Sequence[str], nbytes: int, measured: Callable[[str, Callable[[], Tidy]], None]) -> None:
+    transfers = Transfers(devices)
+    with ExitStack() as stack:
+        there = [stack.enter_context(load.extents(device, nbytes)) for device in devices]
+        images = [stack.enter_context(load.image(nbytes)) for _ in devices]
+        steps = [plan([extent.nbytes for extent in made], nbytes, CHUNK_BYTES) for made in there]
+        tidies: list[Tidy] = []
+
+        def one(number: int) -> None:
+            transfer = transfers.of(devices[number])
+            tidies.append(transfer.into(there[number], images[number], steps[number], lambda chunk: None))
+
+        def run() -> Tidy:
+            load.together([partial(one, number) for number in range(len(devices))])
+
+            def tidy() -> None:
+                while tidies:
+                    tidies.pop()()
+
+            return tidy
+
+        measured("group", run)
+        for image in images:
+            transfers.forget(image)
+
+
 def main() -> None:
     from balloond.backends import cuda
     from loader.transfers import cuda as transfers_cuda
@@ -55,6 +84,8 @@ def main() -> None:
     parser = report.arguments(__doc__ or "")
     parser.add_argument("--links", default="1,2,4")
     parser.add_argument("--between", metavar="DEVICE")
+    parser.add_argument("--group", metavar="DEVICES")
+    parser.add_argument("--windows", default="96", help="MiB, for --group")
     given = parser.parse_args()
     calls = Calls(cuda.call)
     for module in (cuda, transfers_cuda, pinned):
@@ -82,9 +113,13 @@ def main() -> None:
         ]
         report.table(name, ("copy", "ms", "call", "times", "ms together", "longest ms"), shown)
 
+    if given.group:
+        for window in given.windows.split(","):
+            transfers_cuda._WINDOW_BYTES = int(window) << 20
+            group(given.group.split(","), nbytes, lambda name, work, window=window: measured(f"{name}, {window}", work))
     with load.extents(device, nbytes) as made:
         sizes = [extent.nbytes for extent in made]
-        for links in load.series(device, given.links):
+        for links in load.series(device, given.links) if given.links else ():
             transfers = Transfers(links)
             with load.image(nbytes) as image:
                 steps, transfer = plan(sizes, nbytes, CHUNK_BYTES), transfers.of(device)
