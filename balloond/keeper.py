@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from google.protobuf.message import DecodeError
 
 from protos import keeper_pb2
-from services import seqpacket
+from services import notify, seqpacket, tasks
 from services.errors import PrismError
 
 _BATCH_BYTES = seqpacket.MAX_BYTES // 2
@@ -138,6 +138,7 @@ class _Session:
 async def serve(path: str) -> None:
     """Until SIGTERM or SIGINT. Raises Unavailable when another process serves the path."""
     keeper = Keeper()
+    manager = notify.Manager()
 
     async def on_connect(connection: seqpacket.SeqpacketConnection) -> None:
         peer = seqpacket.peer(connection.sock)
@@ -150,8 +151,12 @@ async def serve(path: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    beating = tasks.spawn(manager.beat(), "watchdog")
+    manager.ready(f"serving on {path}")
     await stop.wait()
+    manager.stopping()
     await server.stop()
+    await tasks.cancel(beating)
 
 
 def allow_descriptors() -> None:

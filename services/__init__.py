@@ -7,6 +7,7 @@ It knows no word of the domain: nothing here says model, page or queue. Each mod
     errors      domain errors, and the one table between them and gRPC status codes
     rpc         gRPC servers (health, reflection) and channels
     service     one process: build, ready, drain, stop
+    notify      telling a service manager how the process is
     forking     children without gRPC's fork handlers
     tasks       background tasks that are named, kept and whose failure is seen
     watch       state that others follow, and following others' streams

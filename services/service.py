@@ -4,6 +4,8 @@
 servicers, spawns tasks and says `service.ready()`. Clocks, identifiers and backends are constructed there and nowhere
 below.
 
+A service manager that started it hears when it is ready, that its loop turns, and when it stops (`services/notify.py`).
+
 SIGTERM and SIGINT stop it: health turns NOT_SERVING, the drains run (at most `drain_s`), then the stops, last added
 first. A spawned task that fails ends the process with status 1: a supervisor starts it afresh, which is safer than half
 a service.
@@ -23,7 +25,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from services import config as config_module
-from services import log, metrics, rpc, tasks
+from services import log, metrics, notify, rpc, tasks
 from services.config import Config
 from services.errors import PrismError
 
@@ -37,6 +39,7 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.server = rpc.Server(config.listen)
+        self._manager = notify.Manager()
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self._stops: list[Callable[[], Awaitable[None]]] = []
         self._tasks: list[asyncio.Task[Any]] = []
@@ -66,6 +69,7 @@ class Service:
         await self.server.start()
         await self.server.set_serving(True)
         _log.info("ready", listen=self.config.listen)
+        self._manager.ready(f"serving on {self.config.listen}")
 
     def stop(self) -> None:
         self._stopping.set()
@@ -79,6 +83,8 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        # Until the process exits: a drain whose loop stands still is missed as well.
+        tasks.spawn(self._manager.beat(), "watchdog")
         try:
             if self.config.metrics:
                 metrics.serve(self.config.metrics)
@@ -89,7 +95,10 @@ class Service:
             print(f"{self.config.name}: {error}", file=sys.stderr, flush=True)
             self._failure = error
         _log.info("stopping")
+        self._manager.stopping()
         await self._end()
+        if self._failure is not None:
+            self._manager.failed(str(self._failure))
         return 1 if self._failure is not None else 0
 
     async def _end(self) -> None:
