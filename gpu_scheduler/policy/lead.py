@@ -14,6 +14,10 @@ It has a bound, `lead_s`: what has just got its first token has decoded nothing 
 time that it stands still is spread over all of its tokens, so that the bound is a step for every twelve tokens that
 nearly all requests of the model come to (`OutputForecast.least`), and one where they are fewer.
 
+So has the debt: that lead and the prefill step before. It is never more where the target can be kept, since each step
+is then made good before the next one. Where it cannot, what is beyond was lost by requests that have ended by and by:
+later ones get nothing for it, and first tokens would wait a third longer until all of it were paid.
+
 **At most** a third of what the prefill step before took is spent on that (`PaceRules.own_least_share`), more than one
 step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it brings: where even
 an engine that did nothing else could not keep the target, because its neighbours decode too, every first token would
@@ -33,6 +37,7 @@ class Lead:
         self._ahead_s: float | None = None
         """At `_at`. None: nothing has begun to decode since `alone`, or nothing bounded."""
         self._at = 0.0
+        self._most_behind_s = 0.0
         self._hold_until = 0.0
 
     def alone(self) -> None:
@@ -42,6 +47,7 @@ class Lead:
     def prefilled(self, now: float, took_s: float, pace: Pace) -> None:
         """A prefill step ended. Where nothing decoded before, what does now has all of the lead."""
         self._hold_until = now + self._hold_ratio * took_s
+        self._most_behind_s = pace.lead_s + took_s
         if self._ahead_s is None and pace.step_s > 0:
             self._ahead_s, self._at = pace.lead_s, now
 
@@ -52,11 +58,12 @@ class Lead:
             self._ahead_s = None
         elif self._ahead_s is not None:
             most_s = pace.lead_s - (now - began) / steps
-            self._ahead_s, self._at = min(most_s, self.ahead_s(now) + steps * pace.step_s), now
+            ahead_s = self._ahead_s - (now - self._at) + steps * pace.step_s
+            self._ahead_s, self._at = max(-self._most_behind_s, min(most_s, ahead_s)), now
 
     def ahead_s(self, now: float) -> float:
         """Below 0: decodes are behind. 0 where there is no lead."""
-        return 0.0 if self._ahead_s is None else self._ahead_s - (now - self._at)
+        return 0.0 if self._ahead_s is None else max(-self._most_behind_s, self._ahead_s - (now - self._at))
 
     def hold_s(self, now: float) -> float:
         """For how long decode steps come before the next prefill step, unless the lead is there before. Decode steps

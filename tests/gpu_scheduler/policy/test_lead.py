@@ -136,3 +136,24 @@ def test_who_stood_still_for_longer_than_a_step_may_take_is_next(step_s, allowed
     engine = Engine(step_s, allowed_s)
     engine.prefill(allowed_s + took_s)
     assert engine.lead.hold_s(engine.now) > 0
+
+
+def test_what_a_long_overload_cost_is_not_made_good_at_the_expense_of_later_first_tokens():
+    engine = Engine(0.02, 0.01)
+    for _ in range(500):
+        engine.until_free()
+        engine.prefill(0.1)
+    engine.step_s = 0.002
+    engine.until_free()
+    assert engine.lead.ahead_s(engine.now) >= 0, "one hold made good what is owed"
+
+
+@given(SECONDS, SECONDS, st.integers(1, 20), st.lists(SECONDS, min_size=1, max_size=40), st.floats(0.0, 9.0))
+def test_nobody_is_owed_more_than_the_lead_and_the_prefill_step_before(step_s, allowed_s, lead_steps, took_s, pause_s):
+    engine = Engine(step_s, allowed_s, lead_steps)
+    for seconds in took_s:
+        engine.prefill(seconds)
+        most_s = engine.pace.lead_s + seconds
+        assert engine.lead.ahead_s(engine.now + pause_s) >= -most_s
+        engine.until_free()
+        assert engine.lead.ahead_s(engine.now) >= -most_s
