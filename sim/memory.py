@@ -70,20 +70,22 @@ class GroupMemory:
         self._timer: Timer | None = None
         self.reclaimed_bytes = 0
         """Taken from one model for another, ever."""
+        self.fixed_bytes = 0
+        """Booked, and not elastic."""
 
     # --- bookings and leases
 
     def book(self, model: str, quota: int, weights: int, floor: int) -> None:
         """Raises services.errors.Refused with the arithmetic."""
         self._carry_out(self.device.book(self._clock.now, model, Booking(quota, weights, floor)))
-
-    def booked(self, model: str) -> int:
-        """Bytes of it that are not elastic."""
-        booking = self.device.ledger.bookings.get(model)
-        return booking.quota + booking.weights if booking is not None else 0
+        self._count_fixed()
 
     def unbook(self, model: str) -> None:
         self._carry_out(self.device.unbook(self._clock.now, model))
+        self._count_fixed()
+
+    def _count_fixed(self) -> None:
+        self.fixed_bytes = sum(booking.quota + booking.weights for booking in self.device.ledger.bookings.values())
 
     def open(self, holder: Holder) -> None:
         """Its lease; the model is booked."""

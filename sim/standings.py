@@ -7,7 +7,6 @@ when one of its models has been idle for long enough to be evicted.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from placement.config import PlacementConfig
@@ -66,9 +65,11 @@ class Standings:
         group, arbiter = self._groups[name]
         if arbiter.lacking:
             return True
-        used = sum(r.engine.used_bytes for r in group.active.values() if r.engine is not None)
-        fixed = sum(group.memory.booked(r.spec.name) for r in group.residents.values())
-        return used > (1 - self._config.headroom) * (group.hardware.capacity_bytes - fixed)
+        used = 0
+        for resident in group.active.values():
+            if resident.engine is not None:
+                used += resident.engine.used_bytes
+        return used > (1 - self._config.headroom) * (group.hardware.capacity_bytes - group.memory.fixed_bytes)
 
     def heard_now(self, name: str) -> Standing:
         """That of the group, which is up to date with what its models use and lack."""
@@ -115,7 +116,7 @@ class Standings:
         )
         if demand == self.models[name].demand:
             return False
-        self.models[name] = replace(self.models[name], demand=demand)
+        self.models[name] = self.models[name].wanted(demand)
         return True
 
     def _hear(self, group: Group, arbiter: Arbiter) -> None:

@@ -15,7 +15,8 @@ each with 1/n of the bytes and of the demand (paper, appendix on tensor parallel
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import lru_cache
 from math import inf
 
 LEAST_DEMAND = 1.0
@@ -76,7 +77,21 @@ class Model:
 
     def asleep(self) -> Model:
         """The same model hibernating: what its engine keeps stays booked, everything else is gone."""
-        return replace(self, demand=0.0, weights=0, floor=0, quota=self.kept or self.quota)
+        return _asleep(self.name, self.kept or self.quota, self.parts, self.pinned, self.kept)
+
+    def wanted(self, demand: float) -> Model:
+        """The same model with another demand."""
+        if demand == self.demand:
+            return self
+        return Model(
+            self.name, demand, self.weights, self.floor, self.quota, self.parts, pinned=self.pinned, kept=self.kept
+        )
+
+
+@lru_cache(maxsize=1 << 16)
+def _asleep(name: str, quota: int, parts: int, pinned: bool, kept: int) -> Model:
+    """Kept, because every decision asks for it again, and it does not depend on the demand."""
+    return Model(name, quota=quota, parts=parts, pinned=pinned, kept=kept)
 
 
 def share(amount: int, parts: int) -> int:

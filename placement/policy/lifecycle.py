@@ -11,7 +11,7 @@ Here is what one group has to offer, and how to choose among several; which grou
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 from placement.policy.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
@@ -62,7 +62,7 @@ def attempt(model: Model, group: Group, here: Sequence[Resident], rules: Lifecyc
     others = [r for r in here if r.model.name != model.name]
     mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
     if mine is not None:  # its engine is bound to its devices, and was measured
-        model = replace(mine.model, demand=model.demand)
+        model = mine.model.wanted(model.demand)
         group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
     books = _booked(group, others)
     pressure, devices = books.best(model, group)

@@ -6,14 +6,14 @@ counts as asleep, and who moves to where it is has it make way (`Standing.activa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy import kvpr
 from placement.policy.assign import AssignRules, Candidate, Reason, assign
 from placement.policy.decisions import Resident
-from placement.policy.kvpr import Books, Group, Model
+from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.moves import Move, MoveRules, plan_moves
 
 
@@ -51,19 +51,19 @@ def rebalance(
     for resident in residents:
         if not resident.hibernating:
             active.setdefault(resident.model.name, resident)
-    if len(groups) < 2 or not active or not _relievable(groups, residents, rules):
+    booked = [(_counted(r), r.place) for r in residents]
+    if len(groups) < 2 or not active or not _relievable(groups, booked, rules):
         return []
-    moving = _worth_moving(groups, residents, active, rules)
+    moving = _worth_moving(groups, booked, active, rules)
     assignment = assign(
         groups,
         [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in moving.items()],
         now,
         replace(rules.assign, least_pressure=rules.least_pressure),
-        [(_counted(r), r.place) for r in residents if r is not moving.get(r.model.name)],
+        [each for r, each in zip(residents, booked, strict=True) if r is not moving.get(r.model.name)],
     )
     if all(assignment.places.get(name, r.place) == r.place for name, r in active.items()):
         return []
-    booked = [(_counted(r), r.place) for r in residents]
     plan = plan_moves(groups, booked, assignment.places, now, rules.moves, moved_at=moved_at, most_waves=1)
     first = plan.waves[0] if plan.waves else ()
     wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
@@ -80,16 +80,18 @@ def _counted(resident: Resident) -> Model:
 
 
 def _worth_moving(
-    groups: Sequence[Group], residents: Sequence[Resident], active: Mapping[str, Resident], rules: RebalanceRules
+    groups: Sequence[Group],
+    booked: Iterable[tuple[Model, Place]],
+    active: Mapping[str, Resident],
+    rules: RebalanceRules,
 ) -> dict[str, Resident]:
     """Of those that are active and asked for, by name: those with their share of the demand, and all where a device
     is overcommitted."""
     books = Books(groups)
     demand: dict[str, float] = {}
-    for resident in residents:
-        model = _counted(resident)
-        books.book(model, resident.place.devices)
-        for device in resident.place.devices:
+    for model, place in booked:
+        books.book(model, place.devices)
+        for device in place.devices:
             demand[device] = demand.get(device, 0.0) + model.part_demand
     return {
         name: r
@@ -102,24 +104,30 @@ def _worth_moving(
     }
 
 
-def _relievable(groups: Sequence[Group], residents: Sequence[Resident], rules: RebalanceRules) -> bool:
+def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], rules: RebalanceRules) -> bool:
     """Whether any device has a pressure worth a move that a move could lower by more than tau. It could not where one
-    model brings so much of it that it would bring as much along to the largest device of all, alone there."""
-    books = Books(groups)
-    heaviest: dict[str, Model] = {}
-    for resident in residents:
-        model = _counted(resident)
-        books.book(model, resident.place.devices)
-        for device in resident.place.devices:
-            known = heaviest.get(device)
-            if known is None or model.part_demand > known.part_demand:
-                heaviest[device] = model
-    largest = max(books.capacity(device.name) for group in groups for device in group.devices)
-    for device, model in heaviest.items():
-        pressure = books.pressure(device)
-        alone = kvpr.pressure(model.part_demand, largest, model.fixed)
-        if not pressure < rules.least_pressure and (
-            alone < pressure * (1 - rules.assign.tau) or books.free(device) < 0
-        ):
+    model brings so much of it that it would bring as much along to the largest device of all, alone there.
+
+    Asked once a period, and nearly always answered with no: so it goes through the models once, with little else."""
+    on: dict[str, list[Model]] = {}
+    for model, place in booked:
+        for device in place.devices:
+            on.setdefault(device, []).append(model)
+    capacity = {device.name: device.capacity for group in groups for device in group.devices}
+    largest = max(capacity.values())
+    for name, models in on.items():
+        left = capacity[name]
+        demand = heaviest = 0.0
+        for model in models:
+            left -= model.fixed
+            demand += model.part_demand
+            heaviest = max(heaviest, model.part_demand)
+        pressure = kvpr.pressure(demand, left, 0)
+        if pressure < rules.least_pressure:
+            continue
+        if sum(model.needed for model in models) > capacity[name]:
+            return True
+        fixed = next(model.fixed for model in models if model.part_demand == heaviest)
+        if kvpr.pressure(heaviest, largest, fixed) < pressure * (1 - rules.assign.tau):
             return True
     return False

@@ -13,7 +13,7 @@ Whoever keeps a Standing says what changed, group by group (`hear`); that is all
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -109,7 +109,7 @@ class Standing:
     def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> Activation:
         """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above.
         `closed`: groups that are promised to others."""
-        model = replace(model, demand=max(model.demand, LEAST_DEMAND))
+        model = model.wanted(max(model.demand, LEAST_DEMAND))
         refused = self.refused(model, only)
         if refused is not None:
             return Activation(refused)
@@ -154,7 +154,7 @@ class Standing:
         group = self._groups.get(only)
         if group is None:
             return None
-        model = replace(model, demand=max(model.demand, LEAST_DEMAND))
+        model = model.wanted(max(model.demand, LEAST_DEMAND))
         found = preempt(model, group, self._on[only], waited_s, self._rules)
         return None if found is None else chosen(model, [found], 1, self._rules)
 
