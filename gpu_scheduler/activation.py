@@ -104,7 +104,7 @@ class Activation:
         resident.steps.append(("", time.monotonic()))
         await self._apply_limit(resident)
         resident.deaths, resident.image_only = 0, False
-        seconds = time.monotonic() - began
+        seconds = resident.came_s = time.monotonic() - began
         if asleep:
             resident.wake_s = seconds
         else:

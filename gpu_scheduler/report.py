@@ -88,5 +88,6 @@ class Report:
             engine_pid=resident.engine.pid if resident.engine is not None else 0,
             step_s=resident.step_seconds(),
             active_s=resident.active_s,
+            came_s=resident.came_s,
             weights_from=resident.weights_from,
         )

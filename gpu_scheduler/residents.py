@@ -53,6 +53,8 @@ class Resident:
     """What its last wake-up from hibernation took; 0: none yet."""
     cold_s: float = 0.0
     """What its last start in a fresh engine took; 0: none yet."""
+    came_s: float = 0.0
+    """The later one of these two."""
     steps: list[tuple[str, float]] = field(default_factory=list)
     """Of the activation under way, or the last: each step and when it began (monotonic seconds), with an empty name
     behind the last one."""

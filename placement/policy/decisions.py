@@ -16,7 +16,7 @@ class LifecycleRules:
     idle_s: float = 1.0
     """A model idle for less is not evicted, unless its group is promised to another."""
     stay: float = 4.0
-    """Nor is one that has been awake for less than so many times what its wake-up took: it would only have come."""
+    """Nor is one that has been awake for less than so many times what its coming took: it would only have come."""
     tau: float = 0.2
     """The gain in pressure for which others make room for a model, though there is room elsewhere."""
     home: float = 0.75
@@ -48,6 +48,10 @@ class Resident:
     """What waking it from hibernation takes."""
     cold_s: float = 30.0
     """What starting it cold takes."""
+    came_s: float = 0.0
+    """What bringing it up took the last time, be it from hibernation or cold; 0: not known, as a wake-up."""
+    has_image: bool = True
+    """False: it cannot hibernate. Where it is to, it goes cold, and its weights are read from the checkpoint again."""
     host_bytes: int = 0
     """Host memory that its engine holds."""
     stay_s: float = inf

@@ -4,8 +4,9 @@ Two conditions: a model has been idle for `idle_s`, and memory is wanted. Hibern
 go, the engine keeps its addresses and a part of its quota. Where that is not enough, or host memory is wanted, models
 go cold and give back that and the engine too. Pinned models never leave, nor do those that have hardly come (`stay`).
 The least wake-up time for each byte freed and second idle goes first: who was not asked for in so long will not be for
-about as long again, so this is the share of time that requests will wait for what is freed. Nothing goes that the
-others make needless.
+about as long again, so this is the share of time that requests will wait for what is freed. Where no image of its
+weights is there a model has nothing to wake up from: a cold start counts instead. Nothing goes that the others make
+needless.
 
 Bytes are bytes on one device, seconds are durations; there is no clock here.
 """
@@ -63,7 +64,12 @@ def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
     """Whether it may be evicted now."""
     if resident.model.pinned or resident.hibernating:
         return not resident.model.pinned
-    return resident.idle_s >= rules.idle_s and resident.stay_s >= rules.stay * resident.wake_s
+    return resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
+
+
+def least_stay_s(resident: Resident, rules: LifecycleRules) -> float:
+    """How long it is awake at least before it makes way for others' sake, unless its group is promised to one."""
+    return rules.stay * (resident.came_s or resident.wake_s)
 
 
 def freed_by(residents: Iterable[Resident], rules: LifecycleRules) -> dict[str, int]:
@@ -120,10 +126,12 @@ class _Eviction:
             name, group = resident.model.name, resident.place.group
             to_cold = name in cold
             amount = sum(sum(self._frees(*step).values()) for step in self._steps if step[0].model.name == name)
-            wake = resident.cold_s if to_cold else resident.wake_s
+            wake = resident.cold_s if to_cold else _asleep_costs_s(resident)
             state = "hibernating" if resident.hibernating else f"idle for {resident.idle_s:.0f} s"
             wish = f"for {for_whom}" if for_whom else "for others"
             reason = f"{state}; frees {amount:,} bytes {wish}; back in about {wake:.2g} s"
+            if not resident.has_image:
+                reason += ", from its checkpoint: there is no image of its weights"
             decisions.append(GoCold(name, group, reason) if to_cold else Hibernate(name, group, reason))
         return Eviction(tuple(decisions), self._short(self._steps), max(0, self._host_short()))
 
@@ -139,7 +147,8 @@ class _Eviction:
     def _price(self, step: tuple[Resident, bool]) -> tuple[float, float, str]:
         """Seconds of later waiting for each byte that helps and second idle; of equals the longest idle."""
         resident, cold = step
-        seconds = max(0.0, resident.cold_s - resident.wake_s) if cold else resident.wake_s
+        asleep_s = _asleep_costs_s(resident)
+        seconds = max(0.0, resident.cold_s - asleep_s) if cold else asleep_s
         if not (resident.hibernating or self._rules.hibernate):
             seconds = resident.cold_s
         useful = sum(freed for device, freed in self._frees(*step).items() if device in self._wanted)
@@ -172,3 +181,8 @@ class _Eviction:
     def _host_short(self, steps: Sequence[tuple[Resident, bool]] | None = None) -> int:
         steps = self._steps if steps is None else steps
         return self._host - sum(resident.host_bytes for resident, cold in steps if cold)
+
+
+def _asleep_costs_s(resident: Resident) -> float:
+    """What its next request waits for once it was sent to sleep."""
+    return resident.wake_s if resident.has_image else resident.cold_s

@@ -230,6 +230,14 @@ async def test_what_a_cold_start_took_is_not_taken_for_a_wake_up(group):
     assert resident.cold_s > 0 and resident.wake_s == 0
 
 
+async def test_what_coming_took_is_what_the_last_one_took_from_sleep_or_cold(sleeping):
+    group, _ = sleeping
+    resident = group.residents.get("m")
+    assert resident.came_s == resident.cold_s
+    await group.bring(common_pb2.ACTIVE)
+    assert resident.came_s == resident.wake_s != resident.cold_s
+
+
 @pytest.fixture
 async def sleeping():
     """(group, loader) with a model that sleeps."""

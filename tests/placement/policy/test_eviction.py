@@ -54,6 +54,23 @@ def test_who_has_hardly_come_stays_as_long_as_it_took_to_come_several_times():
     assert evict([resident("new", wake_s=2.0, stay_s=8.0)], {"d0": 10}, rules).enough
 
 
+def test_who_came_cold_stays_as_long_as_that_took_several_times():
+    rules = LifecycleRules(idle_s=1.0, stay=4.0)
+    came = {"wake_s": 0.3, "cold_s": 10.0, "came_s": 10.0}
+    assert not evict([resident("cold", stay_s=39.9, **came)], {"d0": 10}, rules).decisions
+    assert evict([resident("cold", stay_s=40.0, **came)], {"d0": 10}, rules).enough
+    assert evict([resident("woken", wake_s=0.3, cold_s=10.0, came_s=0.3, stay_s=1.3)], {"d0": 10}, rules).enough
+
+
+def test_who_has_an_image_to_wake_from_goes_before_those_that_would_be_read_from_their_checkpoint():
+    bare, slow = resident("bare", wake_s=0.2, cold_s=30.0, has_image=False), resident("slow", wake_s=2.0)
+    assert names(evict([bare, slow], {"d0": 40})) == [("Hibernate", "slow")]
+    both = evict([bare, slow], {"d0": 80})
+    assert sorted(names(both)) == [("Hibernate", "bare"), ("Hibernate", "slow")]
+    (told,) = (d.reason for d in both.decisions if d.model == "bare")
+    assert told.endswith("back in about 30 s, from its checkpoint: there is no image of its weights")
+
+
 def test_nobody_goes_cold_where_only_sleep_is_allowed():
     residents = [resident("idle"), resident("asleep", hibernating=True)]
     eviction = evict(residents, {"d0": 50}, go_cold=False)
