@@ -15,6 +15,8 @@ and for its peers. A row is one such series: the first call of each kind, the me
     peer copied      the same as `peers`, right after a copy between the GPUs
     from a peer      extents of GPU 1 mapped for GPU 0 alone, from GPU 0's context
 
+    A beside B       as `peers`, extents of A MiB, while one of B MiB is mapped for all in other addresses (0: none)
+
 `copies meanwhile` are calls of cuMemcpyAsync (8 MiB from pinned memory) on GPU 0 and on GPU 1, by threads of their own,
 while such a series is mapped: the longest that one took.
 """
@@ -125,6 +127,8 @@ def main() -> None:
     parser = report.arguments(__doc__ or "")
     parser.add_argument("--count", type=int, default=8, help="extents")
     parser.add_argument("--extent-mib", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 8, 64, 256, 512], help="MiB")
     given = parser.parse_args()
     call(cu.cuInit, 0)
     devices = int(call(cu.cuDeviceGetCount))
@@ -145,7 +149,7 @@ def main() -> None:
     def peers(name: str) -> None:
         record(name, Series(fds).map(everyone).close())
 
-    for _ in range(2):
+    for _ in range(given.rounds):
         record("alone", Series(fds).map(first).close())
         for count in range(1, devices):
             record(f"peers: {count}", Series(fds).map(everyone[: count + 1]).close())
@@ -192,6 +196,15 @@ def main() -> None:
         contexts[0].enter()
     for fd, _ in [*fds, *others, *spare, *small]:
         os.close(fd)
+    for size, beside in [(size, beside) for size in given.sizes for beside in (0, *given.sizes)]:
+        made = [(makers[0].create(mib * MIB), mib * MIB) for mib in (*[size] * given.count, beside) if mib]
+        anchor = Series(made[given.count :]).map(everyone) if beside else None
+        record(f"{size} beside {beside}", Series(made[: given.count]).map(everyone).close())
+        if anchor is not None:
+            record(f"{size} beside {beside}, that", anchor.found)
+            anchor.close()
+        for fd, _ in made:
+            os.close(fd)
     cells = []
     for row in rows:
         for name, times in row["seconds"].items():
