@@ -1,7 +1,7 @@
 """What placement knows of the groups, in its own terms and kept between decisions: what `placement/judge.py` does.
 
 Demands are taken anew once a period, as there. What is on a group is taken anew when something of it has changed, or
-when one of its models has been idle for long enough to be evicted.
+when one of its models has been idle, or awake, for long enough to be evicted.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from math import inf
 from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.decisions import Resident
+from placement.policy.footing import holds_s
 from placement.policy.standing import Standing
 from placement.policy.window import RateWindow
 from sim.arbiter import Arbiter
@@ -125,17 +126,12 @@ class Standings:
         plain = self._plain[group.name]
         place = kvpr.Place(group.name, tuple(device.name for device in plain.devices))
         residents: list[Resident] = []
-        until = inf
         for name, resident in group.residents.items():
             if resident.residency not in _PRESENT:
                 continue
             cold_s = resident.cold_s or _COLD_S
             idle = arbiter.idle_s(name) if resident.residency in _STEADY else 0.0
             stay_s = now - resident.active_at if resident.active else 0.0
-            wake_s = resident.wake_s or min(_WAKE_S, cold_s)
-            for left in (rules.idle_s - idle if idle > 0.0 else 0.0, rules.stay * wake_s - stay_s):
-                if resident.active and left > 0.0:
-                    until = min(until, now + left)
             engine = resident.engine
             residents.append(
                 Resident(
@@ -143,8 +139,9 @@ class Standings:
                     place,
                     hibernating=resident.residency is Residency.HIBERNATING,
                     idle_s=idle,
-                    wake_s=wake_s,
+                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
                     cold_s=cold_s,
+                    came_s=resident.came_s,
                     stay_s=stay_s,
                     claims=claims[name],
                     kv_used=engine.used_bytes if engine is not None else 0,
@@ -152,4 +149,4 @@ class Standings:
                 )
             )
         self._by_size[group.devices].hear(plain, residents)
-        self._heard[group.name] = arbiter.changes, until
+        self._heard[group.name] = arbiter.changes, now + holds_s(residents, rules)
