@@ -1,0 +1,32 @@
+"""Asking a running system, however it was deployed."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from balloond.client import BalloondClient
+
+PATIENCE_S = 60.0
+
+
+async def complete(http: str, model: str) -> str:
+    """The text of a completion at "host:port", which must succeed."""
+    body = {"model": model, "prompt": list(range(20, 60)), "max_tokens": 8, "temperature": 0}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
+        async with session.post(f"http://{http}/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            return str((await answer.json())["choices"][0]["text"])
+
+
+async def ledger(balloond: str) -> dict[str, tuple[str, str, int, int, int]]:
+    """What is leased to whom, by lease."""
+    client = BalloondClient(balloond)
+    try:
+        state = await client.inspect()
+    finally:
+        await client.close()
+    return {
+        lease.lease_id: (device.device, lease.model, lease.kv_bytes, lease.weights_bytes, lease.extents)
+        for device in state.devices
+        for lease in device.leases
+    }

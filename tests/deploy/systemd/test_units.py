@@ -1,0 +1,149 @@
+"""The units: what systemd says of them, and all of them under systemd itself."""
+
+import configparser
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from balloond.config import BalloondConfig
+from deploy.local.topology import to_toml
+from gateway.config import GatewayConfig
+from gpu_scheduler.config import GpuSchedulerConfig
+from loader import catalogue
+from loader.config import LoaderConfig
+from placement.config import PlacementConfig
+from services.config import parse
+from tests.deploy.system import complete, ledger
+from tests.deploy.systemd import machine as machines
+from tests.end_to_end.world import free_port
+
+FOLDER = machines.ROOT / "deploy" / "systemd"
+KINDS = {
+    "balloond": BalloondConfig,
+    "loader": LoaderConfig,
+    "gpu-scheduler-0": GpuSchedulerConfig,
+    "placement": PlacementConfig,
+    "gateway": GatewayConfig,
+}
+SERVICES = ("keeper", "balloond", "loader", "gpu-scheduler@0", "placement", "gateway")
+MODEL = "llama-debian"
+
+
+def unit(name):
+    read = configparser.RawConfigParser(strict=False)
+    read.optionxform = str
+    read.read(FOLDER / f"prism-{name.replace('@0', '@')}.service")
+    return read
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
+    paths = []
+    for path in [*FOLDER.glob("*.service"), *FOLDER.glob("*.target")]:
+        # Instances of a template are what can be looked at.
+        paths.append(tmp_path / path.name.replace("@.", "@0."))
+        paths[-1].write_text(path.read_text().replace("/opt/prism/.venv/bin/python", sys.executable))
+    assert len(paths) == 7
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", *paths], capture_output=True, text=True)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "prism" in line]) == (0, [])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_configuration_files_are_the_ones_that_units_name_and_can_be_used(name):
+    path = FOLDER / "config" / f"{name}.toml"
+    config = parse(KINDS[name], path.read_text(), str(path))
+    assert config.name == name
+    (service,) = [s for s in SERVICES if s.replace("@", "-") == name]
+    command = unit(service)["Service"]["ExecStart"].replace("%i", "0")
+    assert command.endswith(f" -m {name.removesuffix('-0').replace('-', '_')} --config /etc/prism/{name}.toml")
+    # Drains, then what stops after them.
+    assert int(unit(service)["Service"]["TimeoutStopSec"].removesuffix("s")) >= 2 * config.drain_s + 10
+
+
+def test_the_catalogue_can_be_used():
+    assert [model.name for model in catalogue.read(FOLDER / "config" / "catalogue.toml")] == [MODEL]
+
+
+def on_the_cpu(http):
+    """The shipped configuration, for a machine without a GPU."""
+    files = {path.stem: tomllib.loads(path.read_text()) for path in (FOLDER / "config").glob("*.toml")}
+    files["balloond"]["devices"] = [{"name": "cpu:0", "capacity_bytes": 32 << 20}]
+    files["gpu-scheduler-0"] |= {"group": "cpu:0", "devices": ["cpu:0"], "engines": {"kind": "echo"}}
+    for key in ("device_dtype_bytes", "kv_extent_bytes", "engine_quota_bytes", "copy_devices"):
+        del files["loader"][key]
+    files["loader"]["host_capacity_bytes"] = 256 << 20
+    files["gateway"] |= {"http": http, "listen": f"127.0.0.1:{free_port()}"}
+    for config in files.values():
+        config.pop("metrics", None)
+    texts = {f"{name}.toml": to_toml(config) for name, config in files.items() if name != "catalogue"}
+    return texts | {"catalogue.toml": (FOLDER / "config" / "catalogue.toml").read_text()}
+
+
+@pytest.fixture
+def machine():
+    if why := machines.missing():
+        pytest.skip(why)
+    http = f"127.0.0.1:{free_port()}"
+    # Where the interpreter is in a home, homes must be seen.
+    home = "ProtectHome=no\n" if sys.base_prefix.startswith(("/root/", "/home/")) else ""
+    with tempfile.TemporaryDirectory(prefix="prism-") as folder:
+        logs = f"StandardOutput=append:{folder}/console\nStandardError=inherit\n"
+        drop_in = f"[Service]\nWatchdogSec=5s\n{home}{logs}"
+        with machines.machine(Path(folder), on_the_cpu(http), drop_in) as running:
+            running.http = http
+            try:
+                yield running
+            except BaseException:
+                print((Path(folder) / "console").read_text()[-6000:])
+                raise
+
+
+def pids(machine):
+    return {name: machine.shows(f"prism-{name}", "MainPID") for name in SERVICES}
+
+
+async def test_under_systemd_all_start_restart_and_stop_and_the_keeper_outlives_restarts(machine):
+    machine.systemctl("start", "prism.target")
+    # One that nobody configured.
+    machine.systemctl("start", "--no-block", "prism-gpu-scheduler@1")
+    for name in SERVICES:
+        shown = [machine.shows(f"prism-{name}", key) for key in ("ActiveState", "NRestarts")]
+        assert shown == ["active", "0"], machine.systemctl("status", f"prism-{name}", check=False)
+        assert machine.shows(f"prism-{name}", "StatusText").startswith("serving on ")
+    # Who serves the network may ask placement and gpu_schedulers, and nobody else.
+    for_group = {path.name for path in machine.run.glob("*.sock*") if path.is_socket() and path.stat().st_mode & 0o020}
+    assert for_group == {"gpu-scheduler-0.sock", "gpu-scheduler-0.sock.stream", "placement.sock"}
+    text = await complete(machine.http, MODEL)
+    balloond = f"unix:{machine.run}/balloond.sock"
+    before, first = await ledger(balloond), pids(machine)
+    assert before
+
+    # Killed: started again with what the keeper has.
+    machine.systemctl("kill", "--signal=KILL", "prism-balloond")
+    machine.until("prism-balloond", "NRestarts", "1")
+    machine.until("prism-balloond", "ActiveState", "active")
+    assert await ledger(balloond) == before
+
+    # Its loop stands still: the watchdog's case.
+    machine.systemctl("kill", "--signal=STOP", "prism-loader")
+    machine.until("prism-loader", "NRestarts", "1")
+    machine.until("prism-loader", "ActiveState", "active")
+
+    # An upgrade.
+    machine.systemctl("restart", "prism.target")
+    second = pids(machine)
+    assert {name for name in SERVICES if first[name] == second[name]} == {"keeper"}
+    assert await complete(machine.http, MODEL) == text
+
+    # It gives up and says why; the others are none the worse.
+    machine.until("prism-gpu-scheduler@1", "ActiveState", "failed")
+    assert "/etc/prism/gpu-scheduler-1.toml: No such file or directory" in machine.said()
+    machine.systemctl("stop", "prism.target")
+    for name in SERVICES:
+        machine.until(f"prism-{name}", "ActiveState", "inactive")
+        assert machine.shows(f"prism-{name}", "Result") == "success"
