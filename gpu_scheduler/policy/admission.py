@@ -162,7 +162,7 @@ class _Admission:
         """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from
         S."""
         room = self._agenda.room * self._turn.room_share
-        if room <= 0:
+        if room <= 0 or room < self._agenda.least:
             return
         lacks: set[str] = set()
         tries = ROOM_CANDIDATES

@@ -79,9 +79,13 @@ class _Entry:
     seq: int
     state: State = State.WAITING
     done_tokens: int = 0
+    missed: bool = False
+    """It waits, and its deadline has passed."""
 
     @property
     def key(self) -> Key:
+        if self.missed:
+            return (self.request.arrival, self.request.deadline, self.seq)
         return (self.request.deadline, self.request.arrival, self.seq)
 
     @property
@@ -97,8 +101,12 @@ class Backlog:
         self._models = Models()
         self._entries: dict[str, _Entry] = {}
         self._timed = Line()
+        self._missed = Line()
+        """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
+        that out again."""
         self._best_effort = Line()
         self._late: set[str] = set()
+        """Others that the last plan left out of S."""
         self._in_flight: dict[str, _Entry] = {}
         self._busy_until = -inf
         self._expiries: list[tuple[float, str]] = []
@@ -110,7 +118,7 @@ class Backlog:
 
     def __repr__(self) -> str:
         return (
-            f"Backlog(waiting={len(self._timed) + len(self._best_effort)}, late={len(self._late)}, "
+            f"Backlog(waiting={sum(map(len, self._lines))}, late={len(self._late) + len(self._missed)}, "
             f"in_flight={len(self._in_flight)}, all={len(self)}, {self._credit!r})"
         )
 
@@ -245,10 +253,12 @@ class Backlog:
         entry = self._entries.get(request_id)
         if entry is None:
             return None
-        return State.LATE if request_id in self._late else entry.state
+        return State.LATE if entry.missed or request_id in self._late else entry.state
 
     def waiting(self) -> Iterator[Waiting]:
         """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
+        missed = sorted((self._entries[request_id] for request_id in self._missed.ids), key=_by_deadline)
+        yield from (entry.request for entry in missed)
         for line in (self._timed, self._best_effort):
             yield from (self._entries[request_id].request for request_id in line.ids)
 
@@ -278,33 +288,35 @@ class Backlog:
         self._account(now)
         decisions: list[Drop | Expire] = list(self._expire(now))
         start = max(now, self._busy_until) if self._in_flight else now
-        if not len(self._timed) and not len(self._best_effort):
+        if not any(map(len, self._lines)):
             return self._nothing_waits(now, start, tuple(decisions))
         rates = self._models.rates()
 
+        just_missed = self._miss(now)
         line = self._timed
         costs = line.costs(rates)
-        left_out = late_indices(line.deadlines, self._hopeless_are_infinite(costs, now), start)
+        left_out = late_indices(line.times, self._hopeless_are_infinite(costs, now), start)
         in_s = [True] * len(line)
         for i in left_out:
             in_s[i] = False
         on_time = tuple(compress(line.ids, in_s))
         ends = islice(accumulate(compress(costs, in_s), initial=start), 1, None)
-        room = min(map(sub, compress(line.deadlines, in_s), ends), default=inf)
+        room = min(map(sub, compress(line.times, in_s), ends), default=inf)
 
         late = [line.ids[i] for i in left_out]
         ages = [line.keys[i][1] for i in left_out]
         self._late = set(late)
-        if self._droppable and (drops := self._drop(late, now)):
+        if self._droppable and (drops := self._drop([*just_missed, *late], now)):
             decisions += drops
             ages = list(compress(ages, map(self._late.__contains__, late)))
             late = [request_id for request_id in late if request_id in self._late]
         second = self._by_age(late, ages)
 
-        dearest = max([costs[i] for i in left_out] + self._best_effort.costs(rates), default=0.0)
-        self._credit.cap(dearest if second else 0.0)
+        of_second = [costs[i] for i in left_out] + self._missed.costs(rates) + self._best_effort.costs(rates)
+        self._credit.cap(max(of_second, default=0.0) if second else 0.0)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
-        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions))
+        least = min(of_second, default=inf)
+        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions), least)
 
     def next_deadline(self) -> float:
         """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
@@ -328,12 +340,19 @@ class Backlog:
         return entry
 
     def _account(self, now: float) -> None:
-        self._credit.earn(now, waiting=bool(self._late or self._best_effort), busy=bool(self._in_flight))
+        waiting = bool(self._late or self._missed or self._best_effort)
+        self._credit.earn(now, waiting=waiting, busy=bool(self._in_flight))
+
+    @property
+    def _lines(self) -> tuple[Line, ...]:
+        return self._timed, self._missed, self._best_effort
 
     def _cost(self, entry: _Entry) -> float:
         return self._models[entry.request.model].prefill_cost(entry.request)
 
     def _line(self, entry: _Entry) -> Line:
+        if entry.missed:
+            return self._missed
         return self._best_effort if entry.request.deadline == inf else self._timed
 
     def _enqueue(self, entry: _Entry) -> None:
@@ -346,8 +365,20 @@ class Backlog:
 
     def _dequeue(self, entry: _Entry) -> None:
         self._line(entry).remove(entry.key)
+        entry.missed = False
         self._late.discard(entry.request.request_id)
         self._droppable -= entry.request.drop_late
+
+    def _miss(self, now: float) -> list[str]:
+        """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
+        passed = self._timed.before(now)
+        for request_id in passed:
+            entry = self._entries[request_id]
+            self._timed.remove(entry.key)
+            entry.missed = True
+            class_ = self._models[entry.request.model].class_of(entry.request)
+            self._missed.insert(entry.key, request_id, entry.request.uncached_tokens, class_)
+        return passed
 
     def _land(self, request_id: str, now: float) -> None:
         """The request is no longer dispatched work (if it was)."""
@@ -374,7 +405,7 @@ class Backlog:
         ready = self._models.ready(now)
         if ready is None:
             return costs
-        rows = zip(costs, map(ready.__getitem__, self._timed.classes), self._timed.deadlines, strict=True)
+        rows = zip(costs, map(ready.__getitem__, self._timed.classes), self._timed.times, strict=True)
         return [inf if at + cost > deadline else cost for cost, at, deadline in rows]
 
     def _credit_suffices(self, second: tuple[str, ...], now: float) -> float:
@@ -388,11 +419,13 @@ class Backlog:
         return inf
 
     def _by_age(self, late: list[str], ages: list[float]) -> tuple[str, ...]:
-        """The second queue: late requests (`ages` are their arrivals) and best effort, oldest first; of equals the late
-        one with the earlier deadline."""
-        ids = late + self._best_effort.ids
+        """The second queue: late requests (`ages` are the arrivals of these) and best effort, oldest first; of equals
+        the late one with the earlier deadline."""
+        if not late and not len(self._best_effort):
+            return tuple(self._missed.ids)
+        ids = self._missed.ids + late + self._best_effort.ids
         later = self.rules.best_effort_yield_s
-        ages = ages + [key[1] + later for key in self._best_effort.keys]
+        ages = self._missed.times + ages + [key[1] + later for key in self._best_effort.keys]
         return tuple([ids[i] for i in sorted(range(len(ids)), key=ages.__getitem__)])
 
     def _stands(self, expires: float, request_id: str) -> bool:
@@ -418,3 +451,7 @@ class Backlog:
                 drops.append(Drop(request_id, f"late: {cost:.3f} s of prefill to do, {left:.3f} s of slack left"))
                 self._forget(entry, now)
         return drops
+
+
+def _by_deadline(entry: _Entry) -> tuple[float, float, int]:
+    return entry.request.deadline, entry.request.arrival, entry.seq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 
 class Why(Enum):
@@ -73,3 +74,5 @@ class Agenda:
     """Seconds of work that the second queue has earned."""
     decisions: tuple[Drop | Expire, ...]
     """Already carried out in the queue; the caller tells the clients."""
+    least: float = inf
+    """Seconds of prefill of the cheapest request of the second queue; +inf: it is empty."""

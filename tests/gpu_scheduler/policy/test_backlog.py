@@ -140,6 +140,20 @@ def test_late_requests_go_by_arrival_and_best_effort_yields_only_for_a_while():
 # --- waking models ----------------------------------------------------------------------------------------------------
 
 
+def test_a_passed_deadline_is_late_for_good_unless_it_is_given_a_new_one():
+    queue = backlog()
+    for i, deadline in enumerate([3.0, 2.0]):
+        queue.add(request(f"{i}", deadline=deadline, arrival=i / 10), 0.2)
+    assert queue.plan(0.5).on_time == ("1", "0")
+    assert queue.plan(4.0).second == ("0", "1")
+    assert [waiting.request_id for waiting in queue.waiting()] == ["1", "0"]
+    start(queue, "1", 4.0, Why.AGED)
+    queue.requeue("1", 4.5, deadline=6.0)
+    agenda = queue.plan(4.5)
+    assert (agenda.on_time, agenda.second, agenda.least) == (("1",), ("0",), 1.0)
+    assert (queue.state("0"), queue.state("1")) == (State.LATE, State.WAITING)
+
+
 def test_a_request_that_its_wake_up_makes_late_is_late():
     queue = backlog("m", "waking")
     queue.model_waking("waking", ready_at=2.0)
@@ -424,6 +438,9 @@ class Conservation(RuleBasedStateMachine):
         assert agenda.on_time == expected.on_time
         assert set(agenda.second) == (late - gone) | best_effort
         assert len(agenda.second) == len(set(agenda.second))
+        ages = [facts[r].arrival + (10.0 if r in best_effort else 0.0) for r in agenda.second]
+        assert ages == sorted(ages)
+        assert agenda.least <= min((self.queue.prefill_cost(r) for r in agenda.second), default=inf)
         for request_id in self.waiting:
             assert self.queue.state(request_id) is (State.LATE if request_id in late else State.WAITING)
 
@@ -436,7 +453,9 @@ class Conservation(RuleBasedStateMachine):
     @invariant()
     def everyone_is_somewhere(self):
         assert len(self.queue) == len(self.waiting) + len(self.dispatched) + len(self.running)
-        assert {r.request_id for r in self.queue.waiting()} == self.waiting
+        waiting = list(self.queue.waiting())
+        assert {r.request_id for r in waiting} == self.waiting
+        assert [r.deadline for r in waiting] == sorted(r.deadline for r in waiting)
         assert [r.request_id for r in self.queue.in_flight()] == list(self.dispatched)
         for request_id in self.running:
             assert self.queue.state(request_id) is State.RUNNING
