@@ -84,7 +84,7 @@ class Sizes:
     """Of an engine's CUDA graphs, about: for the plan alone."""
 
 
-GPU = Sizes(2, 64 << 20, 8 << 20, 2 << 30, 512 << 20)
+GPU = Sizes(2, 32 << 20, 8 << 20, 2 << 30, 512 << 20)
 CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0)
 
 

@@ -1,9 +1,9 @@
 """Extents under addresses of this process for the time of a copy.
 
-Mapping an extent takes longer the more devices have access to it, as long as copying some hundred MiB where several
-links carry. So a thread maps all of them ahead, in order, while the first are copied. What takes them away again takes
-half as long and would hold up either, as the driver does one such thing at a time: it is left to whoever closes this,
-when nobody waits for the bytes any more.
+To give access takes as long as what the links have under way, once anything is copied (docs/measurements.md). So a
+thread maps all extents ahead, in order, while the first are copied, and more of them at once each time. What takes them
+away again would hold up either, as the driver does one such thing at a time: it is left to whoever closes this, when
+nobody waits for the bytes any more.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Protocol
 from loader.policy.chunks import Chunk
 from loader.transfers.base import Borrowed
 
-Map = Callable[[int, int, int], None]
-"""Maps an extent: address, descriptor, bytes."""
+Map = Callable[[int, Sequence[Borrowed]], None]
+"""Maps extents back to back from an address."""
+_FIRST, _MOST = 4, 16
+"""Extents that are mapped together: those for which the copy waits, and in the end."""
 
 
 class Addresses(Protocol):
@@ -75,12 +77,12 @@ class Mapped:
 
     def _work(self, map: Map) -> None:
         try:
-            for number, extent in enumerate(self._extents):
-                if self._ending:
-                    return
-                map(self._base + self._offsets[number], extent.fd, extent.nbytes)
+            while self._mapped < len(self._extents) and not self._ending:
+                some = min(max(_FIRST, self._mapped), _MOST)
+                extents = self._extents[self._mapped : self._mapped + some]
+                map(self._base + self._offsets[self._mapped], extents)
                 with self._changed:
-                    self._mapped += 1
+                    self._mapped += len(extents)
                     self._changed.notify_all()
         except Exception as error:  # whatever it is: somebody waits for the extent
             with self._changed:

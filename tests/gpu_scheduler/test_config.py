@@ -13,7 +13,7 @@ def configured(device, **engines):
 
 @pytest.mark.parametrize(
     ("device", "sizes"),
-    [("cpu:0", (256 << 10, 512 << 10)), ("cuda:1", (8 * MIB, 64 * MIB))],
+    [("cpu:0", (256 << 10, 512 << 10)), ("cuda:1", (8 * MIB, 32 * MIB))],
 )
 def test_extents_are_as_large_as_their_device_likes(device, sizes):
     config = configured(device)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -14,10 +15,11 @@ from tests.balloond.conftest import TIMEOUT_S
 
 
 class Watched(CpuMapper):
-    """Counts what is mapped; mapping may wait, and fail."""
+    """Counts what is mapped together; mapping may wait, and fail."""
 
     def __init__(self):
         self.events = []
+        """Extents of each time."""
         self.changed = threading.Condition()
         self.may_map = threading.Event()
         self.may_map.set()
@@ -34,14 +36,15 @@ class Watched(CpuMapper):
         with self.changed:
             assert self.changed.wait_for(condition, TIMEOUT_S), self.events
 
-    def map(self, address, fd, nbytes):
+    def map_all(self, address, extents):
         self.maps.set()
         assert self.may_map.wait(TIMEOUT_S)
-        if self.fails_at == len(self.events):
-            self.note("failed")
+        if self.fails_at is not None and self.fails_at < sum(self.events) + len(extents):
             raise OSError(5, "no mapping")
-        super().map(address, fd, nbytes)
-        self.note("mapped")
+        for extent in extents:
+            self.map(address, extent.fd, extent.nbytes)
+            address += extent.nbytes
+        self.note(len(extents))
 
     def release(self, address, span):
         super().release(address, span)
@@ -61,13 +64,13 @@ def extents():
         os.close(extent.fd)
 
 
-SIZES = [2 * PAGE_BYTES, PAGE_BYTES, 3 * PAGE_BYTES]
+SIZES = [2 * PAGE_BYTES, PAGE_BYTES, *[3 * PAGE_BYTES] * 8]
 STEPS = plan(SIZES, sum(SIZES), PAGE_BYTES)
 
 
 def test_what_is_written_at_a_chunks_address_is_in_its_extent(mapper, extents):
     with Mapped(mapper, extents) as there:
-        there.start(mapper.map)
+        there.start(mapper.map_all)
         for number, chunk in enumerate(STEPS):
             there.reach(chunk)
             ctypes.memset(there.at(chunk), number + 1, chunk.nbytes)
@@ -81,8 +84,15 @@ def test_what_is_written_at_a_chunks_address_is_in_its_extent(mapper, extents):
 def test_all_are_mapped_ahead_of_who_needs_them(mapper, extents):
     with Mapped(mapper, extents) as there:
         assert mapper.events == []
-        there.start(mapper.map)
-        mapper.wait_for(lambda: mapper.events == ["mapped"] * 3)
+        there.start(mapper.map_all)
+        mapper.wait_for(lambda: sum(mapper.events) == len(SIZES))
+
+
+def test_more_are_mapped_together_each_time(mapper, extents):
+    with Mapped(mapper, extents * 5) as there:
+        there.start(mapper.map_all)
+        there.reach(replace(STEPS[0], extent=49))
+    assert mapper.events == [4, 4, 8, 16, 16, 2]
 
 
 def test_addresses_go_in_whatever_thread_and_also_when_nothing_was_mapped(mapper, extents):
@@ -95,20 +105,20 @@ def test_addresses_go_in_whatever_thread_and_also_when_nothing_was_mapped(mapper
 
 
 def test_what_cannot_be_mapped_is_told_to_who_needs_it_and_those_before_are_there(mapper, extents):
-    mapper.fails_at = 2
+    mapper.fails_at = 4
     with Mapped(mapper, extents) as there:
-        there.start(mapper.map)
+        there.start(mapper.map_all)
         there.reach(STEPS[0])
-        there.reach(STEPS[2])
+        there.reach(next(chunk for chunk in STEPS if chunk.extent == 3))
         with pytest.raises(OSError, match="no mapping"):
-            there.reach(STEPS[3])
+            there.reach(next(chunk for chunk in STEPS if chunk.extent == 4))
     assert mapper.released
 
 
 def test_addresses_stay_while_an_extent_is_being_mapped_there(mapper, extents):
     mapper.may_map.clear()
     there = Mapped(mapper, extents)
-    there.__enter__().start(mapper.map)
+    there.__enter__().start(mapper.map_all)
     assert mapper.maps.wait(TIMEOUT_S)
     ended = threading.Thread(target=there.__exit__)
     ended.start()
@@ -116,17 +126,17 @@ def test_addresses_stay_while_an_extent_is_being_mapped_there(mapper, extents):
     assert not mapper.released
     mapper.may_map.set()
     ended.join(TIMEOUT_S)
-    assert mapper.released and mapper.events == ["mapped"]
+    assert mapper.released and len(mapper.events) == 1
 
 
 def test_a_copy_that_ends_early_maps_no_more(mapper, extents):
     mapper.may_map.clear()
     there = Mapped(mapper, extents)
-    there.__enter__().start(mapper.map)
+    there.__enter__().start(mapper.map_all)
     ended = threading.Thread(target=there.__exit__)
     ended.start()
     while not there._ending:
         ended.join(0.001)
     mapper.may_map.set()
     ended.join(TIMEOUT_S)
-    assert mapper.released and mapper.events in ([], ["mapped"])
+    assert mapper.released and len(mapper.events) <= 1

@@ -349,7 +349,7 @@ def load(
         from_image=from_image,
         expected_checksum=expected_checksum,
         kv_extent_bytes=at.kv_extent_bytes,
-        weights_extent_bytes=WEIGHTS_EXTENT if on_host else 64 << 20,
+        weights_extent_bytes=WEIGHTS_EXTENT if on_host else 32 << 20,
         poison_fresh_pages=True,
         options={**span, **{name: str(value) for name, value in options.items()}},
     )
