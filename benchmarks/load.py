@@ -149,6 +149,31 @@ def limit(links: Sequence[str], direction: str, repeat: int) -> float:
     return len(links) * nbytes / best
 
 
+def limit_of(devices: Sequence[str], images: Sequence[memoryview], repeat: int) -> float:
+    """Bytes per second of these images, which the loader has registered, by plain copies to ordinary device memory, all
+    at once."""
+    from cuda.bindings import driver as cu
+
+    from balloond.backends.cuda import Context, call
+
+    contexts = [Context(int(device.partition(":")[2])) for device in devices]
+    step = 8 * MIB  # none crosses a part that is registered by itself
+
+    def work(context: Context, weights: memoryview) -> None:
+        context.enter()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(weights))
+        target = call(cu.cuMemAlloc, step)
+        stream = call(cu.cuStreamCreate, cu.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        for at in range(0, weights.nbytes, step):
+            call(cu.cuMemcpyHtoDAsync, target, start + at, min(step, weights.nbytes - at), stream)
+        call(cu.cuStreamSynchronize, stream)
+        call(cu.cuStreamDestroy, stream)
+        call(cu.cuMemFree, target)
+
+    works = [partial(work, context, weights) for context, weights in zip(contexts, images, strict=True)]
+    return sum(weights.nbytes for weights in images) / min(together(works) for _ in range(repeat))
+
+
 def limit_between(source: str, target: str, repeat: int) -> float:
     """Bytes per second of one plain copy from device to device, the best of some runs."""
     if kind(source) == "cpu":
@@ -290,6 +315,9 @@ def group(shape: str, devices: Sequence[str], settings: argparse.Namespace) -> d
             **times([run() for _ in range(settings.repeat)]),
             "limit_bytes_per_s": limit(devices, "into", settings.repeat),
         }
+        if kind(devices[0]) == "cuda":
+            row["limit_of_these_bytes_per_s"] = limit_of(devices, images, settings.repeat)
+            print(f"plain copies of the same images: {row['limit_of_these_bytes_per_s'] / 1e9:.1f} GB/s")
         for weights in images:
             transfers.forget(weights)
     return row
