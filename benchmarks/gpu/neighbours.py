@@ -39,7 +39,7 @@ class Shared:
         self.on_host = device.startswith("cpu")
         self.vocabulary: int = config["vocab_size"]
         self.kv_bytes_per_token = shapes.kv_bytes_per_token(config, 4 if self.on_host else 2)
-        extent = harness.WEIGHTS_EXTENT if self.on_host else 64 << 20
+        extent = harness.WEIGHTS_EXTENT if self.on_host else 32 << 20
         self.weights_bytes = -(-shapes.weights_bytes(config) * (2 if self.on_host else 1) // extent) * extent
         given = {"random_weights": 1, **(_AS_ON_A_GPU if self.on_host else {}), **json.loads(options)}
         self.model = Model(path, device, context_tokens, given)
