@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from deploy.healthy import healthy
 from deploy.local.topology import Process
-from services import rpc, seqpacket, tasks
-from services.sockets import unix_path
+from services import tasks
 
 _START_TIMEOUT_S = 120.0
 _RESTART_PAUSE_S = 0.2
@@ -82,22 +82,10 @@ class Running:
                 continue
             if status is not None:
                 raise StartFailed(f"{self.spec.name} ended with status {status}:\n{self._last_lines()}")
-            if await self._probe():
+            if await healthy(self.spec.probe, timeout_s=1.0):
                 return
             await asyncio.sleep(0.05)
         raise StartFailed(f"{self.spec.name} was not healthy after {_START_TIMEOUT_S:.0f} s:\n{self._last_lines()}")
-
-    async def _probe(self) -> bool:
-        path = unix_path(self.spec.probe)
-        if path is None and self.spec.probe.startswith("/"):
-            try:
-                seqpacket.connect(self.spec.probe, timeout_s=1.0).close()
-            except OSError:
-                return False
-            return True
-        if path is not None and not os.path.exists(path):
-            return False
-        return await rpc.healthy(self.spec.probe, timeout_s=1.0)
 
     def _last_lines(self) -> str:
         try:

@@ -1,0 +1,47 @@
+import asyncio
+import subprocess
+import sys
+
+import pytest
+
+from services import rpc, seqpacket
+from tests.end_to_end.world import ROOT, free_port
+
+
+def ask(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "deploy.healthy", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    return done.returncode, done.stderr.strip()
+
+
+async def asked(*arguments):
+    return await asyncio.to_thread(ask, *arguments)
+
+
+async def test_a_server_is_healthy_while_it_serves(tmp_path):
+    address = f"unix:{tmp_path}/s.sock"
+    server = rpc.Server(address)
+    await server.start()
+    assert await asked(address) == (1, f"{address} is not healthy")
+    await server.set_serving(True)
+    assert await asked(address) == (0, "")
+    await server.stop(0)
+
+
+def test_a_socket_that_accepts_is_healthy(tmp_path):
+    path = f"{tmp_path}/k.sock"
+    assert ask(path) == (1, f"{path} is not healthy")
+    with seqpacket.listen(path):
+        assert ask(path) == (0, "")
+
+
+def test_where_nobody_is_nothing_is_healthy(tmp_path):
+    for address in (f"unix:{tmp_path}/none.sock", f"127.0.0.1:{free_port()}"):
+        assert ask(address) == (1, f"{address} is not healthy")
+
+
+@pytest.mark.parametrize("arguments", [(), ("placement",), ("/a", "/b")])
+def test_what_is_no_address_is_one_line(arguments):
+    status, said = ask(*arguments)
+    assert status == 1 and said.startswith("usage: ") and "\n" not in said
