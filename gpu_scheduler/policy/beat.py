@@ -36,6 +36,8 @@ class Beat:
         self.measured_s = measured_s
         """A step alone with one request; 0 if it is not known."""
         self._alone: deque[float] = deque(maxlen=_ALONE)
+        self._median_s: float | None = None
+        """Of these, once it was asked for."""
         self._last: tuple[float, float] | None = None
         """The last step's end, and what others had prefilled by then."""
         self._own = self._own_seen = False
@@ -50,7 +52,9 @@ class Beat:
         """A step alone: the median of those seen lately, and the one measured before there are any."""
         if len(self._alone) < _FEW:
             return self.measured_s
-        return sorted(self._alone)[len(self._alone) // 2]
+        if self._median_s is None:
+            self._median_s = sorted(self._alone)[len(self._alone) // 2]
+        return self._median_s
 
     def prefills(self, own: bool) -> None:
         """Whether the model itself prefills from now on. Its own steps are held up by that as on any server."""
@@ -71,6 +75,7 @@ class Beat:
         took_s, met_s = (now - last[0]) / steps, (others_s - last[1]) / steps
         if met_s == 0:
             self._alone.extend([took_s] * min(steps, _ALONE))
+            self._median_s = None
         elif self.step_s > 0:
             for _ in range(min(steps, WINDOW)):
                 self._beside(took_s, met_s)

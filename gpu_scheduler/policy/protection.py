@@ -7,7 +7,8 @@ Times are seconds on the caller's clock.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from math import inf
 
 from gpu_scheduler.policy import pace
 from gpu_scheduler.policy.beat import Beat
@@ -15,12 +16,43 @@ from gpu_scheduler.policy.pace import FREE, Decoding, Pace, PaceRules, Prefillin
 
 
 @dataclass(slots=True)
+class _Targets:
+    """TPOT targets of requests. There are many requests and few targets, and every plan asks for the least."""
+
+    of: dict[str, float] = field(default_factory=dict)
+    """By request id."""
+    counts: dict[float, int] = field(default_factory=dict)
+    """Requests by target."""
+    least: float = inf
+
+    def __bool__(self) -> bool:
+        return bool(self.of)
+
+    def put(self, request_id: str, target_s: float) -> None:
+        self.pop(request_id)
+        self.of[request_id] = target_s
+        self.counts[target_s] = self.counts.get(target_s, 0) + 1
+        self.least = min(self.least, target_s)
+
+    def pop(self, request_id: str) -> bool:
+        """Whether it was there."""
+        target_s = self.of.pop(request_id, None)
+        if target_s is None:
+            return False
+        self.counts[target_s] -= 1
+        if not self.counts[target_s]:
+            del self.counts[target_s]
+            self.least = min(self.counts, default=inf)
+        return True
+
+
+@dataclass(slots=True)
 class _Model:
     prefilling: Prefilling
     beat: Beat
-    targets: dict[str, float] = field(default_factory=dict)
-    """Of the requests that decode, by id."""
-    own_targets: dict[str, float] = field(default_factory=dict)
+    targets: _Targets = field(default_factory=_Targets)
+    """Of the requests that decode."""
+    own_targets: _Targets = field(default_factory=_Targets)
     """Of all that its engine has: known before there is something to protect, so that the engine need not be told in
     the middle of its steps."""
     least_tokens: int = 1
@@ -33,7 +65,7 @@ class _Model:
 
     @property
     def decoding(self) -> Decoding:
-        return Decoding(self.beat.step_s, min(self.targets.values()), self.beat.loss)
+        return Decoding(self.beat.step_s, self.targets.least, self.beat.loss)
 
     def in_steps(self, lasted_s: float) -> float:
         """Of the first `lasted_s` seconds of a prefill, those in steps: it begins with one, and then keeps its share.
@@ -62,19 +94,20 @@ class Protection:
     def started(self, model: str, request_id: str, target_s: float, least_tokens: int = 1) -> None:
         """The model's engine gets the request; nearly all of the model's come to `least_tokens` of output."""
         known = self._models[model]
-        known.own_targets[request_id], known.least_tokens = target_s, least_tokens
+        known.own_targets.put(request_id, target_s)
+        known.least_tokens = least_tokens
 
     def decodes(self, model: str, request_id: str, target_s: float) -> None:
         """The request's first token is out."""
-        self._models[model].targets[request_id] = target_s
+        self._models[model].targets.put(request_id, target_s)
 
     def ended(self, model: str, request_id: str) -> None:
         """Its engine has it no more; nothing if it never had."""
         known = self._models.get(model)
         if known is None:
             return
-        known.own_targets.pop(request_id, None)
-        if known.targets.pop(request_id, None) is not None and not known.targets:
+        known.own_targets.pop(request_id)
+        if known.targets.pop(request_id) and not known.targets:
             known.beat.stopped()
 
     def step(self, model: str, now: float, steps: int = 1) -> None:
@@ -114,7 +147,7 @@ class Protection:
             at_once = len(self._prefilling) + (name not in self._prefilling)
             known.pace = pace.within(known.prefilling, others, at_once, self._rules) if others else FREE
             if known.own_targets:
-                step_s = self._rules.margin * min(known.own_targets.values())
+                step_s = self._rules.margin * known.own_targets.least
                 lead_s = step_s * max(1.0, known.least_tokens / self._rules.lead_tokens)
-                known.pace = replace(known.pace, step_s=step_s, lead_s=lead_s)
+                known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, lead_s)
         return {name: known.pace for name, known in self._models.items()}
