@@ -5,6 +5,7 @@ All of it is rebuilt from the streams after a restart: there is no other state.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from balloond.client import BalloondClient
@@ -29,6 +30,8 @@ class Group:
         """`ledgers`: of each node, as balloond last told; the cluster's, shared by all groups."""
         self.client = client
         self.reachable = False
+        self.heard_at = 0.0
+        """When it said that, seconds on the cluster's clock."""
         self._ledgers = ledgers
         self.hear(gpu_scheduler_pb2.GroupState())
 
@@ -53,7 +56,12 @@ class Group:
 class Cluster:
     """Groups by address and the catalogue. `on_change` is called after every message."""
 
-    def __init__(self, clients: list[GpuSchedulerClient], on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        clients: list[GpuSchedulerClient],
+        on_change: Callable[[], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.ledgers: dict[str, Ledger] = {}
         self.groups = {client.address: Group(client, self.ledgers) for client in clients}
         self.catalogue: dict[str, loader_pb2.Entry] = {}
@@ -66,6 +74,7 @@ class Cluster:
         """Model -> groups that have it, by the address of their client."""
         self._fresh: dict[str, Group] = {}
         self._on_change = on_change
+        self._now = now
         self._heard: Watched[None] = Watched(None)
 
     def changed(self) -> None:
@@ -114,6 +123,7 @@ class Cluster:
             if self._names.get(name) is group:
                 del self._names[name]
         group.hear(state)
+        group.heard_at = self._now()
         for model in group.residents:
             self._with.setdefault(model, {})[address] = group
         self._names |= {address: group, group.address: group, group.name: group}

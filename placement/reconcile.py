@@ -46,8 +46,8 @@ class Reconciler:
         self._choosing: dict[str, asyncio.Task[Group]] = {}
         self._changed = asyncio.Event()
         self._informed = asyncio.Event()
-        self._looked: Watched[None] = Watched(None)
-        """Told on whenever the judge was, and may answer otherwise."""
+        self._looked = Watched(0)
+        """The judge's count of changes when it was last told something: whoever waits asks again where it rises."""
         self._relieving: set[Group] = set()
 
     def changed(self) -> None:
@@ -100,6 +100,7 @@ class Reconciler:
         yields = self._yields(verdict, f"part of activating {model}")
         await self._actuator.activate(model, verdict.group, record, yields)
         self._judge.served(spec)
+        self._changed.set()
         return verdict.group
 
     def _yields(self, verdict: Verdict, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
@@ -111,13 +112,19 @@ class Reconciler:
         return [gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=drain_ms) for y in verdict.yields]
 
     async def _place(self, spec: common_pb2.ModelSpec) -> Verdict:
-        """The judge's verdict; where that is to wait, the one that it comes to while the asker does."""
-        verdict = self._judge.activation(spec)
+        """The judge's verdict; where that is to wait, the one that it comes to while the asker does. It is asked again
+        only when it may say something else."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._config.hold_s
+        verdict, asked_at = self._judge.activation(spec, self._config.hold_s), self._judge.changes
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._config.hold_s):
+            async with asyncio.timeout_at(until):
                 while verdict.group is None:
-                    await self._looked.changed(self._looked.revision)
-                    verdict = self._judge.activation(spec)
+                    self._changed.set()  # who waits now may hold others up, or be held up for so long and no longer
+                    while self._looked.value <= asked_at:
+                        await self._looked.changed(self._looked.revision)
+                    verdict = self._judge.activation(spec, max(0.0, until - loop.time()))
+                    asked_at = self._judge.changes
         return verdict
 
     def check_fits(self, spec: common_pb2.ModelSpec) -> None:
@@ -196,14 +203,13 @@ class Reconciler:
         """Observes all the time, lets idle models make way for KV and moves models when the policy says so. Runs for
         ever."""
         while True:
-            # A promise is kept when a quantum is over, which nobody reports.
-            period_s = min(_LOOK_S, self._config.period_s) if self._judge.waits() else self._config.period_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(period_s):
+                async with asyncio.timeout(min(self._config.period_s, self._judge.rest_s())):
                     await self._changed.wait()
             self._changed.clear()
             self._judge.observe()
-            self._looked.set(None)
+            if self._looked.value != self._judge.changes:
+                self._looked.set(self._judge.changes)
             if self._config.relieve:
                 self.relieve()
             if self._config.rebalance and self._informed.is_set():
@@ -220,12 +226,22 @@ class Reconciler:
     async def _relieve(self, group: Group, yields: Sequence[Yielding]) -> None:
         try:
             for each in yields:
-                if each.model not in self._actuator.moving | self._actuator.removing:
-                    record = self._history.add(each.model, "hibernate", group.name, each.reason)
-                    spec = self._actuator.spec(each.model)
-                    await self._quietly(self._actuator.bring_down(spec, group, each.target, record))
+                await self._quietly(self._sleep(group, each))
         finally:
             self._relieving.discard(group)
+
+    async def _sleep(self, group: Group, yielding: Yielding) -> None:
+        """Raises what refused it. Nothing happens to a model that is on its way somewhere by now, or is not awake any
+        more: those before it took their time."""
+        model = yielding.model
+        resident = group.residents.get(model)
+        on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
+        if on_its_way or resident is None or resident.residency != common_pb2.ACTIVE or not resident.idle_s:
+            return
+        spec = self._actuator.spec(model)
+        record = self._history.add(model, _action(yielding.target), group.name, yielding.reason)
+        _log.info("makes way for KV", model=model, group=group.name, why=yielding.reason)
+        await self._actuator.bring_down(spec, group, yielding.target, record)
 
     def _rebalance(self) -> None:
         if self._judge.waits():  # what moves would be in its way

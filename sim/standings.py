@@ -1,4 +1,4 @@
-"""What placement knows of the groups, in its own terms and kept between decisions: what `placement/judge.py` does.
+"""What placement knows of the groups, in its own terms and kept between decisions: what `placement/standings.py` does.
 
 Demands are taken anew once a period, as there. What is on a group is taken anew when something of it has changed, or
 when one of its models has been idle, or awake, for long enough to be evicted.
@@ -22,7 +22,7 @@ from sim.node import Group, Residency
 from sim.terms import group_of, model_of, suitable
 
 _COLD_S, _WAKE_S = 30.0, 1.0
-"""Until a group has measured it (`placement/judge.py`)."""
+"""Until a group has measured it (`placement/standings.py`)."""
 _PRESENT = (Residency.ACTIVE, Residency.WAKING, Residency.HIBERNATING, Residency.DRAINING)
 _STEADY = (Residency.ACTIVE, Residency.HIBERNATING)
 

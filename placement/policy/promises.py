@@ -21,6 +21,7 @@ Times are seconds on the caller's clock.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from placement.policy.decisions import Wait
 from placement.policy.kvpr import Model
@@ -34,7 +35,7 @@ FORGOTTEN_S = 5.0
 @dataclass(slots=True)
 class _Wait:
     since: float
-    asked: float
+    asks_until: float
     group: str = ""
     """The one that it is promised."""
     hopeless: bool = False
@@ -48,43 +49,61 @@ class Promises:
         self._patience_s = patience_s
         self._waits: dict[str, _Wait] = {}
         """In the order in which they began to wait."""
+        self._looked_at = -inf
+        self.changes = 0
+        """Rises when somebody who waits may be told something else because of another who does."""
 
     def any(self, now: float) -> bool:
         """Whether somebody waits who can be promised one."""
         self._forget(now)
         return not all(wait.hopeless for wait in self._waits.values())
 
-    def ask(self, model: Model, there: Standing, now: float, only: str | None = None) -> Activation:
+    def look(self, now: float) -> None:
+        """Takes in what time alone brings: who has waited for long enough, who has stopped asking."""
+        self._forget(now)
+        before, self._looked_at = self._looked_at, now
+        if any(before < wait.since + self._patience_s <= now for wait in self._waits.values()):
+            self.changes += 1
+
+    def next_at(self, now: float) -> float:
+        """When that is the next time; +inf: never."""
+        patient = (at for wait in self._waits.values() if (at := wait.since + self._patience_s) > now)
+        forgotten = (wait.asks_until + FORGOTTEN_S for wait in self._waits.values())
+        return min([*patient, *forgotten], default=inf)
+
+    def ask(
+        self, model: Model, there: Standing, now: float, only: str | None = None, holds_s: float = 0.0
+    ) -> Activation:
         """Where to bring up a model that is active nowhere, and who has to leave for it (`Standing.activate`); while it
-        has to wait it asks again."""
+        has to wait it asks again. `holds_s`: for so long it does, though nothing need be heard of it."""
         self._forget(now)
         answer = there.activate(model, only, self._closed(model.name))
         if not isinstance(answer.outcome, Wait):
             return answer
-        waited_s = self._asks(model.name, now)
-        wait = self._waits[model.name]
+        wait = self._waits.setdefault(model.name, _Wait(now, now))
+        wait.asks_until = now + holds_s
+        waited_s, before = now - wait.since, (wait.group, wait.hopeless)
         if wait.group not in there:
             wait.group = ""  # it is lost
         if self._is_next(model.name, now):
             wait.group = there.to_promise(model, only, self._closed(model.name)) or ""
             wait.hopeless = not wait.group and there.to_promise(model, only) is None
+        if (wait.group, wait.hopeless) != before:
+            self.changes += 1
         if not wait.group:
             return answer
         told = f"{answer.outcome.reason}; {wait.group} is promised to it, which has waited for {waited_s:.1f} s"
         return there.keep(model, waited_s, wait.group) or replace(answer, outcome=Wait(model.name, told))
 
-    def _asks(self, model: str, now: float) -> float:
-        """It has no place. How long it has waited."""
-        wait = self._waits.setdefault(model, _Wait(now, now))
-        wait.asked = now
-        return now - wait.since
-
     def served(self, model: str) -> None:
         """It has its place."""
-        self._waits.pop(model, None)
+        if self._waits.pop(model, None) is not None:
+            self.changes += 1
 
     def _forget(self, now: float) -> None:
-        self._waits = {name: wait for name, wait in self._waits.items() if now - wait.asked <= FORGOTTEN_S}
+        gone = [name for name, wait in self._waits.items() if now - wait.asks_until > FORGOTTEN_S]
+        for name in gone:
+            self.served(name)
 
     def _is_next(self, model: str, now: float) -> bool:
         """Whether a group is to be promised to it now: it has waited long enough, and all who waited before it for as

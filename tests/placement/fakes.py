@@ -65,7 +65,7 @@ class FakeCluster:
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
         settings = PlacementConfig(name="p", listen="x", groups=[], loaders=["l"], **({"hold_s": 0.0} | config))
-        self.cluster = Cluster(self.groups, lambda: None)
+        self.cluster = Cluster(self.groups, lambda: None, lambda: self.time)
         for group in self.groups:
             group.tell = self.tell
         self.history = History(lambda: self.time)
@@ -86,9 +86,10 @@ class FakeCluster:
         while not condition():
             await asyncio.sleep(0)
 
-    def model(self, name, weights=30 * MIB, floor=10 * MIB, quota=1 * MIB, error="", **facts):
+    def model(self, name, weights=30 * MIB, floor=10 * MIB, quota=1 * MIB, error="", has_image=True, **facts):
         spec = common_pb2.ModelSpec(
             name=name, weights_bytes=weights, floor_bytes=floor, quota_bytes=quota, kv_bytes_per_token=1000, **facts
         )
-        self.cluster.heard_catalogue([*self.cluster.catalogue.values(), loader_pb2.Entry(model=spec, error=error)])
+        entry = loader_pb2.Entry(model=spec, error=error, has_image=has_image)
+        self.cluster.heard_catalogue([*self.cluster.catalogue.values(), entry])
         return spec

@@ -119,3 +119,62 @@ def test_what_is_left_of_an_engine_makes_way_for_nobody_before_it_is_buried():
     world.tell()
     verdict = world.judge.activation(new)
     assert verdict.group is None and "g0 is promised to it" in verdict.reason
+
+
+def test_a_model_is_as_idle_as_its_group_said_and_as_long_longer_as_nothing_was_heard():
+    world = FakeCluster(groups=1, idle_s=1.0, patience_s=60)
+    world.model("idle", weights=60 * MIB)
+    new = world.model("new", weights=60 * MIB)
+    world.groups[0].put("idle", idle_s=0.5, active_s=60)
+    world.tell()
+    assert world.judge.activation(new).group is None
+    world.time += 0.4
+    assert world.judge.activation(new).group is None
+    world.time += 0.2
+    (yielding,) = world.judge.activation(new).yields
+    assert yielding.reason.startswith("idle for 1 s")
+
+
+def test_who_is_busy_is_not_idle_because_nothing_was_heard():
+    world = FakeCluster(groups=1, idle_s=1.0, patience_s=60)
+    world.model("busy", weights=60 * MIB)
+    new = world.model("new", weights=60 * MIB)
+    world.groups[0].put("busy", idle_s=0.0, active_s=60)
+    world.tell()
+    world.time += 9.0
+    assert world.judge.activation(new).group is None
+
+
+def test_a_quantum_is_over_though_the_report_that_says_so_is_not_here_yet():
+    world = FakeCluster(groups=1, patience_s=0, quantum_s=4)
+    world.model("busy", weights=60 * MIB)
+    new = world.model("new", weights=60 * MIB)
+    world.groups[0].put("busy", active_s=3.0, waiting=1)
+    world.tell()
+    assert world.judge.activation(new).group is None
+    world.time += 1.5
+    assert [y.model for y in world.judge.activation(new).yields] == ["busy"]
+
+
+def test_relief_is_looked_for_again_when_somebody_has_been_idle_for_long_enough():
+    world = FakeCluster(groups=1, kv_idle_s=5.0)
+    for name in ("busy", "idle"):
+        world.model(name)
+    world.groups[0].put("busy", weights_bytes=30 * MIB, waiting=3, kv_used_bytes=20 * MIB, kv_lacking_bytes=15 * MIB)
+    world.groups[0].put("idle", weights_bytes=30 * MIB, idle_s=4.0, active_s=60)
+    world.tell()
+    assert world.judge.reliefs() == []
+    world.time += 1.5
+    ((_, (yielding,)),) = world.judge.reliefs()
+    assert yielding.model == "idle"
+
+
+def test_what_a_cold_start_took_is_what_who_came_cold_stays_for():
+    world = FakeCluster(groups=1, stay=4.0, patience_s=60)
+    world.model("came", weights=60 * MIB)
+    new = world.model("new", weights=60 * MIB)
+    world.groups[0].put("came", idle_s=9.0, active_s=20.0, wake_s=0.3, cold_s=10.0, came_s=10.0)
+    world.tell()
+    assert world.judge.activation(new).group is None
+    world.time += 20.5
+    assert [y.model for y in world.judge.activation(new).yields] == ["came"]

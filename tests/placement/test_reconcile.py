@@ -1,8 +1,9 @@
 import asyncio
+from math import inf
 
 import pytest
 
-from placement import routes
+from placement import reconcile, routes
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
@@ -77,7 +78,7 @@ async def test_nobody_idle_means_refused_for_now_with_the_arithmetic():
 async def test_a_model_that_fits_nowhere_is_in_error_with_the_arithmetic_and_others_are_not():
     world = FakeCluster()
     spec = world.model("huge", weights=500 * MIB)
-    world.model("small")
+    world.model("small", has_image=False)
     with pytest.raises(Unmet, match="the largest group, g1, has 104,857,600"):
         world.reconciler.check_fits(spec)
     world.reconciler.changed()
@@ -335,7 +336,7 @@ async def test_who_has_waited_takes_the_place_of_a_busy_model_that_has_had_its_q
     world.time += 2
     await world.reconciler.activate("new")
     assert world.groups[0].calls == [("new", "ACTIVE", ["long"])] and world.groups[0].yield_drains == [300]
-    assert "awake for 60 s while another waited for 2.0 s" in world.history.last("long", 1)[0].reason
+    assert "awake for 62 s while another waited for 2.0 s" in world.history.last("long", 1)[0].reason
     assert not world.judge.waits()
 
 
@@ -377,6 +378,138 @@ async def test_who_asks_is_answered_as_soon_as_there_is_room():
     assert (await asyncio.wait_for(asked, 20)).name == "g0"
     assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
     running.cancel()
+
+
+async def test_who_waits_is_judged_once_for_each_change_that_matters_and_not_for_what_is_only_told(monkeypatch):
+    monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
+    world = FakeCluster(groups=1, hold_s=60, patience_s=60, period_s=60)
+    for name in ("busy", "new"):
+        world.model(name, weights=60 * MIB)
+    judged, looks = [], []
+    activation, observe = world.judge.activation, world.judge.observe
+    monkeypatch.setattr(world.judge, "activation", lambda *given: judged.append(given) or activation(*given))
+    monkeypatch.setattr(world.judge, "observe", lambda: looks.append(observe()))
+
+    async def looked():
+        before = len(looks)
+        world.reconciler.changed()
+        await asyncio.wait_for(world.heard(lambda: len(looks) > before), 20)
+
+    async def tell(**facts):
+        """The group says so, and the loop has looked at it twice."""
+        world.groups[0].put("busy", weights_bytes=60 * MIB, **facts)
+        world.tell()
+        await looked()
+        await looked()
+
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    await tell(active_s=60, running=1)
+    asked = asyncio.get_running_loop().create_task(world.reconciler.activate("new"))
+    for tokens in range(20):
+        await tell(active_s=60, running=1, waiting=tokens, decode_tokens=100 * tokens, kv_used_bytes=tokens * MIB)
+    assert len(judged) == 1
+    await tell(active_s=60, idle_s=0.5)
+    assert len(judged) == 1, "not idle for long enough yet"
+    assert not asked.done()
+    world.time += 0.6  # nobody reports it
+    world.reconciler.changed()
+    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert len(judged) == 2
+    running.cancel()
+
+
+async def test_a_promise_is_kept_when_a_quantum_is_over_though_nobody_reports_it(monkeypatch):
+    monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
+    world = FakeCluster(groups=1, hold_s=60, patience_s=2, quantum_s=4, period_s=60)
+    for name in ("busy", "new"):
+        world.model(name, weights=60 * MIB)
+    world.groups[0].put("busy", weights_bytes=60 * MIB, active_s=0.5, waiting=1, wake_s=0.1)
+    world.tell()
+    assert world.judge.rest_s() == inf, "it was not looked at yet"
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    asked = asyncio.get_running_loop().create_task(world.reconciler.activate("new"))
+    await world.heard(world.judge.waits)
+    for seconds in (2.0, 1.5):
+        assert world.judge.rest_s() == pytest.approx(seconds), "its patience, then the quantum of the other"
+        assert not asked.done()
+        world.time += seconds
+        world.reconciler.changed()
+        await world.heard(lambda: world.judge.rest_s() > 0 or asked.done())
+    assert (await asyncio.wait_for(asked, 20)).name == "g0"
+    assert world.groups[0].calls == [("new", "ACTIVE", ["busy"])]
+    running.cancel()
+
+
+async def test_one_of_two_that_cannot_make_way_for_kv_does_not_keep_the_other():
+    world = relieved(broken="bad.safetensors is truncated")
+    world.reconciler.relieve()
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
+    assert not world.history.last("bad", 1), "nothing was begun"
+
+
+async def test_who_is_on_its_way_up_by_now_does_not_make_way_for_kv():
+    world = relieved()
+    world.actuator.activating["bad"] = (world.cluster.group("g0"), None)
+    world.reconciler.relieve()
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
+
+
+async def test_who_is_asked_for_again_while_another_makes_way_for_kv_stays():
+    world = relieved()
+    begin = world.groups[0].set_residency
+
+    async def meanwhile(spec, *arguments, **keys):
+        last = await begin(spec, *arguments, **keys)
+        other = "idle" if spec.name == "bad" else "bad"
+        world.groups[0].put(other, weights_bytes=20 * MIB, running=1)
+        world.tell()
+        return last
+
+    world.groups[0].set_residency = meanwhile
+    relieving = world.judge.reliefs()
+    assert [[y.model for y in yields] for _, yields in relieving] == [["bad", "idle"]]
+    ((group, yields),) = relieving
+    await world.reconciler._relieve(group, yields)
+    assert world.groups[0].calls == [("bad", "HIBERNATING", [])]
+
+
+def relieved(broken=""):
+    """One group whose KV lacks memory, and two idle models there that are to make way, `bad` first."""
+    world = FakeCluster(groups=1, kv_idle_s=1)
+    world.model("busy")
+    world.model("bad", weights=20 * MIB, floor=0, error=broken)
+    world.model("idle", weights=20 * MIB, floor=0)
+    lacks = {"waiting": 3, "kv_used_bytes": 20 * MIB, "kv_lacking_bytes": 60 * MIB}
+    world.groups[0].put("busy", weights_bytes=30 * MIB, **lacks)
+    world.groups[0].put("bad", weights_bytes=20 * MIB, idle_s=60)
+    world.groups[0].put("idle", weights_bytes=20 * MIB, idle_s=40)
+    world.tell()
+    return world
+
+
+async def test_who_has_no_image_of_its_weights_makes_way_for_kv_last_and_explain_says_what_it_costs():
+    world = FakeCluster(groups=1, kv_idle_s=1)
+    world.model("busy")
+    world.model("bare", weights=20 * MIB, floor=0, has_image=False)
+    world.model("imaged", weights=20 * MIB, floor=0)
+
+    def lack(nbytes):
+        lacks = {"waiting": 3, "kv_used_bytes": 10 * MIB, "kv_lacking_bytes": nbytes}
+        world.groups[0].put("busy", weights_bytes=30 * MIB, **lacks)
+        world.groups[0].put("bare", weights_bytes=20 * MIB, idle_s=60, wake_s=0.1, cold_s=12.0)
+        world.groups[0].put("imaged", weights_bytes=20 * MIB, idle_s=2, wake_s=0.3)
+        world.tell()
+        return [y.model for _, yields in world.judge.reliefs() for y in yields]
+
+    assert lack(15 * MIB) == ["imaged"]
+    assert lack(60 * MIB) == ["imaged", "bare"]
+    world.tell()
+    world.reconciler.relieve()
+    await asyncio.wait_for(world.heard(lambda: len(world.groups[0].calls) == 2), 20)
+    (decision,) = world.history.last("bare", 1)
+    assert decision.reason.endswith("back in about 12 s, from its checkpoint: there is no image of its weights")
 
 
 async def test_who_moves_has_an_idle_model_make_way_at_its_target():

@@ -1,0 +1,245 @@
+"""What is known of the groups, in the policy's terms and kept between decisions: token rates, demands, who is where.
+
+Groups are made anew of what something was heard of; demands each time that is observed; what is on a group when one of
+its models has been idle, or awake, for so long that it may leave. A group says how long that was when it reports, so
+that it is older by the time that has passed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from math import inf
+
+from placement.cluster import PRESENT, Cluster, Group
+from placement.config import PlacementConfig
+from placement.policy import kvpr
+from placement.policy.decisions import Resident
+from placement.policy.footing import footing, holds_s
+from placement.policy.standing import Standing
+from placement.policy.window import RateWindow
+from protos import common_pb2, gpu_scheduler_pb2
+
+_WAKE_S, _COLD_S = 1.0, 30.0
+"""What waking up and starting cold are thought to take until a group has measured it."""
+
+
+class Standings:
+    """One standing for each size of group."""
+
+    def __init__(
+        self,
+        config: PlacementConfig,
+        cluster: Cluster,
+        now: Callable[[], float],
+        on_their_way: Callable[[], Mapping[str, Group]],
+    ) -> None:
+        """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
+        self._config = config
+        self._rules = config.lifecycle
+        self._cluster = cluster
+        self._now = now
+        self._on_their_way = on_their_way
+        self.by_size: dict[int, Standing] = {}
+        """By the number of devices of a group."""
+        self._standing_of: dict[str, tuple[int, str]] = {}
+        """Which of these a group is in, and under what name, by the address of its client."""
+        self.changes = 0
+        """Rises when a model that waits for room may be told something else."""
+        self._footings: dict[str, Hashable] = {}
+        self._until: dict[str, float] = {}
+        """How long what is on a group stays as it is by itself, by address."""
+        self._soonest = inf
+        """None of these is earlier."""
+        self._expected: set[Group] = set()
+        """Groups on which a model was on its way when they were last heard."""
+        self._news: dict[str, Group] = {}
+        """Groups that were made anew since they were last asked for, by address."""
+        self._demands: dict[str, float] = {}
+        self._windows: dict[str, RateWindow] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+        self._tpot_ms: dict[str, float] = {}
+
+    # --- groups
+
+    @property
+    def any(self) -> bool:
+        """Whether a group is here."""
+        return bool(self._standing_of)
+
+    def of(self, group: Group) -> Standing | None:
+        """The one that the group is in, by its name."""
+        there = self._standing_of.get(group.client.address)
+        return None if there is None else self.by_size[there[0]]
+
+    def news(self) -> list[Group]:
+        """Groups that were made anew since this was asked last."""
+        news, self._news = self._news, {}
+        return list(news.values())
+
+    def rest_s(self) -> float:
+        """Seconds in which nothing changes by itself; +inf: ever."""
+        return max(0.0, self._soonest - self._now())
+
+    def observe(self) -> None:
+        """Takes in what was heard of the groups, and the demands that follow from it and from the time."""
+        self.listen()
+        entries = ((name, self._cluster.entry(name)) for name in self._windows)
+        fresh = {name: self.demand(entry.model) for name, entry in entries if entry is not None}
+        changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
+        self._demands = fresh
+        for group in dict.fromkeys(group for name in changed for group, _ in self._cluster.residents(name)):
+            self._stand(group)
+
+    def listen(self) -> None:
+        """Takes in the groups of which something was heard, or that are others by now."""
+        now, expected = self._now(), set(self._on_their_way().values())
+        fresh = self._cluster.fresh()
+        for group in fresh:
+            if group.reachable:
+                self._count(group, now)
+        for group in dict.fromkeys([*fresh, *expected, *self._expected, *self._ripe(now)]):
+            self._stand(group)
+        self._expected = expected
+
+    def _ripe(self, now: float) -> list[Group]:
+        if now < self._soonest:
+            return []
+        ripe = [address for address, until in self._until.items() if until <= now]
+        self._soonest = min((until for until in self._until.values() if until > now), default=inf)
+        return [self._cluster.groups[address] for address in ripe]
+
+    def _stand(self, group: Group) -> None:
+        """Brings the group up to date in its standing."""
+        address, size = group.client.address, len(group.memory)
+        there = (size, group.name) if group.reachable and group.capacity_bytes else None
+        before = self._standing_of.pop(address, None)
+        if before is not None and before != there:
+            self.by_size[before[0]].lose(before[1])
+        self._until.pop(address, None)
+        firm: Hashable = None
+        if there is not None:
+            self._standing_of[address] = there
+            terms, here = _group(group), self._residents(group)
+            self.by_size.setdefault(size, Standing(self._rules)).hear(terms, here)
+            self._news[address] = group
+            firm = footing(terms, here, self._rules)
+            until = self._now() + holds_s(here, self._rules)
+            if until < inf:
+                self._until[address] = until
+                self._soonest = min(self._soonest, until)
+        if firm != self._footings.get(address):
+            self._footings[address] = firm
+            self.changes += 1
+
+    # --- demand
+
+    def _count(self, group: Group, now: float) -> None:
+        """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
+        for name, resident in group.residents.items():
+            total = resident.prefill_tokens + resident.decode_tokens
+            before = self._seen.get((group.name, name), 0)
+            self._seen[group.name, name] = total
+            if total != before:
+                self._window(name).observe(total - before if total > before else total, now)
+            if resident.tpot_target_ms:
+                self._tpot_ms[name] = resident.tpot_target_ms
+
+    def _window(self, model: str) -> RateWindow:
+        if model not in self._windows:
+            self._windows[model] = RateWindow(window_s=self._config.window_s, short_s=self._config.short_window_s)
+        return self._windows[model]
+
+    def demand(self, spec: common_pb2.ModelSpec) -> float:
+        """w, now."""
+        target = self._tpot_ms.get(spec.name) or spec.default_slo.tpot_ms
+        return kvpr.demand(
+            self._window(spec.name).rate(self._now()),
+            spec.kv_bytes_per_token,
+            target / 1e3 if target else None,
+            self._config.default_tpot_ms / 1e3,
+        )
+
+    def rates(self) -> dict[str, float]:
+        """Tokens per second of every model that has had any."""
+        now = self._now()
+        return {name: window.rate(now) for name, window in self._windows.items()}
+
+    # --- the policy's terms
+
+    def model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
+        """With the demand of the last observation, and what a group measured of it."""
+        weights = max(spec.weights_bytes, resident.weights_bytes if resident is not None else 0)
+        extent = self._cluster.weights_extent_bytes  # as gpu_schedulers book them: whole extents
+        parts = max(1, spec.devices)
+        weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
+        quota, graphs, kept = spec.quota_bytes, 0, 0
+        if resident is not None:
+            quota, graphs, kept = resident.quota_bytes or quota, resident.graph_bytes, resident.kept_bytes
+        return kvpr.Model(
+            name=spec.name,
+            demand=self._demands.get(spec.name, kvpr.LEAST_DEMAND),
+            weights=weights + graphs,
+            floor=spec.floor_bytes,
+            quota=quota,
+            kept=kept,
+            parts=parts,
+            pinned=spec.pinned,
+        )
+
+    def _residents(self, group: Group) -> list[Resident]:
+        """What holds memory on the group, in the policy's terms: its residents, and what balloond's ledger has booked
+        beside them (an engine that is being buried)."""
+        found = []
+        place = _place(group)
+        since_s = max(0.0, self._now() - group.heard_at)
+        for resident in group.residents.values():
+            entry = self._cluster.entry(resident.model)
+            if entry is None or resident.residency not in PRESENT:
+                continue
+            cold_s = resident.cold_s or _COLD_S
+            parts = max(1, entry.model.devices)
+            active, asleep = (resident.residency == each for each in (common_pb2.ACTIVE, common_pb2.HIBERNATING))
+            idle = resident.idle_s > 0.0 and (active or asleep)
+            found.append(
+                Resident(
+                    self.model(entry.model, resident),
+                    place,
+                    hibernating=asleep,
+                    idle_s=resident.idle_s + since_s if idle else 0.0,
+                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    cold_s=cold_s,
+                    came_s=resident.came_s,
+                    has_image=entry.has_image or entry.on_disk,
+                    host_bytes=resident.private_bytes,
+                    stay_s=(resident.active_s + since_s if resident.active_s else inf) if active else 0.0,
+                    claims=resident.waiting - resident.late,
+                    kv_used=kvpr.share(resident.kv_used_bytes, parts),
+                    kv_lacking=kvpr.share(resident.kv_lacking_bytes, parts),
+                )
+            )
+        present = {resident.model.name for resident in found}
+        for name, where in self._on_their_way().items():
+            entry = self._cluster.entry(name)
+            if where is group and name not in present and entry is not None:
+                found.append(Resident(self.model(entry.model), place, stay_s=0.0))
+                present.add(name)
+        for device in group.memory:
+            for booking in device.bookings:
+                if booking.model not in present:
+                    left = kvpr.Model(
+                        booking.model,
+                        weights=booking.weights_bytes,
+                        floor=booking.floor_bytes,
+                        quota=booking.quota_bytes,
+                    )
+                    found.append(Resident(left, kvpr.Place(group.name, (device.device,)), stay_s=0.0))
+        return found
+
+
+def _group(group: Group) -> kvpr.Group:
+    return kvpr.Group(group.name, tuple(kvpr.Device(d.device, d.capacity_bytes) for d in group.memory))
+
+
+def _place(group: Group) -> kvpr.Place:
+    """What a model has there: a part on each device."""
+    return kvpr.Place(group.name, tuple(device.device for device in group.memory))
