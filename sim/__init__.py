@@ -16,11 +16,11 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
 Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and what they take, eviction, migration, time slices between engines.
 
-Checked against one H200 by `python -m sim.fit --results benchmarks/results --keep`: on 18 figures that nothing was
-fitted to, the median error is 5 %. Off by more: one engine under 256 endless requests of equal length (TTFT 3.8 times
-what was measured: here they stay in step with each other; TPOT 13 % less), a decode step beside a neighbour's prefill
-(22 % too fast), the first token of a lone request through a gateway (10 ms too early), a wake-up while other GPUs of
-the host are busy (15 % too fast). Fitted with models of 1B and 8B only.
+Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 18 figures that nothing was fitted to
+half are met within a seventh, the worst within a third: a decode step beside a neighbour's prefill (31 % too fast),
+first tokens of lone requests (6 ms too late, as the path through the gateway is fitted to a busy one), one engine under
+256 endless requests of equal length (TTFT 23 % more than was measured, TPOT 14 % less), two at 28 to 32 requests/s
+(TTFT 18 % more), a wake-up while other GPUs of the host are busy (15 % too fast). Fitted with models of 1B and 8B only.
 
 24 hours of 306,520 requests for 48 models on eight GPUs took 687 s of a core that other work shared, which is more than
 was hoped for. Three quarters of that went into the last ten hours, in which at times hundreds of requests wait on one

@@ -4,6 +4,7 @@
     name = "chat-*"            # a name of the trace, or a pattern: every name that it matches is a model of its own
     shape = "8b"               # or weights_bytes and kv_bytes_per_token
     devices = 1                # tensor parallel over so many
+    layers = 32                # left out: the shape's, or 32
     ttft_ms = 1000             # targets; left out: best effort
     tpot_ms = 50
     context_tokens = 16384     # longer requests are clipped to it, and the report counts them
@@ -24,12 +25,12 @@ from typing import Any
 from sim.cost import Shape
 
 SHAPES = {
-    "1b": Shape(2_471_645_608, 32_768),
-    "3b": Shape(6_425_499_648, 114_688),
-    "8b": Shape(16_060_556_368, 131_072),
-    "14b": Shape(29_540_000_000, 196_608),
-    "32b": Shape(65_530_000_000, 262_144),
-    "70b": Shape(141_106_905_088, 327_680),
+    "1b": Shape(2_471_645_608, 32_768, layers=16),
+    "3b": Shape(6_425_499_648, 114_688, layers=28),
+    "8b": Shape(16_060_556_368, 131_072, layers=32),
+    "14b": Shape(29_540_000_000, 196_608, layers=48),
+    "32b": Shape(65_530_000_000, 262_144, layers=64),
+    "70b": Shape(141_106_905_088, 327_680, layers=80),
 }
 """bf16: Llama 3's, and Qwen 2.5's of 14B and 32B."""
 _FIELDS = {
@@ -38,6 +39,7 @@ _FIELDS = {
     "weights_bytes",
     "kv_bytes_per_token",
     "devices",
+    "layers",
     "ttft_ms",
     "tpot_ms",
     "context_tokens",
@@ -108,7 +110,7 @@ def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
     if not isinstance(name, str) or not name:
         raise CatalogueError(f"{where}: it has no name")
     where += f" ({name})"
-    for field in ("weights_bytes", "kv_bytes_per_token", "devices", "ttft_ms", "tpot_ms", "context_tokens"):
+    for field in ("weights_bytes", "kv_bytes_per_token", "devices", "layers", "ttft_ms", "tpot_ms", "context_tokens"):
         value = row.get(field, 1)
         kinds = (int, float) if field.endswith("_ms") else (int,)
         if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < inf:
@@ -129,6 +131,7 @@ def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
             row.get("weights_bytes", shape.weights_bytes),
             row.get("kv_bytes_per_token", shape.kv_bytes_per_token),
             row.get("devices", 1),
+            row.get("layers", shape.layers),
         ),
         slo_scale * row["ttft_ms"] / 1e3 if "ttft_ms" in row else inf,
         slo_scale * row["tpot_ms"] / 1e3 if "tpot_ms" in row else inf,

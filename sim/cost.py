@@ -5,10 +5,11 @@ A decode step reads all weights, once, and the KV of every request of the batch:
     decode  = step_s + weights / weight_bytes_per_s + batch * sequence_s + KV / kv_bytes_per_s
 
 A prefill step computes, and does the same few things around it whatever its size, but the host needs time as well to
-give the device all its kernels:
+give the device all its kernels, which are so many for each layer:
 
-    prefill = max(prefill_launch_s, prefill_step_s + tokens * weights * prefill_s_per_token_byte
-                                    + tokens * KV of their contexts * attention_s)
+    prefill = max(prefill_launch_s + layers * prefill_layer_s,
+                  prefill_step_s + tokens * weights * prefill_s_per_token_byte
+                  + tokens * KV of their contexts * attention_s)
 
 Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
 device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
@@ -34,15 +35,17 @@ class Hardware:
     weight_bytes_per_s: float = 3.436e12
     sequence_s: float = 0.0
     kv_bytes_per_s: float = 4.95e12
-    prefill_launch_s: float = 0.0206
-    """Of a prefill step at least."""
+    prefill_launch_s: float = 0.0049
+    prefill_layer_s: float = 0.000493
+    """Of a prefill step at least, with the one above: for each layer. The host's time, so no number of devices changes
+    it."""
     prefill_step_s: float = 0.0
     prefill_s_per_token_byte: float = 1.833e-15
     attention_s: float = 1.0e-16
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 1.258
+    sharing: float = 1.262
     """Above 1: engines use the devices while others' hosts are between two steps."""
     path_s: float = 0.0147
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
@@ -82,6 +85,7 @@ class Shape:
     weights_bytes: int
     kv_bytes_per_token: int
     devices: int = 1
+    layers: int = 32
 
 
 class Cost:
@@ -108,7 +112,7 @@ class Cost:
         self._each = hardware.sequence_s
         self._kv = kv / hardware.kv_bytes_per_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
-        self._prefill_least = hardware.prefill_launch_s + exchange
+        self._prefill_least = hardware.prefill_launch_s + shape.layers * hardware.prefill_layer_s + exchange
         self._token = weights * hardware.prefill_s_per_token_byte
         self._look = kv * hardware.attention_s
 

@@ -4,8 +4,9 @@
 
 Fitted to: steps and starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
 (`gpu_overhead_one`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four GPUs that
-load at once (`gpu_load_group`), one engine at 28 requests/s (`gpu_overhead_one`: TPOT and TTFT) and two
-(`gpu_overhead_two`: TPOT). The rest of what it prints was held out.
+load at once (`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
+(`gpu_residency_two_shapes`: the launch of a layer), one engine at 28 requests/s (`gpu_overhead_one`: TPOT and TTFT) and
+two (`gpu_overhead_two`: TPOT). The rest of what it prints was held out.
 """
 
 from __future__ import annotations
@@ -126,6 +127,11 @@ def wake_s(rows: dict[str, Any]) -> float:
     return median(sum(steps.values()) for steps in rows["steps"])
 
 
+def lone_s(rows: dict[str, Any]) -> float:
+    """TTFT of a lone short request."""
+    return median(rows["warm_s"])
+
+
 def fit(results: Results) -> Hardware:
     eight, one = SHAPES["8b"], SHAPES["1b"]
     shapes = results.read("gpu_residency_two_shapes")
@@ -133,7 +139,7 @@ def fit(results: Results) -> Hardware:
     link = (eight.weights_bytes - one.weights_bytes) / (slow - fast)
     wake_base = fast - one.weights_bytes / link
     cold_base = fmean(
-        cold_s - median(shapes[name]["warm_s"]) - SHAPES[name].weights_bytes / link
+        cold_s - lone_s(shapes[name]) - SHAPES[name].weights_bytes / link
         for name in ("8b", "1b")
         for cold_s in shapes[name]["cold_s"]
     )
@@ -170,14 +176,15 @@ def fit(results: Results) -> Hardware:
 
     attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(hardware.prefill_chunk, 0)
     each = (hardware.prefill_chunk / chunk_rate - attention) / hardware.prefill_chunk / eight.weights_bytes
-    hardware = replace(hardware, prefill_step_s=0.0, prefill_s_per_token_byte=each)
+    layer = (lone_s(shapes["8b"]) - lone_s(shapes["1b"])) / (eight.layers - one.layers)
+    hardware = replace(hardware, prefill_step_s=0.0, prefill_s_per_token_byte=each, prefill_layer_s=layer)
 
     def with_launch(launch_s: float) -> Hardware:
         return replace(hardware, prefill_launch_s=launch_s)
 
     measured = results.load("one", "28")
     target = measured.tpot_s
-    hardware = with_launch(solve(lambda s: simulate(with_launch(s), 1, 28.0).tpot_s - target, 0.0, 0.04))
+    hardware = with_launch(solve(lambda s: simulate(with_launch(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
     target = results.load("two", "28").tpot_s
     shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
     return replace(hardware, sharing=shared, path_s=max(0.0, measured.ttft_s - simulate(hardware, 1, 28.0).ttft_s))
@@ -204,8 +211,13 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
     eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
     shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")
-    warm_s = hardware.path_s + eight.prefill(eight.prefill_part(16, 0))
-    line("TTFT of a lone 8B request, s", median(shapes["8b"]["warm_s"]), warm_s)
+    warm = {
+        name: hardware.path_s + cost.prefill(cost.prefill_part(16, 0)) for name, cost in (("8b", eight), ("1b", one))
+    }
+    for name, modelled in warm.items():
+        line(f"TTFT of a lone {name.upper()} request, s", lone_s(shapes[name]), modelled)
+    more_s = lone_s(shapes["8b"]) - lone_s(shapes["1b"])
+    line("8B's longer than 1B's by, s", more_s, warm["8b"] - warm["1b"], True)
     line("wake 8B, s", wake_s(shapes["8b"]), eight.wake_s, True)
     line("wake 1B, s", wake_s(shapes["1b"]), one.wake_s, True)
     line("wake 8B, 100 cycles on another host, s", wake_s(again["8b"]), eight.wake_s)

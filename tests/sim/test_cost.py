@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +27,15 @@ def test_a_prompt_in_two_parts_costs_what_it_costs_whole():
 
 def test_a_prefill_step_takes_at_least_what_its_launch_takes():
     small, large = EIGHT.prefill_part(16, 0), EIGHT.prefill_part(4096, 0)
-    assert EIGHT.prefill(small) == H200.prefill_launch_s > small
+    assert EIGHT.prefill(small) == H200.prefill_launch_s + 32 * H200.prefill_layer_s > small
     assert EIGHT.prefill(large) == pytest.approx(large)
+
+
+def test_a_launch_goes_with_the_layers_whatever_the_devices():
+    one, shape = Cost(SHAPES["1b"]), SHAPES["70b"]
+    assert EIGHT.prefill(0.0) - one.prefill(0.0) == pytest.approx(16 * H200.prefill_layer_s)
+    two, four = (Cost(replace(shape, devices=devices)) for devices in (2, 4))
+    assert two.prefill(0.0) == four.prefill(0.0) > 2 * EIGHT.prefill(0.0)
 
 
 def test_a_model_on_two_devices_has_half_of_it_on_each():
