@@ -66,7 +66,7 @@ class Activation:
         self._config = config
         self._residents = residents
         self._pools = pools
-        self._devices = devices
+        self.devices = devices
         self._loader = loader
         self._images = images
 
@@ -99,7 +99,7 @@ class Activation:
                 if resident.measured.quota_bytes:
                     await self.entitle(resident, awake=True)
         except (PrismError, asyncio.CancelledError):
-            await self._undo(resident, asleep)
+            await self.undo(resident, asleep)
             raise
         resident.steps.append(("", time.monotonic()))
         await self._apply_limit(resident)
@@ -123,7 +123,7 @@ class Activation:
     # --- memory
 
     async def _make_room(self, resident: Resident) -> None:
-        if self._devices is None:
+        if self.devices is None:
             return
         self._step(resident, "making room")
         spec = resident.spec
@@ -131,7 +131,7 @@ class Activation:
             await tasks.cancel(resident.asking)
         needed = self.own_room(resident) + share(spec.floor_bytes, spec)
         await self.entitle(resident, awake=True)
-        short, where = await self._devices.make_room(
+        short, where = await self.devices.make_room(
             spec.name,
             bytes=needed,
             may_retract=True,
@@ -145,10 +145,10 @@ class Activation:
 
     async def release_room(self, resident: Resident) -> None:
         """The weights are there; from now on the floor is a claim like any other's, not memory kept empty."""
-        if self._devices is None:
+        if self.devices is None:
             return
         try:
-            await self._devices.release_room(resident.spec.name, _ROOM_TIMEOUT_S)
+            await self.devices.release_room(resident.spec.name, _ROOM_TIMEOUT_S)
         except PrismError as error:
             _log.info("room is held until its time is over", model=resident.spec.name, why=str(error))
 
@@ -157,10 +157,10 @@ class Activation:
         limit = self._residents.operator_limits.get(spec.name)
         if limit is None and not self._config.elastic_kv:
             limit = spec.floor_bytes
-        if self._devices is None or limit is None:
+        if self.devices is None or limit is None:
             return
         try:
-            await self._devices.set_limit(spec.name, share(max(limit, spec.floor_bytes), spec))
+            await self.devices.set_limit(spec.name, share(max(limit, spec.floor_bytes), spec))
         except PrismError as error:
             _log.warning("limit not set", model=resident.spec.name, why=str(error))
 
@@ -185,7 +185,8 @@ class Activation:
             return resident.kept_bytes
         return resident.measured.quota_bytes if spec.quota_is_default and resident.measured.quota_bytes else stated
 
-    async def _undo(self, resident: Resident, asleep: bool) -> None:
+    async def undo(self, resident: Resident, asleep: bool) -> None:
+        """It did not come up, and is as it was before, asleep or not there."""
         engine = resident.engine
         if asleep and engine is not None and engine.alive:
             # Still asleep: its failed wake-up rolled its mappings back.
@@ -198,10 +199,10 @@ class Activation:
 
     async def entitle(self, resident: Resident, awake: bool) -> None:
         """Books for a model that has, or gets, an engine: weights and floor only while it is awake."""
-        if self._devices is None:
+        if self.devices is None:
             return
         spec = resident.spec
-        await self._devices.book(
+        await self.devices.book(
             spec.name,
             quota_bytes=self.quota(resident, awake),
             weights_bytes=self.own_room(resident) if awake else 0,
@@ -236,8 +237,8 @@ class Activation:
     async def drop_booking(self, resident: Resident) -> None:
         if resident.asking is not None:
             await tasks.cancel(resident.asking)
-        if self._devices is not None:
-            await self._devices.drop(resident.spec.name)
+        if self.devices is not None:
+            await self.devices.drop(resident.spec.name)
 
     # --- engine and weights
 
@@ -327,7 +328,7 @@ class Activation:
         else:
             resident.weights_from = [_CHECKPOINT] * len(devices)
         await self._finish(resident, command)
-        if not from_image and self._loader is not None and self._devices is not None:
+        if not from_image and self._loader is not None and self.devices is not None:
             weights = await command.mapped()
             resident.saving = tasks.spawn(self._save_image(resident, weights), f"image of {resident.spec.name}")
 

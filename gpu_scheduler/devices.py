@@ -43,6 +43,11 @@ class Devices:
         self.names = names
         self._balloond = balloond
 
+    async def inspect(self) -> list[balloond_pb2.DeviceState]:
+        """What is booked on them now."""
+        states = {state.device: state for state in (await self._balloond.inspect()).devices}
+        return [states[name] for name in self.names if name in states]
+
     async def book(self, model: str, *, quota_bytes: int, weights_bytes: int, floor_bytes: int) -> None:
         """On every device. Raises Refused with the arithmetic; then some may be booked: `drop`, or book what was."""
         await self._on_each(

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from gpu_scheduler import beforehand
 from gpu_scheduler.activation import Activation, at_fault, worth_another_try
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import count
@@ -76,6 +77,11 @@ class Residency:
         if target == common_pb2.ACTIVE and (wanted := count(spec)) != len(self._config.devices):
             here = len(self._config.devices)
             raise Unmet(f"{spec.name} is for {wanted} devices, the group {self._config.group} for models on {here}")
+        if target == common_pb2.ACTIVE and not self._has_kv(spec):
+            raise Unmet(
+                f"{spec.name} has a floor of 0, and on {self._config.group} the KV of a model is its floor "
+                "(elastic_kv = false): it could serve no request; give it floor_tokens in the catalogue, or a limit"
+            )
         resident = self._residents.get(spec.name)
         if resident is not None and resident.change is not None:
             if resident.change.target == target:
@@ -91,6 +97,12 @@ class Residency:
         work = self._carry_out(resident, change, reason, drain_ms, yields, successor)
         change.task = tasks.spawn(work, f"residency of {spec.name}")
         return change
+
+    def _has_kv(self, spec: common_pb2.ModelSpec) -> bool:
+        """Whether it may ever have any."""
+        if self._config.elastic_kv or not self._config.balloond:
+            return True
+        return bool(spec.floor_bytes or self._residents.operator_limits.get(spec.name))
 
     async def follow(self, change: Change) -> AsyncIterator[gpu_scheduler_pb2.ResidencyProgress]:
         """What happens until the change has ended. Raises what it failed with, unless it ended in ERROR (then the
@@ -116,8 +128,7 @@ class Residency:
         _log.info("residency", model=resident.spec.name, target=common_pb2.Residency.Name(change.target), reason=reason)
         try:
             if change.target == common_pb2.ACTIVE:
-                await self._make_way(resident, yields)
-                await self._up(resident)
+                await self._up(resident, yields)
             else:
                 await self._down(resident, change.target, drain_ms, successor)
         except PrismError as error:
@@ -156,9 +167,12 @@ class Residency:
             except PrismError as error:
                 _log.warning("did not make way", model=yielding.model, why=str(error))
 
-    async def _up(self, resident: Resident) -> None:
+    async def _up(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
         if resident.residency == common_pb2.ACTIVE and resident.engine is not None and resident.engine.alive:
             return
+        if yields:
+            await self._check(resident, yields)
+            await self._make_way(resident, yields)
         for attempt in range(1, _TRIES + 1):
             try:
                 await self._activation.bring_up(resident)
@@ -176,6 +190,19 @@ class Residency:
         if not engine.alive:
             self.engine_died(engine)
         await self._activation.release_room(resident)
+
+    async def _check(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
+        """Before anybody makes way: raises what would refuse it all the same. The resident then is as it was."""
+        others = ((self._residents.get(each.model), each.target) for each in yields)
+        leaving = {
+            other.spec.name: (other, target) for other, target in others if other is not None and other is not resident
+        }
+        try:
+            await beforehand.check(self._activation, resident, leaving)
+        except PrismError as error:
+            await self._activation.undo(resident, asleep=resident.engine is not None)
+            self._could_not(resident, error)
+            raise
 
     def _could_not(self, resident: Resident, error: PrismError) -> None:
         # Nothing is wrong with the requests: their gateways try elsewhere, or here again when there is room.
@@ -216,7 +243,11 @@ class Residency:
             await asyncio.wait([resident.saving])
         if not self._activation.has_image(resident):
             # Without an image the weights would be lost: let the engine go instead.
-            _log.warning("no image to sleep on; the engine is given back", model=resident.spec.name)
+            _log.warning(
+                "no image to sleep on; the engine is given back, and the next start reads the checkpoint",
+                model=resident.spec.name,
+                last_cold_start_s=round(resident.cold_s, 1),
+            )
             await self._activation.release_engine(resident, engine)
             await self._activation.drop_booking(resident)
             self._residents.leave(resident)

@@ -100,6 +100,12 @@ class WarmPool:
         if self._failures < _MOST_START_FAILURES:
             self.fill()
 
+    def check_limit(self, returning: int = 0) -> None:
+        """Raises Refused where `take` could not give an engine, even if so many more were given back."""
+        warm = self._starting or any(engine.alive for engine in self._idle)
+        if not warm and len(self._taken) - returning >= self.limit:
+            raise Refused(f"all {self.limit} engines of this group are taken (engines.limit)")
+
     async def take(self, timeout_s: float) -> Engine:
         """A warm engine, now the caller's; started if there is none. Raises Refused when the limit is reached,
         TimedOut, and EngineDied when engines do not start."""
@@ -115,8 +121,7 @@ class WarmPool:
                     if self._failures >= _MOST_START_FAILURES:
                         raise EngineDied(f"{self.spawn.kind} engines do not start: {self._last_failure}")
                     if not self._starting:
-                        if len(self._taken) >= self.limit:
-                            raise Refused(f"all {self.limit} engines of this group are taken (engines.limit)")
+                        self.check_limit()
                         self._start()
                     await self._changed.wait()
         except TimeoutError:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gpu_scheduler import beforehand
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
@@ -18,7 +19,7 @@ from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import tasks
-from services.errors import Conflict, NotFound, Unavailable, Unmet
+from services.errors import Conflict, NotFound, Refused, Unavailable, Unmet
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
@@ -204,6 +205,56 @@ async def test_models_that_make_way_are_brought_down_first(group):
     await asyncio.wait([change.task])
     assert group.residents.get("m") is None
     assert group.residents.get("n").residency == common_pb2.ACTIVE
+
+
+async def test_nobody_makes_way_for_an_activation_that_is_refused_all_the_same(group):
+    await group.bring(common_pb2.ACTIVE)
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="sglang")
+    yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD)]
+    change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+    with pytest.raises(Unmet, match="no sglang engines"):
+        async for _ in group.residency.follow(change):
+            pass
+    assert group.residents.get("m").residency == common_pb2.ACTIVE
+    assert group.residents.get("n") is None
+
+
+async def test_a_sleeper_for_which_nobody_could_make_enough_room_sleeps_on(sleeping, monkeypatch):
+    group, _ = sleeping
+
+    async def refused(*_):
+        raise Refused("no room")
+
+    monkeypatch.setattr(beforehand, "check", refused)
+    yields = [gpu_scheduler_pb2.Yield(model="n", target=common_pb2.COLD)]
+    with pytest.raises(Refused, match="no room"):
+        await group.bring(common_pb2.ACTIVE, yields=yields)
+    assert group.residents.get("m").residency == common_pb2.HIBERNATING
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+async def test_who_is_awake_already_needs_nobody_to_make_way(group):
+    await group.bring(common_pb2.ACTIVE)
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+    await asyncio.wait([group.residency.begin(other, common_pb2.ACTIVE, "test").task])
+    await group.bring(common_pb2.ACTIVE, yields=[gpu_scheduler_pb2.Yield(model="n", target=common_pb2.COLD)])
+    assert group.residents.get("n").residency == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize(("balloond", "refused"), [("unix:/balloond", True), ("", False)])
+async def test_a_model_without_a_floor_is_refused_where_its_floor_is_all_the_kv_that_it_ever_gets(
+    group, balloond, refused
+):
+    config = group.residency._config
+    group.residency._config = config.model_copy(update={"elastic_kv": False, "balloond": balloond})
+    if refused:
+        with pytest.raises(Unmet, match="m has a floor of 0, and on g the KV of a model is its floor"):
+            group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        assert group.residents.get("m") is None
+        group.residents.operator_limits["m"] = 1 << 20
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    await asyncio.wait([change.task])
+    assert group.residents.get("m").residency == common_pb2.ACTIVE
 
 
 @pytest.mark.parametrize(("drain_ms", "finish"), [(60_000, common_pb2.LENGTH), (0, common_pb2.FAILED)])
