@@ -19,6 +19,7 @@ from tests.end_to_end.world import free_port
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "compose"
 PATIENCE_S = 60.0
+_LISTENED = ("0.0.0.0:8000", "127.0.0.1:8001", "0.0.0.0:9100")
 _VARIABLE = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
@@ -35,7 +36,10 @@ def seconds(duration: str) -> int:
 class Container:
     """One service as a process."""
 
-    def __init__(self, name: str, service: dict[str, Any], folder: Path) -> None:
+    def __init__(
+        self, name: str, service: dict[str, Any], folder: Path, addresses: Mapping[str, str] | None = None
+    ) -> None:
+        """`addresses`: where those that are listened on and asked lie here; left out, the compose file's own."""
         self.name = name
         self._service = service
         self._log = folder / f"{name}.log"
@@ -51,8 +55,8 @@ class Container:
             shipped, mounted["/etc/prism"] = mounted["/etc/prism"], folder / name
         self._there = {target: str(source) for target, source in mounted.items()}
         # All share this machine's ports.
-        self.ports = {address: f"127.0.0.1:{free_port()}" for address in ("0.0.0.0:8000", "127.0.0.1:8001")}
-        self._there |= self.ports | {"0.0.0.0:9100": f"127.0.0.1:{free_port()}"}
+        self.ports = addresses or {address: f"127.0.0.1:{free_port()}" for address in _LISTENED}
+        self._there |= self.ports
         if "/etc/prism" in mounted:
             for path in shipped.rglob("*.toml"):
                 mine = mounted["/etc/prism"] / path.relative_to(shipped)
@@ -62,7 +66,8 @@ class Container:
 
     def _redirected(self, text: str) -> str:
         """With paths that are mounted where they lie here. What the service does not mount stays, and is not there."""
-        return re.sub("|".join(map(re.escape, self._there)), lambda found: self._there[found[0]], text)
+        longest_first = sorted(self._there, key=len, reverse=True)
+        return re.sub("|".join(map(re.escape, longest_first)), lambda found: self._there[found[0]], text)
 
     async def run(self, command: list[str]) -> asyncio.subprocess.Process:
         """A command inside."""

@@ -65,9 +65,10 @@ def _cgroup2() -> Path | None:
 class Machine:
     """A running systemd."""
 
-    def __init__(self, pid: int, console: Path) -> None:
+    def __init__(self, pid: int, state: Path) -> None:
         self.pid = pid
-        self._console = console
+        self._console = state / "console"
+        self.configuration = state / "etc" / "prism"
         self.run = Path(f"/proc/{pid}/root/run/prism")
         """Its /run/prism, as seen from here."""
 
@@ -129,7 +130,7 @@ def machine(state: Path, configuration: dict[str, str], drop_in: str) -> Iterato
             stdin=subprocess.DEVNULL,
         )
     try:
-        yield Machine(_booted(process, state / "console"), state / "console")
+        yield Machine(_booted(process, state / "console"), state)
     finally:
         process.kill()
         process.wait()

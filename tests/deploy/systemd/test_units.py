@@ -129,6 +129,12 @@ async def test_under_systemd_all_start_restart_and_stop_and_the_keeper_outlives_
     machine.until("prism-balloond", "ActiveState", "active")
     assert await ledger(balloond) == before
 
+    # The catalogue afresh.
+    with open(machine.configuration / "catalogue.toml", "a") as file:
+        file.write('\n[[model]]\nname = "another"\npath = "/opt/prism/examples/models/qwen2-python"\n')
+    machine.systemctl("reload", "prism-loader")
+    assert await complete(machine.http, "another", until_there=True)
+
     # Its loop stands still: the watchdog's case.
     machine.systemctl("kill", "--signal=STOP", "prism-loader")
     machine.until("prism-loader", "NRestarts", "1")
