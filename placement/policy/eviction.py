@@ -64,7 +64,7 @@ def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
     """Whether it may be evicted now."""
     if resident.model.pinned or resident.hibernating:
         return not resident.model.pinned
-    return resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
+    return 0.0 < resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
 
 
 def least_stay_s(resident: Resident, rules: LifecycleRules) -> float:

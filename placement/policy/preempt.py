@@ -10,6 +10,9 @@ from placement.policy.decisions import GoCold, Hibernate, LifecycleRules, Reside
 from placement.policy.kvpr import Books, Group, Model
 from placement.policy.lifecycle import Found, attempt
 
+_A_MOMENT_S = 1e-3
+"""Who is idle is so for more than nothing."""
+
 
 def holds(model: Model, group: Group, here: Sequence[Resident]) -> bool:
     """Whether the group holds the model when all have left who ever may."""
@@ -39,7 +42,7 @@ def preempt(
 
 
 def _as_if_idle(resident: Resident, rules: LifecycleRules) -> Resident:
-    return replace(resident, idle_s=max(resident.idle_s, rules.idle_s), stay_s=inf)
+    return replace(resident, idle_s=max(resident.idle_s, rules.idle_s, _A_MOMENT_S), stay_s=inf)
 
 
 def _told(

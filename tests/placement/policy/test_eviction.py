@@ -34,6 +34,13 @@ def test_nobody_leaves_who_was_busy_lately_or_is_pinned():
     assert names(evict([resident("idle", idle_s=1.0)], {"d0": 10})) == [("Hibernate", "idle")]
 
 
+def test_who_is_busy_or_on_its_way_is_not_idle_even_where_every_idle_model_may_leave():
+    rules = LifecycleRules(idle_s=0.0, stay=0.0)
+    assert not evict([resident("busy", idle_s=0.0, stay_s=9.0)], {"d0": 10}, rules).decisions
+    assert not evict([resident("coming", idle_s=0.0, stay_s=0.0)], {"d0": 10}, rules).decisions
+    assert evict([resident("idle", idle_s=0.01)], {"d0": 10}, rules).enough
+
+
 def test_the_least_wake_up_time_per_byte_goes_first():
     residents = [resident("slow", wake_s=2.0), resident("quick", wake_s=0.5), resident("small", 10, wake_s=0.4)]
     assert names(evict(residents, {"d0": 40})) == [("Hibernate", "quick")]

@@ -1,6 +1,6 @@
 """Idle models make way for KV."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from placement.policy.decisions import Hibernate, LifecycleRules, Resident
@@ -69,3 +69,58 @@ def test_what_leaves_is_needed_and_idle_and_suffices_whenever_it_can(drawn, more
     could = sum(r.model.weights for r in residents if r.idle_s >= 1.0 and not r.model.pinned)
     assert freed >= min(short, could)
     assert all(freed - r.model.weights < short for r in left)
+
+
+LOOK_S = 0.1
+
+
+class BackAndForth:
+    """A group that always lacks KV, and a model on it that is asked for as soon as it sleeps: the most that relief and
+    its requests can make of each other. It comes up in `wake_s`, the first time cold."""
+
+    def __init__(self, rules, wake_s, cold_s, serves_s):
+        self.rules, self.wake_s, self.cold_s, self.serves_s = rules, wake_s, cold_s, serves_s
+        self.slept_at = []
+
+    def run(self, seconds):
+        active_at = came_s = self.cold_s
+        for look in range(1, round(seconds / LOOK_S) + 1):
+            now = look * LOOK_S
+            stay_s = max(0.0, now - active_at)
+            idle_s = max(0.0, stay_s - self.serves_s)
+            facts = {"stay_s": stay_s, "idle_s": idle_s, "wake_s": self.wake_s, "came_s": came_s}
+            if leave(on("hungry", 290, kv_lacking=900), on("m", 290, **facts), rules=self.rules):
+                self.slept_at.append(now)
+                came_s = self.wake_s
+                active_at = now + came_s
+        return self
+
+    def most_a_minute(self):
+        return max((sum(at <= each < at + 60.0 for each in self.slept_at) for at in self.slept_at), default=0)
+
+
+def most_moves(rules, wake_s, serves_s=0.0, seconds=60.0):
+    """How often a model may be sent to sleep in that time: each time it has come, and stayed for its least."""
+    stays_s = max(serves_s + rules.kv_idle_s, rules.stay * wake_s)
+    return 1 + seconds / (wake_s + stays_s)
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from([0.0, 0.2, 1.0, 5.0]),
+    st.sampled_from([0.0, 1.0, 4.0, 16.0]),
+    st.floats(0.1, 3.0),
+    st.floats(0.0, 2.0),
+)
+def test_relief_and_requests_move_a_model_back_and_forth_only_so_often(kv_idle_s, stay, wake_s, serves_s):
+    rules = LifecycleRules(kv_idle_s=kv_idle_s, stay=stay)
+    world = BackAndForth(rules, wake_s, 3.0, serves_s).run(60.0)
+    assert world.most_a_minute() <= most_moves(rules, wake_s, serves_s)
+    assert world.slept_at[0] >= 3.0 + stay * 3.0 - LOOK_S, "it came cold and stays for that"
+
+
+def test_by_default_that_is_a_fifth_of_the_time_and_for_a_wake_up_of_a_third_of_a_second_37_times_a_minute():
+    rules = LifecycleRules()
+    world = BackAndForth(rules, 0.33, 0.33, 0.0).run(120.0)
+    assert 30 <= world.most_a_minute() <= most_moves(rules, 0.33) < 38
+    assert len(world.slept_at) * 0.33 <= 120.0 / 5
