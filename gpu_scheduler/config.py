@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from gpu_scheduler.policy.backlog import BacklogRules
 from services.config import Config, Section
 
 _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 32 << 20)}
@@ -48,6 +49,9 @@ class Arbitration(Section):
     worth."""
     chunk_tokens: int = Field(default=2048, gt=0)
     """Prompt tokens that may be on their way to be prefilled at a time."""
+    late_share: float = Field(default=0.05, ge=0, le=1)
+    """Of the time of prefills, what requests that are late already and those without a target may claim while others
+    can still be on time (gpu_scheduler/policy/credit.py). 0: they wait until none can."""
     prefill_turn: bool = True
     """One engine prefills at a time. False: whatever has memory starts, and engines get in each other's way; there to
     measure what the turn is worth."""
@@ -60,6 +64,11 @@ class Arbitration(Section):
     """Until an engine has measured its model."""
     wake_estimate_s: float = Field(default=5.0, gt=0)
     """Rest of a wake-up of a model that was never woken here."""
+
+    @property
+    def backlog(self) -> BacklogRules:
+        """Of the queue."""
+        return BacklogRules(order=self.order, late_share=self.late_share)
 
 
 class GpuSchedulerConfig(Config):

@@ -21,7 +21,7 @@ from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.engines.turn import ANYBODY, Turn
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy import admission
-from gpu_scheduler.policy.backlog import Backlog, BacklogRules, State
+from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.forecast import OutputForecast
@@ -74,7 +74,7 @@ class Dispatcher:
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
         self._now = now
-        self._backlog = Backlog(BacklogRules(order=rules.order))
+        self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
         self._paces: dict[int, Pace] = {}
         """By index of the engine, as written."""

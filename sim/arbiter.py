@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.policy import admission, holdings
-from gpu_scheduler.policy.backlog import Backlog, BacklogRules
+from gpu_scheduler.policy.backlog import Backlog
 from gpu_scheduler.policy.decisions import NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.forecast import OutputForecast
@@ -56,7 +56,7 @@ class Arbiter:
         self._clock = group.clock
         self._rules = rules
         self._turn = admission.Turn(chunk_tokens=rules.chunk_tokens, one_at_a_time=rules.prefill_turn)
-        self._backlog = Backlog(BacklogRules(order=rules.order))
+        self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
         self._models: dict[str, _Model] = {}
         self._requests: dict[str, Request] = {}

@@ -1,6 +1,7 @@
 import pytest
 
-from gpu_scheduler.config import Engines, GpuSchedulerConfig
+from gpu_scheduler.config import Arbitration, Engines, GpuSchedulerConfig
+from gpu_scheduler.policy.backlog import BacklogRules
 
 MIB = 1 << 20
 
@@ -37,3 +38,10 @@ def test_what_is_configured_wins():
 def test_devices_that_cannot_share_a_model_are_no_group(devices, why):
     with pytest.raises(ValueError, match=why):
         GpuSchedulerConfig(name="g", listen="unix:g", group="g", devices=devices, balloond="")
+
+
+def test_the_share_of_late_requests_is_a_setting_with_the_policy_s_default():
+    assert Arbitration().backlog == BacklogRules()
+    assert Arbitration(late_share=0.2, order="arrival").backlog == BacklogRules(order="arrival", late_share=0.2)
+    with pytest.raises(ValueError, match="late_share"):
+        Arbitration(late_share=1.5)
