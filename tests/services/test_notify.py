@@ -1,9 +1,11 @@
+import asyncio
+import contextlib
 import os
 import socket
 
 import pytest
 
-from services import notify
+from services import notify, tasks
 
 
 @pytest.fixture(params=["path", "abstract"])
@@ -47,3 +49,23 @@ async def test_a_beat_that_nobody_awaits_of_this_process_ends_at_once(environmen
 def test_a_process_without_a_manager_says_nothing_and_one_whose_manager_is_gone_goes_on(tmp_path):
     notify.Manager({}).ready("")
     notify.Manager({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready("")
+
+
+async def test_the_beat_is_the_loops_own(manager):
+    sock, name = manager
+    sock.setblocking(False)
+    beat = asyncio.get_running_loop().create_task(
+        notify.Manager({"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "1000"}).beat()
+    )
+    for _ in range(3):
+        assert await asyncio.get_running_loop().sock_recv(sock, 1000) == b"WATCHDOG=1"
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.recv(1000)
+    # This call keeps the loop from turning, for a hundred intervals.
+    sock.settimeout(0.1)
+    with pytest.raises(TimeoutError):
+        sock.recv(1000)
+    sock.setblocking(False)
+    assert await asyncio.get_running_loop().sock_recv(sock, 1000) == b"WATCHDOG=1"
+    await tasks.cancel(beat)

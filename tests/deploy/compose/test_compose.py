@@ -3,6 +3,7 @@
 import contextlib
 import graphlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -106,6 +107,20 @@ def test_images_pass_the_linter_and_copy_what_is_there(name):
     assert copied and all((ROOT / source).exists() for source in copied)
     named = re.findall(r"requirements/\S+\.txt", (FOLDER / name).read_text())
     assert len(named) == 4 and all((ROOT / path.rstrip('")')).is_file() for path in named)
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_an_image_has_all_of_the_tree_that_services_need(name, tmp_path):
+    ignored = (FOLDER / f"{name}.dockerignore").read_text().split()
+    left_out = shutil.ignore_patterns(*(pattern.removeprefix("**/").removeprefix("protos/") for pattern in ignored))
+    shutil.copytree(ROOT, tmp_path / "prism", ignore=left_out)
+    (generate,) = re.findall(r"-m grpc_tools\.protoc [^\\\n]*", (FOLDER / name).read_text())
+    modules = [f"{module}.__main__" for module in KINDS] + ["balloond.keeper", "prismctl.__main__", "deploy.healthy"]
+    command = (
+        f"{sys.executable} {generate}&& {sys.executable} -c 'import {', '.join(modules)}; print(balloond.__file__)'"
+    )
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path / "prism", capture_output=True, text=True)
+    assert (done.returncode, done.stdout.strip()) == (0, f"{tmp_path}/prism/balloond/__init__.py"), done.stderr
 
 
 @pytest.fixture

@@ -43,6 +43,14 @@ async def test_balloond_is_killed_and_started_again_by_what_it_says_and_has_the_
         assert await unit.hears("WATCHDOG") == "1"
         # Who said that it is ready serves.
         assert unit.name == "keeper" or await rpc.healthy(local.unix(unit.name), PATIENCE_S)
+    # One too many is never ready, and says why.
+    (plan,) = [process for process in local.processes() if process.name == "balloond"]
+    second = Unit("second", [plan.module, *plan.arguments], local.state, WATCHDOG_US)
+    with pytest.raises(AssertionError, match="second ended with status 1"):
+        await second.start()
+    assert f"{local.state}/handoff.sock: another process serves it" in [state.get("STATUS") for state in second.said]
+    await second.close()
+
     text = await complete(local.http, MODELS[0])
     before, keeper = await ledger(local.unix("balloond")), started["keeper"].process.pid
     assert before
