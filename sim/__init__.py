@@ -16,8 +16,8 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
 Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and what they take, eviction, migration, time slices between engines.
 
-Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 18 figures that nothing was fitted to
-half are met within a seventh, the worst within a third: a decode step beside a neighbour's prefill (31 % too fast),
+Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 18 figures that nothing was fitted
+to half are met within a seventh, the worst within a third: a decode step beside a neighbour's prefill (31 % too fast),
 first tokens of lone requests (6 ms too late, as the path through the gateway is fitted to a busy one), one engine under
 256 endless requests of equal length (TTFT 23 % more than was measured, TPOT 14 % less), two at 28 to 32 requests/s
 (TTFT 18 % more), a wake-up while other GPUs of the host are busy (15 % too fast). Fitted with models of 1B and 8B only.

@@ -15,7 +15,7 @@ greedy order did. A model that fits nowhere, even with everything that may move 
 
 Tensor-parallel models: n parts on the n least pressured distinct devices of one group, judged by the worst of these.
 
-10,000 models on 10,000 devices take about half a second on one core; `field.py` says how and why.
+10,000 models on 10,000 devices take half a second to a second on one core; `field.py` says how and why.
 """
 
 from __future__ import annotations

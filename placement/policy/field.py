@@ -45,6 +45,9 @@ class _Block:
         self.size = size
         self.first = first
         count = size * len(groups)
+        self._names = [tuple(device.name for device in group.devices) for group in groups]
+        self._whole = [Place(group.name, names) for group, names in zip(groups, self._names, strict=True)]
+        """Of each group, the place of a model with a part on every device."""
         self.result: Floats = np.empty(count)
         self._left_after: Floats = np.empty(count)
         self._unfit: Mask = np.empty(count, dtype=np.bool_)
@@ -98,24 +101,31 @@ class _Block:
         """See `Field.best_first`."""
         size, parts = self.size, model.parts
         result = self.evaluate(model)
-        rows = result if parts == 1 else self.worst_of_the_best(parts)
-        while True:
-            row = int(rows.argmin())
-            worst = float(rows[row])
-            if worst == inf:
-                return
-            if parts == 1:
-                place = self.place([row])
-            else:
-                start = row * size
-                ranked = np.argsort(result[start : start + size], kind="stable")[:parts]
-                place = self.place(sorted(start + int(i) for i in ranked))
-            yield Option(place, worst)
-            rows[row] = inf
+        if parts == 1:
+            for i, worst in _ascending(result):
+                yield Option(self.place(i // size, [i % size]), worst)
+            return
+        for row, worst in _ascending(self.worst_of_the_best(parts)):
+            values = result[row * size : (row + 1) * size].tolist()
+            yield Option(self.place(row, sorted(sorted(range(size), key=values.__getitem__)[:parts])), worst)
 
-    def place(self, indices: Sequence[int]) -> Place:
-        group = self.groups[indices[0] // self.size]
-        return Place(group.name, tuple([group.devices[i % self.size].name for i in indices]))
+    def place(self, row: int, columns: Sequence[int]) -> Place:
+        """Of a group, the devices with these numbers."""
+        if len(columns) == self.size:
+            return self._whole[row]
+        names = self._names[row]
+        return Place(self.groups[row].name, tuple([names[i] for i in columns]))
+
+
+def _ascending(values: Floats) -> Iterator[tuple[int, float]]:
+    """Numbers and values, by value, the first of equals first, as far as they are finite. Overwrites them."""
+    while True:
+        i = int(values.argmin())
+        value = float(values[i])
+        if value == inf:
+            return
+        yield i, value
+        values[i] = inf
 
 
 class Field:
@@ -146,6 +156,11 @@ class Field:
         """And without floors."""
         self.capacity: Floats = np.array(capacity)
         self._blocks = [block.over(self) for block in blocks]
+        self._one_by_one()
+
+    def _one_by_one(self) -> None:
+        """The same numbers, for single devices: three times as fast as numpy's own look-ups."""
+        self._demand, self._left, self._room = memoryview(self.demand), memoryview(self.left), memoryview(self.room)
 
     def copy(self) -> Field:
         """An independent one in the same state."""
@@ -153,6 +168,7 @@ class Field:
         other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
         other._blocks = [block.over(other) for block in self._blocks]
         other._where, other._group_of, other.capacity = self._where, self._group_of, self.capacity
+        other._one_by_one()
         return other
 
     @property
@@ -204,11 +220,12 @@ class Field:
     def book(self, model: Model, devices: Iterable[str]) -> None:
         """Put the parts of a model onto devices, whether they fit or not."""
         demand, fixed, needed = model.part_demand, model.fixed, model.needed
+        where, demands, left, room = self._where, self._demand, self._left, self._room
         for device in devices:
-            i = self._where[device]
-            self.demand[i] += demand
-            self.left[i] -= fixed
-            self.room[i] -= needed
+            i = where[device]
+            demands[i] += demand
+            left[i] -= fixed
+            room[i] -= needed
 
     def rebook(self, device: str, models: Collection[Model]) -> None:
         """Exactly these have a part on the device, whatever was booked there before."""
@@ -221,12 +238,13 @@ class Field:
         """The highest resulting pressure on the devices of a place; +inf where the model does not fit."""
         demand, fixed, needed = model.part_demand, model.fixed, model.needed
         worst = 0.0
+        where, demands, lefts, room = self._where, self._demand, self._left, self._room
         for device in place.devices:
-            i = self._where[device]
-            left = float(self.left[i]) - fixed
-            if float(self.room[i]) < needed or left <= 0:
+            i = where[device]
+            left = lefts[i] - fixed
+            if room[i] < needed or left <= 0:
                 return inf
-            worst = max(worst, (float(self.demand[i]) + demand) / left)
+            worst = max(worst, (demands[i] + demand) / left)
         return worst
 
     def best_first(self, model: Model) -> Iterator[Option]:
@@ -249,6 +267,6 @@ class Field:
             row = int(by_group.argmax())
             if by_group[row]:
                 start = row * block.size
-                indices = np.flatnonzero(fitting[start : start + block.size])[: model.parts] + start
-                return block.place([int(i) for i in indices])
+                columns = np.flatnonzero(fitting[start : start + block.size])[: model.parts]
+                return block.place(row, columns.tolist())
         return None
