@@ -18,6 +18,10 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.sensitivity import SETTINGS, WORKLOADS, default, key
+
 PANEL = (4.2, 3.2)
 """Inches."""
 SYSTEMS = {
@@ -105,10 +109,73 @@ def loads(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
     yield "loads", figure
 
 
+def sensitivity(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """A panel for each setting: points of the requests on time that each value gains or loses, by workload. The default
+    is what they are counted from; a value that was not run is left out."""
+    points = found["points"]
+    columns = 6
+    figure, axes = pyplot.subplots(-(-len(SETTINGS) // columns), columns, figsize=(14.0, 7.0), sharey=True)
+    for axis, (setting, values) in zip(axes.flat, SETTINGS.items(), strict=False):
+        at = values.index(default(setting))
+        axis.axvline(at, color="black", linewidth=0.8)
+        axis.axhline(0.0, color="black", linewidth=0.5)
+        for workload, colour in zip(WORKLOADS, ("#2980b9", "#c0392b", "#27ae60"), strict=True):
+            plain = points[key(workload, "", "")]
+            names = [key(workload, setting, value) for value in values]
+            line = [(i, plain if i == at else points.get(name)) for i, name in enumerate(names)]
+            shown = [(i, 100 * (point["attainment"] - plain["attainment"])) for i, point in line if point is not None]
+            _, name, gpus, rate = workload
+            label = f"{name}, {gpus} GPU{'s' * (gpus > 1)}, rate {rate:g}: {100 * plain['attainment']:.1f} %"
+            axis.plot(*zip(*shown, strict=True), marker="o", markersize=3, color=colour, label=label)
+        axis.set(xticks=range(len(values)), xticklabels=values, xlim=(-0.5, len(values) - 0.5))
+        axis.set_title(setting, fontsize=9)
+        axis.tick_params(labelsize=7)
+        axis.grid(alpha=0.3)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("points from the default", fontsize=8)
+    for axis in axes.flat[len(SETTINGS) :]:
+        axis.axis("off")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="lower right", fontsize=8, title="at the default")
+    figure.tight_layout()
+    yield "sensitivity", figure
+
+
+def growth(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """What decisions cost a core, over their size; medians, with the aims."""
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    for row in found["results"]:
+        seconds = row["core"]["p50"] * (1e-3 if row["unit"] == "ms" else 1.0)
+        if "load" in row:
+            panels["arbitration"][f"{row['what']}, load {row['load']:g}"].append((row["waiting"], seconds))
+        elif row["unit"] == "ms":
+            panels["activation"][f"{row['what']}, {row['cluster']}"].append((row["devices"], seconds))
+        else:
+            panels["placement"][f"{row['what']}, {row['cluster']}"].append((row["devices"], seconds))
+    about = {
+        "arbitration": ("requests that wait", found["aims"]["arbitration_ms"] / 1e3),
+        "placement": ("GPUs, and about as many models", found["aims"]["placement_s"]),
+        "activation": ("GPUs", found["aims"]["activate_ms"] / 1e3),
+    }
+    drawn = [name for name in about if name in panels]
+    figure, axes = pyplot.subplots(1, len(drawn), figsize=(PANEL[0] * len(drawn), 4.2), squeeze=False)
+    for axis, name in zip(axes[0], drawn, strict=True):
+        x, aim = about[name]
+        for label, line in panels[name].items():
+            axis.plot(*zip(*sorted(line), strict=True), marker="o", markersize=3, label=label)
+        axis.axhline(aim, color="black", linewidth=0.8, linestyle="--", label="aim")
+        axis.set(title=name, xlabel=x, ylabel="seconds of a core", xscale="log", yscale="log")
+        axis.grid(alpha=0.3, which="both")
+        axis.legend(fontsize=6)
+    figure.tight_layout()
+    yield "growth", figure
+
+
 FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
     "comparison_sim": comparison,
     "gpu_overhead_one_pooled": overhead,
     "gpu_load": loads,
+    "sensitivity": sensitivity,
+    "policy": growth,
 }
 """By the result file that each is drawn from."""
 

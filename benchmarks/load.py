@@ -342,7 +342,7 @@ def main() -> None:
     parser.add_argument("--group", metavar="DEVICES", help="only this: onto all of them at once")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--chunk-mib", type=int, default=32)
-    parser.add_argument("--between-chunk-mib", type=int, default=128)
+    parser.add_argument("--between-chunk-mib", type=int, default=64)
     settings = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for shape in settings.shapes.split(","):

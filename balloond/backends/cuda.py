@@ -132,8 +132,8 @@ class _Fence:
 
 
 class CudaMapper:
-    """Maps extents into this process. What costs is the access of each: 28 us, whatever its size and however many one
-    call covers, where nothing is copied meanwhile."""
+    """Maps extents into this process. Extents are mapped one by one: what costs is the access of each (28 us, whatever
+    its size and however many one call covers; while copies run, half of what they have under way)."""
 
     page_bytes = PAGE_BYTES
 
@@ -161,33 +161,22 @@ class CudaMapper:
                 self.unmap(start, self._mapped[start][0])
         call(cu.cuMemAddressFree, address, span)
 
-    def map(self, address: int, fd: int, nbytes: int) -> None:
-        self.map_all(address, [(fd, nbytes)], self._access)
-
-    def map_all(self, address: int, extents: Sequence[tuple[int, int]], accesses: Sequence[cu.CUmemAccessDesc]) -> None:
-        """Extents, each by its descriptor and bytes, back to back from an address, for those devices; or none, where
-        it raises. While a copy runs, access takes about as long as what was given to its link before (1 ms), however
-        many extents it is given to at once."""
+    def map(self, address: int, fd: int, nbytes: int, accesses: Sequence[cu.CUmemAccessDesc] | None = None) -> None:
+        """`accesses`: who reads and writes it, if not this device alone."""
+        accesses = self._access if accesses is None else accesses
         self._context.enter()
-        mapped: dict[int, tuple[int, Any]] = {}
-        at = address
+        handle = call(cu.cuMemImportFromShareableHandle, fd, _DESCRIPTOR)
         try:
-            for fd, nbytes in extents:
-                handle = call(cu.cuMemImportFromShareableHandle, fd, _DESCRIPTOR)
-                try:
-                    call(cu.cuMemMap, at, nbytes, 0, handle, 0)
-                except OSError:
-                    call(cu.cuMemRelease, handle)
-                    raise
-                mapped[at] = nbytes, handle
-                at += nbytes
-            call(cu.cuMemSetAccess, address, at - address, accesses, len(accesses))
+            call(cu.cuMemMap, address, nbytes, 0, handle, 0)
+            try:
+                call(cu.cuMemSetAccess, address, nbytes, accesses, len(accesses))
+            except OSError:
+                call(cu.cuMemUnmap, address, nbytes)
+                raise
         except OSError:
-            for start, (nbytes, handle) in mapped.items():
-                call(cu.cuMemUnmap, start, nbytes)
-                call(cu.cuMemRelease, handle)
+            call(cu.cuMemRelease, handle)
             raise
-        self._mapped |= mapped
+        self._mapped[address] = nbytes, handle
 
     def unmap(self, address: int, nbytes: int) -> None:
         self._context.enter()

@@ -24,7 +24,7 @@ from loader.transfers import Transfers
 from loader.transfers.base import Tidy
 
 CHUNK_BYTES = 32 << 20
-"""The loader's own; four times as much between devices."""
+"""The loader's own; twice as much between devices."""
 SHOWN_S = 0.0005
 
 
@@ -131,7 +131,7 @@ def main() -> None:
                 transfers.forget(image)
         if given.between:
             with load.extents(given.between, nbytes) as there:
-                both = pairs(sizes, sizes, nbytes, 4 * CHUNK_BYTES)
+                both = pairs(sizes, sizes, nbytes, 2 * CHUNK_BYTES)
                 transfer = Transfers().of(device)
                 measured("between", lambda: transfer.between(made, there, both, lambda pair: None))
     report.write(given.out, "gpu_load_calls", given.commit, {"extents": len(made), "rows": rows})
