@@ -50,7 +50,8 @@ class Options:
     """0: decode without them, two to six times slower; for looking at what a step does."""
     prefill_graph_tokens: int = 0
     """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
-    size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none."""
+    size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none, and so it is with
+    several ranks (not tried yet)."""
     graphs_leave: int = 1
     """0: what CUDA graphs take stays on the device while the model sleeps."""
     small_stack: int = 1
@@ -91,10 +92,12 @@ _ON_A_GPU = {
     "kv_span_bytes": 192 << 30,  # more than any GPU has: addresses cost nothing
     "reserve_low": 4,
     "reserve_high": 32,
+    "prefill_graph_tokens": 512,  # of larger steps the device has more to do than the host
 }
 """Defaults that differ there."""
-_LEAST_PREFILL_GRAPH = 16
-"""Tokens: shorter steps are filled up to it."""
+_LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 64
+"""Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an octave
+apart."""
 MAX_PAGE_SIZE = 64
 """FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
 
@@ -142,7 +145,7 @@ def arguments(
         # ordinary memory alone. So all that stays torch's: tens of MiB of buffers, and of graphs what `graphs_leave`
         # would return, are private quota that a sleeping engine keeps. Without peers it is NCCL's, and slower.
         "disable_custom_all_reduce": not peers,
-        **(_for_gpu(options) if kind_of(device) == "cuda" else _FOR_CPU),
+        **(_for_gpu(options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
     }
 
 
@@ -165,7 +168,7 @@ _FOR_CPU: dict[str, Any] = {
 }
 
 
-def _for_gpu(options: Options) -> dict[str, Any]:
+def _for_gpu(options: Options, ranks: int) -> dict[str, Any]:
     import torch
 
     hopper = torch.cuda.get_device_capability() == (9, 0)
@@ -175,7 +178,7 @@ def _for_gpu(options: Options) -> dict[str, Any]:
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
-        **prefill_graphs(options.prefill_graph_tokens),
+        **prefill_graphs(options.prefill_graph_tokens if ranks == 1 else 0),
         "enable_deterministic_inference": bool(options.deterministic),
         # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
@@ -185,10 +188,10 @@ def _for_gpu(options: Options) -> dict[str, Any]:
 def prefill_graphs(most: int) -> dict[str, Any]:
     """Arguments for steps of up to so many prompt tokens."""
     if not most:
-        # Capturing all that SGLang would takes half a minute, and what they save is small beside a chunk.
         return {"disable_prefill_cuda_graph": True}
     octaves = [1 << n for n in range(most.bit_length())]
-    sizes = {most, *octaves, *(3 * octave // 2 for octave in octaves)}
+    # Below, steps of all sizes take as long: they read the weights.
+    sizes = {most, *octaves, *(3 * octave // 2 for octave in octaves if octave >= _PREFILL_HALVES)}
     kept = sorted(size for size in sizes if size == most or _LEAST_PREFILL_GRAPH <= size < most)
     return {"cuda_graph_backend_prefill": "breakable", "cuda_graph_bs_prefill": kept}
 
