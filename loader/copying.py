@@ -34,8 +34,8 @@ from services.errors import NotFound, PrismError, Unavailable, Unmet
 _log = log.get(__name__)
 
 _BETWEEN = 2
-"""Chunks between two devices, which come several times as fast, are so many times as large. Larger ones would let extents
-wait that are mapped meanwhile."""
+"""Chunks between two devices, which come several times as fast, are so many times as large. Larger ones would let
+extents wait that are mapped meanwhile."""
 _Move = Callable[[Callable[[Any], None]], Tidy]
 """A transfer's, but for who is told of the parts that are done."""
 Step = int | Image

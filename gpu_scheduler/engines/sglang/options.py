@@ -96,8 +96,8 @@ _ON_A_GPU = {
 }
 """Defaults that differ there."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 64
-"""Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an octave
-apart."""
+"""Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an
+octave apart."""
 MAX_PAGE_SIZE = 64
 """FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
 
