@@ -17,11 +17,11 @@ import matplotlib
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.sensitivity import SETTINGS, WORKLOADS, default, key
 
+ROOT = Path(__file__).resolve().parents[1]
 PANEL = (4.2, 3.2)
 """Inches."""
 SYSTEMS = {

@@ -31,6 +31,8 @@ from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 
 AIM_RATIO = 1.05
+_SETTLE_S = 0.2
+"""After a report, while which nobody here took tokens: that is no gap of the engine's."""
 PROMPT = 64
 """Tokens, of the streams that decode."""
 
@@ -74,6 +76,7 @@ class Trial:
         return problems
 
     async def _stay_alone(self) -> None:
+        await asyncio.sleep(_SETTLE_S)
         begun = time.monotonic()
         await asyncio.sleep(self._given.seconds)
         self._alone.append((begun, time.monotonic()))
