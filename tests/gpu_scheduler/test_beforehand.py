@@ -1,9 +1,13 @@
 """What is known of an activation before anybody makes way for it."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
+from balloond.policy.ledger import Booking, Ledger
 from gpu_scheduler import beforehand
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -41,8 +45,10 @@ def activation(devices, images=("idle",), limit=3):
     return Activation(config, Residents(lambda _: None), pools, devices, None, {name: ["sum"] for name in images})
 
 
-def model(name, weights=40, engine=True, **facts):
-    spec = common_pb2.ModelSpec(name=name, weights_bytes=weights * MIB, floor_bytes=8 * MIB, quota_bytes=2 * MIB)
+def model(name, weights=40, engine=True, quota=2, floor=8, **facts):
+    spec = common_pb2.ModelSpec(
+        name=name, weights_bytes=weights * MIB, floor_bytes=floor * MIB, quota_bytes=quota * MIB
+    )
     made = Resident(spec, common_pb2.ACTIVE, **facts)
     made.engine = SimpleNamespace(alive=True, index=1) if engine else None
     return made
@@ -95,3 +101,35 @@ async def test_an_engine_that_the_group_has_none_of_is_told_before_anybody_makes
     new.spec.engine = "echo"
     with pytest.raises(Unmet, match="no echo engines"):
         await beforehand.check(activation(Devices()), new, leaving(model("idle")))
+
+
+SIZES = st.tuples(st.integers(0, 6), st.integers(1, 50), st.integers(0, 20))
+
+
+@given(SIZES, st.lists(st.tuples(SIZES, st.sampled_from([None, COLD, HIBERNATING]), st.booleans()), max_size=4))
+def test_it_says_what_balloond_s_ledger_will_say(wanted, drawn):
+    booked = {f"m{i}": sizes for i, (sizes, _, _) in enumerate(drawn)}
+    assume(sum(map(sum, booked.values())) <= 100)
+    it = activation(Devices(**booked), images=[f"m{i}" for i, (_, _, image) in enumerate(drawn) if image])
+    yielding = {
+        f"m{i}": (model(f"m{i}", sizes[1], quota=sizes[0]), target)
+        for i, (sizes, target, _) in enumerate(drawn)
+        if target is not None
+    }
+    new = model("new", wanted[1], engine=False, quota=wanted[0], floor=wanted[2])
+    ledger = Ledger(100 * MIB, MIB)
+    for name, (quota, weights, floor) in booked.items():
+        if name not in yielding:
+            ledger.book(name, Booking(quota * MIB, weights * MIB, floor * MIB))
+        elif yielding[name][1] == HIBERNATING and it.has_image(yielding[name][0]):
+            ledger.book(name, Booking(it.quota(yielding[name][0], awake=False)))
+    try:
+        ledger.book("new", Booking(it.quota(new, awake=True), it.own_room(new), wanted[2] * MIB))
+        fits = True
+    except Refused:
+        fits = False
+    try:
+        asyncio.run(beforehand.check(it, new, yielding))
+        assert fits
+    except Refused:
+        assert not fits
