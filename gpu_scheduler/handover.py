@@ -42,9 +42,9 @@ class Handover:
         try:
             async with asyncio.timeout(_WITHIN_S):
                 began = time.monotonic()
-                _, ahead = await self._send(client, resident, engine, live=True)
+                _, ahead, _ = await self._send(client, resident, engine, live=True)
                 stopped = time.monotonic()
-                requests, rest = await self._send(client, resident, engine, live=False)
+                requests, rest, told = await self._send(client, resident, engine, live=False)
                 ended = time.monotonic()
         except (PrismError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
@@ -62,20 +62,22 @@ class Handover:
             bytes_behind=rest,
             ms=round(1e3 * (ended - began), 1),
             stopped_ms=round(1e3 * (ended - stopped), 1),
+            places_ms=round(1e3 * (told - stopped), 1),
         )
         return True
 
     async def _send(
         self, client: GpuSchedulerClient, resident: Resident, engine: Engine, *, live: bool
-    ) -> tuple[int, int]:
-        """(requests, bytes that were not there yet)"""
+    ) -> tuple[int, int, float]:
+        """(requests, bytes that were not there yet, when their places were told)"""
         command = engine.command(engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv(live=live)))
         places = await command.places()
         await command.done()
+        told = time.monotonic()
         if not places.sequences:
-            return 0, 0
+            return 0, 0, told
         taken = await client.take_kv(resident.spec.name, resident.spec.generation, places)
-        return len(places.sequences), taken.bytes
+        return len(places.sequences), taken.bytes, told
 
     async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
         """Raises NotFound, Unmet, and what an engine or the loader refused it with. When the caller goes away the copy
@@ -100,15 +102,26 @@ class Handover:
         wanted = engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
         command = engine.command(engine_pb2.ToEngine(import_kv=wanted))
         room = await command.places()
+        made_room = time.monotonic()
         try:
             something = any(one.pieces for one in room.sequences)
             copied = await loader.copy_kv(places, room) if something else 0
         except Exception:
             tasks.spawn(self._give_up(engine, command), "room for KV that did not come")
             raise
+        copying_ended = time.monotonic()
         engine.imported(command, failed=gone.is_set())
         await command.done()
-        return gpu_scheduler_pb2.TakeKvResponse(bytes=copied, seconds=time.monotonic() - began)
+        ended = time.monotonic()
+        _log.info(
+            "KV taken",
+            bytes=copied,
+            pieces=sum(len(one.pieces) for one in room.sequences),
+            room_ms=round(1e3 * (made_room - began), 1),
+            copy_ms=round(1e3 * (copying_ended - made_room), 1),
+            known_ms=round(1e3 * (ended - copying_ended), 1),
+        )
+        return gpu_scheduler_pb2.TakeKvResponse(bytes=copied, seconds=ended - began)
 
     @staticmethod
     async def _give_up(engine: Engine, command: Command) -> None:

@@ -116,6 +116,7 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                     "mode": mode,
                     "target": move["target"],
                     "move_s": move["seconds"],
+                    "steps_s": dict(there.step_s),
                     "weights_s": there.step_s.get("copying weights"),
                     "weights_from": list(there.weights_from),
                     "weights_bytes": there.weights_bytes,
@@ -126,9 +127,10 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                 }
                 found.append(row)
                 print(f"{mode}, round {number}: {row}", flush=True)
-            handed = told(at, "KV handed over")
-            print(f"{mode}: {handed or 'nothing handed over'}", flush=True)
-            found[-1]["handed"] = handed
+            for event in ("KV handed over", "KV taken"):
+                found[-1][event] = told(at, event)
+                for said in found[-1][event]:
+                    print(f"{mode}: {said}", flush=True)
     return found
 
 
@@ -184,7 +186,7 @@ async def main() -> None:
     parser.add_argument("--shape", default="8b", choices=shapes.NAMES)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--prompt", type=int, default=4000, help="tokens")
-    parser.add_argument("--tokens", type=int, default=600, help="of an answer")
+    parser.add_argument("--tokens", type=int, default=1500, help="of an answer")
     parser.add_argument("--rounds", type=int, default=4)
     given = parser.parse_args()
     context = given.prompt + given.tokens + 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +43,13 @@ def write(folder: Path, name: str, **changes: Any) -> Path:
 
 
 def write_checkpoint(folder: Path, name: str, device: str = "cuda", file_bytes: int = 0) -> Path:
-    """The same with bf16 safetensors and a tokenizer (of a small vocabulary: prompts are token ids): a file for each
-    layer, or as many as `file_bytes` say. Drawn on the device, seeded by name; 16 GB take about 15 s to a fast disk."""
+    """The same with bf16 safetensors, a file for each layer or as many as `file_bytes` say, and a tokenizer. Drawn on
+    the device, seeded by name; 16 GB take about 15 s to a fast disk."""
     import torch
     from safetensors.torch import save_file
 
     write(folder, name)
-    tokenizer = Path(__file__).resolve().parents[2] / "examples" / "models" / "llama-debian"
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer / file, folder / file)
+    write_tokenizer(folder)
     index: dict[str, str] = {}
     files = _tensors(json.loads((folder / "config.json").read_text()))
     if file_bytes:
@@ -95,11 +92,9 @@ def _together(files: list[dict[str, tuple[int, ...]]], file_bytes: int) -> list[
 
 def write_headers(folder: Path, name: str) -> Path:
     """The same without the weights: files that say what would be in them, and are holes on the disk, for engines that
-    draw their own (`random_weights`). With a tokenizer in which every token of the vocabulary is text, so that every
-    token shows in a stream; prompts are token ids."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
+    draw their own (`random_weights`). With a tokenizer."""
     write(folder, name)
+    write_tokenizer(folder)
     config = json.loads((folder / "config.json").read_text())
     tensors = {tensor: shape for file in _tensors(config) for tensor, shape in file.items()}
     header: dict[str, Any] = {}
@@ -113,6 +108,15 @@ def write_headers(folder: Path, name: str) -> Path:
     with open(folder / "model.safetensors", "wb") as file:
         file.write(len(said).to_bytes(8, "little") + said)
         file.truncate(8 + len(said) + at)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """One in which every token of the vocabulary is text, so that every token shows in a stream; prompts are token
+    ids."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    config = json.loads((folder / "config.json").read_text())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *(f"t{number:x}." for number in range(len(alphabet), config["vocab_size"]))]
     tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
@@ -120,7 +124,6 @@ def write_headers(folder: Path, name: str) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
-    return folder
 
 
 def _tensors(config: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:
