@@ -32,7 +32,7 @@ _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
 _EMPTIES_LOOK_S = 0.05
 """How often a running engine looks for extents that were emptied and lingered."""
-_REPORT_SHARE = 0.01
+_REPORT_SHARE = 0.0025
 """Of the time, at most, for walks over the prefix cache that reports need."""
 
 
