@@ -1,6 +1,6 @@
 #!/bin/sh
-# What four GPUs of a host are needed for, and what they do four times as fast, in three commands of less than ten minutes:
-#   SRC=... SITE=... RESULTS=... sh four.sh links|pairs|ranks
+# What four GPUs of a host are needed for, and what they do four times as fast, in commands of less than ten minutes:
+#   SRC=... SITE=... RESULTS=... sh four.sh links|beside|pairs|ranks
 set -u
 . "$(dirname "$0")/run.sh"
 RUN=$SRC/benchmarks/gpu/offline/run.sh
@@ -13,11 +13,12 @@ on() {
 }
 
 case $1 in
-    links) # nothing else runs: it is about the links (about 400 s)
+    links) # nothing else runs: it is about the links (about 200 s)
         TAIL=12 plain load 120 load --device cuda:0 --links 1,2,4 --between cuda:1 --shapes 8b
-        TAIL=60 bench load_calls 90 load_calls --links 1,2,4 --between cuda:1
-        TAIL=8 plain load_group 150 load --group cuda:0,cuda:1,cuda:2,cuda:3 --shapes 70b/4 --repeat 4
-        # An engine's first start on a machine compiles kernels, for two minutes.
+        TAIL=60 bench load_calls 90 load_calls --links 4 --between cuda:1 --group cuda:0,cuda:1,cuda:2,cuda:3
+        TAIL=9 plain load_group 150 load --group cuda:0,cuda:1,cuda:2,cuda:3 --shapes 70b/4 --repeat 4
+        ;;
+    beside) # those who decode while weights are loaded (about 120 s; 190 where kernels have to be compiled)
         TAIL=24 bench load_beside 260 load_beside --device cuda:1,cuda:0 --rounds 2 --seconds 3
         ;;
     pairs) # the same comparison on every GPU, each with its own requests (about 420 s)
@@ -35,5 +36,5 @@ case $1 in
         TAIL=22 bench tensor_parallel_4 170 tensor_parallel --device cuda:0,cuda:1,cuda:2,cuda:3 --shape 8b
         TAIL=12 tests loader 60 tests/gpu/test_loader.py
         ;;
-    *) echo "links, pairs or ranks, not $1" >&2; exit 2 ;;
+    *) echo "links, beside, pairs or ranks, not $1" >&2; exit 2 ;;
 esac
