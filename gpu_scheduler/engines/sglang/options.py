@@ -95,7 +95,7 @@ _ON_A_GPU = {
     "prefill_graph_tokens": 512,  # of larger steps the device has more to do than the host
 }
 """Defaults that differ there."""
-_LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 64
+_LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
 """Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an
 octave apart."""
 MAX_PAGE_SIZE = 64

@@ -36,7 +36,7 @@ def test_batch_sizes_with_graphs_are_a_quarter_apart_at_most() -> None:
 def test_prefill_has_graphs_up_to_the_size_that_is_asked_for() -> None:
     assert prefill_graphs(0) == {"disable_prefill_cuda_graph": True}
     sizes = prefill_graphs(512)["cuda_graph_bs_prefill"]
-    assert sizes == [16, 32, 64, 96, 128, 192, 256, 384, 512]
+    assert sizes == [16, 32, 64, 128, 192, 256, 384, 512]
     assert prefill_graphs(5)["cuda_graph_bs_prefill"] == [5]
 
 
