@@ -66,6 +66,8 @@ class Standings:
         group, arbiter = self._groups[name]
         if arbiter.lacking:
             return True
+        if arbiter.empty:
+            return False
         used = 0
         for resident in group.active.values():
             if resident.engine is not None:
