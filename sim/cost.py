@@ -56,7 +56,7 @@ class Hardware:
 
     link_bytes_per_s: float = 50.9 * GB
     """A GPU's own way to host memory, mapping and checking of what comes included."""
-    host_bytes_per_s: float = 97.0 * GB
+    host_bytes_per_s: float = 122.5 * GB
     """To all GPUs together; counted within a group only."""
     wake_base_s: float = 0.01545
     cold_base_s: float = 2.42
