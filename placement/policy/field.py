@@ -263,6 +263,11 @@ class Field:
             if block.size < model.parts:
                 continue
             fitting = block.fitting(model)
+            if model.parts == 1:
+                i = int(fitting.argmax())
+                if fitting[i]:
+                    return block.place(i // block.size, [i % block.size])
+                continue
             by_group = fitting.reshape(-1, block.size).sum(axis=1) >= model.parts
             row = int(by_group.argmax())
             if by_group[row]:
