@@ -19,6 +19,7 @@ from functools import reduce
 from heapq import merge
 from itertools import islice
 from math import inf
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,10 @@ class _Block:
         return Place(self.groups[row].name, tuple([names[i] for i in columns]))
 
 
+def _cells(values: Floats) -> memoryview[float]:
+    return cast("memoryview[float]", memoryview(values))
+
+
 def _ascending(values: Floats) -> Iterator[tuple[int, float]]:
     """Numbers and values, by value, the first of equals first, as far as they are finite. Overwrites them."""
     while True:
@@ -160,7 +165,7 @@ class Field:
 
     def _one_by_one(self) -> None:
         """The same numbers, for single devices: three times as fast as numpy's own look-ups."""
-        self._demand, self._left, self._room = memoryview(self.demand), memoryview(self.left), memoryview(self.room)
+        self._demand, self._left, self._room = _cells(self.demand), _cells(self.left), _cells(self.room)
 
     def copy(self) -> Field:
         """An independent one in the same state."""
