@@ -119,7 +119,7 @@ class _Block:
 
 
 def _cells(values: Floats) -> memoryview[float]:
-    return cast("memoryview[float]", memoryview(values))
+    return cast("memoryview[float]", values.data)
 
 
 def _ascending(values: Floats) -> Iterator[tuple[int, float]]:
