@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 
 from balloond import processes, wire
 from balloond.daemon import Daemon
+from balloond.metrics import GROWTH
 from balloond.policy.claims import Why
 from balloond.policy.ledger import Extent
 from balloond.policy.limits import Limit
@@ -78,6 +79,8 @@ class _Session:
         self._connection = connection
         self._process = process
         self._lease_id = ""
+        self._asked: dict[int, tuple[float, str]] = {}
+        """When growth was asked for, and of what kind, by request."""
 
     async def run(self) -> None:
         try:
@@ -171,6 +174,7 @@ class _Session:
             self.refused(0, "unknown", 0, f"{kind} without a lease")
         elif kind == "grow":
             grow = message.grow
+            self._asked[grow.request_id] = self._daemon.now(), wire.kind(grow.kind)
             self._daemon.grow(
                 self._lease_id,
                 grow.request_id,
@@ -217,9 +221,17 @@ class _Session:
                 device=device,
             )
             self._send(fds[part], granted=granted)
+        if last:
+            self._answered(request_id, "granted")
+
+    def _answered(self, request_id: int, outcome: str) -> None:
+        if (asked := self._asked.pop(request_id, None)) is not None:
+            asked_at, kind = asked
+            GROWTH.labels(kind, outcome).observe(self._daemon.now() - asked_at)
 
     def refused(self, request_id: int, why: Why, short: int, detail: str) -> None:
         self._connection.send(_refusal(request_id, why, short, detail))
+        self._answered(request_id, "refused")
 
     def limit(self, limit: Limit, floor: int) -> None:
         self._send(limit=wire.handoff_limit(limit, floor))

@@ -26,6 +26,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import Devices, all_of, share
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.metrics import ACTIVATION
 from gpu_scheduler.residents import Images, Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
@@ -105,6 +106,7 @@ class Activation:
         await self._apply_limit(resident)
         resident.deaths, resident.image_only = 0, False
         seconds = resident.came_s = time.monotonic() - began
+        ACTIVATION.labels(resident.spec.name, "hibernation" if asleep else "engine").observe(seconds)
         if asleep:
             resident.wake_s = seconds
         else:

@@ -1,67 +1,85 @@
-"""A group's gauges, brought up to date once a second from the same report that placement gets."""
+"""A group for Prometheus, brought up to date once a second from the same report that placement gets."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import prometheus_client
+from prometheus_client.core import Metric
 
 from gpu_scheduler.report import Report
-from protos import common_pb2
+from protos import common_pb2, gpu_scheduler_pb2
+from services.metrics import SLOW_BUCKETS_S, Published, counter, gauge
 
 _EVERY_S = 1.0
 _LABELS = ["model", "device"]
 _STATES = [name for name in common_pb2.Residency.keys() if name != "RESIDENCY_UNSPECIFIED"]
-
-
-def _gauge(name: str, text: str) -> prometheus_client.Gauge:
-    return prometheus_client.Gauge(f"prism_{name}", text, _LABELS)
-
-
+ACTIVATION = prometheus_client.Histogram(
+    "prism_activation_seconds",
+    "What bringing a model up took: from hibernation, or in a fresh or warm engine",
+    ["model", "source"],
+    buckets=SLOW_BUCKETS_S,
+)
 _GAUGES = {
-    "waiting": _gauge("requests_waiting", "in the shared queue"),
-    "late": _gauge("requests_late", "of those that wait"),
-    "running": _gauge("requests_running", "sent to the engine"),
-    "weights_bytes": _gauge("weights_bytes", "measured"),
-    "kv_held_bytes": _gauge("kv_held_bytes", "mapped: used, cached and reserve"),
-    "kv_used_bytes": _gauge("kv_used_bytes", "by running requests"),
-    "kv_cached_bytes": _gauge("kv_cached_bytes", "prefixes nobody runs on"),
-    "kv_limit_bytes": _gauge("kv_limit_bytes", "most that may be held"),
-    "ttft_met": _gauge("ttft_met_requests", "first tokens in time, since start"),
-    "ttft_missed": _gauge("ttft_missed_requests", "first tokens too late, since start"),
-    "retractions": _gauge("retractions_requests", "running requests put back, since start"),
-    "evicted_tokens": _gauge("evicted_tokens", "cached tokens dropped, since start"),
-    "hibernations": _gauge("hibernations_count", "since start"),
-    "wake_s": _gauge("wake_seconds", "what the last wake-up from hibernation took"),
-    "cold_s": _gauge("cold_start_seconds", "what the last start in a fresh engine took"),
+    "waiting": ("prism_requests_waiting", "In the shared queue"),
+    "late": ("prism_requests_late", "Of those that wait"),
+    "running": ("prism_requests_running", "Sent to the engine"),
+    "weights_bytes": ("prism_weights_bytes", "Measured"),
+    "kv_held_bytes": ("prism_kv_held_bytes", "Mapped: used, cached and reserve"),
+    "kv_used_bytes": ("prism_kv_used_bytes", "By running requests"),
+    "kv_cached_bytes": ("prism_kv_cached_bytes", "Prefixes nobody runs on"),
+    "kv_limit_bytes": ("prism_kv_limit_bytes", "Most that may be held"),
+    "kv_lacking_bytes": ("prism_kv_lacking_bytes", "KV that waiting requests need and balloond has not found"),
+    "idle_s": ("prism_idle_seconds", "Since the last request arrived or ended"),
+    "wake_s": ("prism_last_wake_seconds", "What the last wake-up from hibernation took"),
+    "cold_s": ("prism_last_cold_start_seconds", "What the last start in a fresh engine took"),
 }
-_KV_USE = _gauge("kv_use_ratio", "used bytes of the limit")
-_RESIDENCY = prometheus_client.Gauge("prism_residency", "1 for the state that a model is in", [*_LABELS, "state"])
-_WARM = prometheus_client.Gauge("prism_warm_engines", "engines without a model", ["device"])
-_BALLOOND = prometheus_client.Gauge("prism_balloond_reachable", "whether balloond is there", ["device"])
+"""Of a resident, by its field."""
+_COUNTERS = {
+    "retractions": ("prism_retractions", "Running requests put back"),
+    "evicted_tokens": ("prism_evicted_tokens", "Cached tokens dropped"),
+    "hibernations": ("prism_hibernations", "Times that the model fell asleep"),
+    "prefill_tokens": ("prism_prefill_tokens", "Prompt tokens computed"),
+    "decode_tokens": ("prism_decode_tokens", "Output tokens computed"),
+}
+_FIELD_STANDARD = {
+    "waiting": ("vllm:num_requests_waiting", "In the shared queue"),
+    "running": ("vllm:num_requests_running", "Sent to the engine"),
+}
+"""The names that llm-d and Kubernetes' inference gateway read of a model server; with the use of KV."""
 
 
 async def keep(report: Report) -> None:
-    """For ever. A model that left shows no state any more, and zeros."""
-    seen: set[tuple[str, str]] = set()
+    """For ever."""
+    published = Published()
     while True:
-        state = report.build()
-        device = "+".join(state.devices)
-        now = set()
-        for resident in state.residents:
-            now.add((resident.model, device))
-            for field, gauge in _GAUGES.items():
-                gauge.labels(resident.model, device).set(getattr(resident, field))
-            _KV_USE.labels(resident.model, device).set(resident.kv_used_bytes / max(1, resident.kv_limit_bytes))
-            for name in _STATES:
-                value = common_pb2.Residency.Value(name) == resident.residency
-                _RESIDENCY.labels(resident.model, device, name.lower()).set(value)
-        for gone in seen - now:
-            for gauge in (*_GAUGES.values(), _KV_USE):
-                gauge.labels(*gone).set(0)
-            for name in _STATES:
-                _RESIDENCY.labels(*gone, name.lower()).set(0)
-        seen |= now
-        _WARM.labels(device).set(state.warm_engines)
-        _BALLOOND.labels(device).set(not state.balloond_error)
+        published.publish(_families(report.build()))
         await asyncio.sleep(_EVERY_S)
+
+
+def _families(state: gpu_scheduler_pb2.GroupState) -> Iterator[Metric]:
+    device = "+".join(state.devices)
+    residents = state.residents
+    for make, fields in ((gauge, _GAUGES), (counter, _COUNTERS)):
+        for field, (name, text) in fields.items():
+            yield make(name, text, _LABELS, (((each.model, device), getattr(each, field)) for each in residents))
+    for field, (name, text) in _FIELD_STANDARD.items():
+        yield gauge(name, text, ["model_name"], (((each.model,), getattr(each, field)) for each in residents))
+    use = {each.model: each.kv_used_bytes / max(1, each.kv_limit_bytes) for each in residents}
+    text = "Used bytes of the limit, 0 to 1"
+    yield gauge("prism_kv_use_ratio", text, _LABELS, (((model, device), value) for model, value in use.items()))
+    yield gauge("vllm:kv_cache_usage_perc", text, ["model_name"], (((model,), value) for model, value in use.items()))
+    yield gauge(
+        "prism_residency",
+        "1 for the state that a model is in",
+        [*_LABELS, "state"],
+        (
+            ((each.model, device, name.lower()), float(common_pb2.Residency.Value(name) == each.residency))
+            for each in residents
+            for name in _STATES
+        ),
+    )
+    yield gauge("prism_warm_engines", "Engines without a model", ["device"], [((device,), state.warm_engines)])
+    here = float(not state.balloond_error)
+    yield gauge("prism_balloond_reachable", "Whether balloond is there", ["device"], [((device,), here)])

@@ -8,6 +8,7 @@ more, and gives the extents back only then, because what is mapped here must not
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
@@ -19,7 +20,7 @@ from weakref import WeakValueDictionary
 from loader.handoff_client import HandoffClient
 from loader.image_memory import Image
 from loader.images import Images
-from loader.metrics import COPIED
+from loader.metrics import COPIED, SECONDS
 from loader.models import Models
 from loader.policy import chunks
 from loader.policy.chunks import Chunk
@@ -239,7 +240,9 @@ class Copying:
                 copied.inc(part.nbytes)
                 moved(part.nbytes)
 
+            began = time.monotonic()
             left_to_do.append(move(told))
+            SECONDS.labels(direction).observe(time.monotonic() - began)
 
         try:
             async with aclosing(counted(work, self._threads)) as steps:

@@ -1,28 +1,38 @@
-"""Placement's gauges, brought up to date once a second."""
+"""Placement for Prometheus, brought up to date once a second."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 
-import prometheus_client
-
 from placement.cluster import Cluster
 from placement.view import cluster_view
+from services.metrics import Published, gauge
 
 _EVERY_S = 1.0
-_PRESSURE = prometheus_client.Gauge("prism_pressure", "KVPR of a group", ["group"])
-_REACHABLE = prometheus_client.Gauge("prism_group_reachable", "whether a gpu_scheduler is there", ["group"])
-_DEMAND = prometheus_client.Gauge("prism_demand", "w of a model, bytes of KV per second per second of TPOT", ["model"])
 
 
 async def keep(cluster: Cluster, demands: Callable[[], dict[str, float]]) -> None:
     """For ever."""
+    published = Published()
     while True:
         now = demands()
-        for group in cluster_view(cluster, now).groups:
-            _PRESSURE.labels(group.group).set(group.pressure)
-            _REACHABLE.labels(group.group).set(group.reachable)
-        for model, demand in now.items():
-            _DEMAND.labels(model).set(demand)
+        groups = cluster_view(cluster, now).groups
+        published.publish(
+            (
+                gauge("prism_pressure", "KVPR of a group", ["group"], (((g.group,), g.pressure) for g in groups)),
+                gauge(
+                    "prism_group_reachable",
+                    "Whether a gpu_scheduler is there",
+                    ["group"],
+                    (((g.group,), float(g.reachable)) for g in groups),
+                ),
+                gauge(
+                    "prism_demand",
+                    "w of a model, bytes of KV per second per second of TPOT",
+                    ["model"],
+                    (((model,), demand) for model, demand in now.items()),
+                ),
+            )
+        )
         await asyncio.sleep(_EVERY_S)

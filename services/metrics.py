@@ -3,9 +3,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 import prometheus_client
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from services.errors import Unavailable
+
+QUICK_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+"""Of histograms of what takes microseconds when all is well."""
+SLOW_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 60, 120, 600)
+"""Of what takes a part of a second, or minutes."""
 
 
 def serve(address: str) -> None:
@@ -16,3 +26,38 @@ def serve(address: str) -> None:
         prometheus_client.start_http_server(int(port), host or "0.0.0.0")
     except OSError as error:
         raise Unavailable(f"metrics address {address}: {error.strerror}") from None
+
+
+class Published(Collector):
+    """Families that are replaced as a whole, by whoever knows them all at some moment: what is gone leaves no series
+    behind, and a scrape, which comes in a thread of its own, sees no half of them."""
+
+    def __init__(self, registry: CollectorRegistry = prometheus_client.REGISTRY) -> None:
+        self._families: Sequence[Metric] = ()
+        registry.register(self)
+
+    def publish(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
+
+
+Values = Iterable[tuple[Sequence[str], float]]
+"""For each series the values of its labels, and its own."""
+
+
+def gauge(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    """A family of what goes up and down."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def counter(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    """One of what only grows; the name gets `_total`."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    for key, value in values:
+        family.add_metric(key, value)
+    return family

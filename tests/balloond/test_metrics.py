@@ -27,6 +27,7 @@ async def test_the_ledger_is_published():
 
     states = ("leased", "free", "booked", "stranded", "capacity")
     assert [of("prism_device_memory_bytes", state=state) for state in states] == [30, 60, 10, 0, 100]
-    assert of("prism_model_kv_bytes", model="m") == 30
+    held = {kind: of("prism_model_memory_bytes", model="m", kind=kind) for kind in ("weights", "kv", "private")}
+    assert held == {"weights": 0, "kv": 30, "private": 10}
     assert of("prism_model_kv_limit_bytes", model="m") == 40
     publishing.cancel()
