@@ -67,6 +67,24 @@ class GpuSchedulerClient:
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
 
+    async def set_drained(self, drained: bool) -> None:
+        """Whether models may come up there."""
+        try:
+            await self._stub.SetDrained(gpu_scheduler_pb2.SetDrainedRequest(drained=drained))
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+
+    async def state(self) -> gpu_scheduler_pb2.GroupState:
+        """The group's state now."""
+        call = self._stub.Watch(gpu_scheduler_pb2.WatchRequest())
+        try:
+            state: gpu_scheduler_pb2.GroupState = await call.read()
+            return state
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
+
     async def inspect(self) -> gpu_scheduler_pb2.QueueState:
         try:
             return await self._stub.Inspect(gpu_scheduler_pb2.InspectRequest())

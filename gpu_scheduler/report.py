@@ -47,6 +47,7 @@ class Report:
             free_bytes=self._memory.free_bytes,
             node=self._memory.node,
             weights_extent_bytes=self._config.weights_extent_bytes,
+            drained=self._residents.drained,
             balloond_error=self._memory.away,
         )
 

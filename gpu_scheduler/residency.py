@@ -88,6 +88,9 @@ class Residency:
                 return resident.change
             under_way = common_pb2.Residency.Name(resident.change.target)
             raise Conflict(f"{spec.name} is on its way to {under_way}")
+        is_up = resident is not None and resident.residency == common_pb2.ACTIVE
+        if target == common_pb2.ACTIVE and self._residents.drained and not is_up:
+            raise Unmet(f"the group {self._config.group} is drained: no model comes up there")
         resident = self._residents.enter(spec)
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = Change(target, time.monotonic(), Watched(now))

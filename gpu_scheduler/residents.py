@@ -112,6 +112,8 @@ class Residents:
         self.operator_limits: dict[str, int] = {}
         """Bytes of KV by model, as operators set them; kept while this process lives, also when the model leaves and
         returns."""
+        self.drained = False
+        """Placement keeps the group empty: no model comes up here."""
         self._on_change = on_change
 
     def __iter__(self):  # type: ignore[no-untyped-def]

@@ -87,6 +87,13 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             self._residents.operator_limits[request.model] = request.bytes
         return answer
 
+    async def SetDrained(
+        self, request: gpu_scheduler_pb2.SetDrainedRequest, context: Any
+    ) -> gpu_scheduler_pb2.SetDrainedResponse:
+        self._residents.drained = request.drained
+        self._changes.set(None)
+        return gpu_scheduler_pb2.SetDrainedResponse()
+
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
         async for _ in self._changes.follow(_STATE_EVERY_S, _STATE_AT_LEAST_EVERY_S):
             yield self._report.build()

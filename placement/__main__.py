@@ -12,6 +12,7 @@ from placement import routes as routes_module
 from placement.actuate import Actuator
 from placement.cluster import Cluster
 from placement.config import PlacementConfig
+from placement.drain import Drain
 from placement.history import History
 from placement.judge import Judge
 from placement.reconcile import Reconciler
@@ -40,9 +41,10 @@ async def build(service: Service) -> None:
     actuator = Actuator(cluster, config.drain_ms, changed, move_kv=config.move_kv)
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
+    drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
-        PlacementServicer(cluster, reconciler, history, routes, loader),
+        PlacementServicer(cluster, reconciler, history, routes, loader, drain),
         NAME,
     )
     service.spawn(cluster.follow_loader(loader), "follow the catalogue")

@@ -43,16 +43,22 @@ class PlacementClient:
         return (await self._ask(self._stub.Activate(request))).place
 
     async def explain(self, model: str = "", limit: int = 0) -> list[placement_pb2.Decision]:
-        answer = await self._ask(self._stub.Explain(placement_pb2.ExplainRequest(model=model, limit=limit)))
-        return list(answer.decisions)
+        return list((await self.explanation(model, limit)).decisions)
 
-    async def add_model(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
-        """Raises Unmet with the checkpoint's fault or the arithmetic, Exists, Invalid."""
-        return (await self._ask(self._stub.AddModel(placement_pb2.AddModelRequest(model=listing)))).model
+    async def explanation(self, model: str, limit: int = 0) -> placement_pb2.ExplainResponse:
+        """Its decisions, and what a request for it would meet."""
+        request = placement_pb2.ExplainRequest(model=model, limit=limit)
+        answer: placement_pb2.ExplainResponse = await self._ask(self._stub.Explain(request))
+        return answer
+
+    async def add_model(self, listing: common_pb2.ModelListing, *, check_only: bool = False) -> common_pb2.ModelSpec:
+        """Raises Unmet with the checkpoint's fault or the arithmetic, Exists, Invalid. `check_only`: adds nothing."""
+        request = placement_pb2.AddModelRequest(model=listing, check_only=check_only)
+        return (await self._ask(self._stub.AddModel(request))).model
 
     async def remove_model(self, name: str, force: bool = False) -> None:
-        """Returns when its engines have let go of it. Raises NotFound, Unmet for a pinned one without `force`,
-        Conflict."""
+        """Returns when its engines have let go of it. Raises NotFound, without `force` Unmet for one that is pinned or
+        has requests, Conflict."""
         await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name, force=force)))
 
     async def evict(self, model: str, target: common_pb2.Residency) -> None:
@@ -62,6 +68,14 @@ class PlacementClient:
         """Seconds it took."""
         answer = await self._ask(self._stub.Migrate(placement_pb2.MigrateRequest(model=model, to_group=to_group)))
         return float(answer.seconds)
+
+    async def drain(self, group: str) -> list[placement_pb2.Drained]:
+        """What became of each model there; nothing comes up there until `undo_drain`. Raises NotFound, Unavailable."""
+        answer = await self._ask(self._stub.DrainGroup(placement_pb2.DrainGroupRequest(group=group)))
+        return list(answer.models)
+
+    async def undo_drain(self, group: str) -> None:
+        await self._ask(self._stub.DrainGroup(placement_pb2.DrainGroupRequest(group=group, undo=True)))
 
     async def cluster(self) -> placement_pb2.Cluster:
         cluster: placement_pb2.Cluster = await self._ask(self._stub.GetCluster(placement_pb2.GetClusterRequest()))

@@ -44,6 +44,11 @@ class Group:
         self.residents = {resident.model: resident for resident in state.residents}
         self.hear_ledger()
 
+    @property
+    def drained(self) -> bool:
+        """Models do not come up there."""
+        return self.state.drained
+
     def hear_ledger(self) -> None:
         """Its memory: from balloond's own stream where that is heard, else as the group last told."""
         told = {device.device: device for device in self.state.memory}

@@ -9,6 +9,7 @@ from placement.cluster import Cluster, Group
 from placement.config import PlacementConfig
 from placement.policy.assign import AssignRules
 from placement.policy.decisions import Activate, Hibernate
+from placement.policy.kvpr import Model
 from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
 from placement.policy.promises import Promises
@@ -107,7 +108,10 @@ class Judge:
         return there
 
     def _unsuitable(self, spec: common_pb2.ModelSpec) -> str:
-        have = ", ".join(f"{group.name} has {len(group.memory)}" for group in self._cluster.reachable())
+        have = ", ".join(
+            f"{group.name} has {len(group.memory)}{', but is drained' if group.drained else ''}"
+            for group in self._cluster.reachable()
+        )
         place = self._config.places.get(spec.name)
         on = "a group" if place is None else f"{place}, a group"
         return f"{spec.name} is for {on} of {max(1, spec.devices)} devices: {have}"
@@ -119,9 +123,22 @@ class Judge:
         there = self._suitable(spec)
         if there is None:
             return Verdict(spec.name, None, self._unsuitable(spec))
-        model = replace(self._standings.model(spec), demand=self._standings.demand(spec))
         promises = self._promises.setdefault(max(1, spec.devices), Promises(self._config.patience_s))
-        answer = promises.ask(model, there, self._now(), self._config.places.get(spec.name), holds_s)
+        place = self._config.places.get(spec.name)
+        return self._verdict(spec, promises.ask(self._wanted(spec), there, self._now(), place, holds_s))
+
+    def prospect(self, spec: common_pb2.ModelSpec) -> Verdict:
+        """Where it would come up if that were asked now, and who would make way. Nothing is promised to it."""
+        self._standings.listen()
+        there = self._suitable(spec)
+        if there is None:
+            return Verdict(spec.name, None, self._unsuitable(spec))
+        return self._verdict(spec, there.activate(self._wanted(spec), self._config.places.get(spec.name)))
+
+    def _wanted(self, spec: common_pb2.ModelSpec) -> Model:
+        return replace(self._standings.model(spec), demand=self._standings.demand(spec))
+
+    def _verdict(self, spec: common_pb2.ModelSpec, answer: Activation) -> Verdict:
         candidates = [
             placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
         ]

@@ -44,6 +44,8 @@ class Reconciler:
         self._judge = judge
         self._history = history
         self._choosing: dict[str, asyncio.Task[Group]] = {}
+        self._asked_at: dict[str, float] = {}
+        """When these were asked for first, seconds on the loop's clock."""
         self._changed = asyncio.Event()
         self._informed = asyncio.Event()
         self._looked = Watched(0)
@@ -81,7 +83,8 @@ class Reconciler:
         if model not in self._choosing:
             task = tasks.spawn(self._choose_and_activate(model), f"choose a group for {model}")
             self._choosing[model] = task
-            task.add_done_callback(lambda _: self._choosing.pop(model, None))
+            self._asked_at[model] = asyncio.get_running_loop().time()
+            task.add_done_callback(lambda _: (self._choosing.pop(model), self._asked_at.pop(model)))
         return await asyncio.shield(self._choosing[model])
 
     async def _choose_and_activate(self, model: str) -> Group:
@@ -97,14 +100,14 @@ class Reconciler:
             self._history.add(model, "refuse", "", verdict.reason, verdict.candidates, outcome="refused for now")
             raise Refused(f"{model}: {verdict.reason}")
         record = self._history.add(model, "activate", verdict.group.name, verdict.reason, verdict.candidates)
-        yields = self._yields(verdict, f"part of activating {model}")
+        yields = self.yields(verdict, f"part of activating {model}")
         await self._actuator.activate(model, verdict.group, record, yields)
         self._judge.served(spec)
         self._changed.set()
         return verdict.group
 
-    def _yields(self, verdict: Verdict, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
-        """Who makes way, each recorded."""
+    def yields(self, verdict: Verdict, outcome: str) -> list[gpu_scheduler_pb2.Yield]:
+        """Who makes way for what the verdict says, each recorded."""
         assert verdict.group is not None
         for each in verdict.yields:
             self._history.add(each.model, _action(each.target), verdict.group.name, each.reason, outcome=outcome)
@@ -147,6 +150,16 @@ class Reconciler:
 
     # --- operators
 
+    def prospect(self, model: str) -> tuple[Verdict, float] | None:
+        """What a request for the model would meet if it came now, and for how many seconds room has been looked for,
+        because somebody asked. None where it takes requests, cannot be served or is unknown."""
+        entry = self._cluster.entry(model)
+        takes_requests = any(r.residency in _TAKES_REQUESTS for _, r in self._cluster.residents(model))
+        if entry is None or entry.error or takes_requests or model in self._actuator.removing:
+            return None
+        now = asyncio.get_running_loop().time()
+        return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
+
     async def evict(self, model: str, target: common_pb2.Residency) -> None:
         """Brings the model down wherever it is. Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
@@ -162,12 +175,17 @@ class Reconciler:
     @contextlib.asynccontextmanager
     async def removing(self, model: str, force: bool = False) -> AsyncIterator[None]:
         """The model is nowhere, has no route and comes up nowhere until the end of this; it stays in the catalogue.
-        Raises NotFound, Unmet for a pinned model without `force`, Conflict, and what a group refused."""
+        Raises NotFound, without `force` Unmet for a model that is pinned or has requests, Conflict, and what a group
+        refused."""
         entry = self._cluster.entry(model)
         if entry is None:
             raise NotFound(f"no model {model!r} in the catalogue")
         if entry.model.pinned and not force:
             raise Unmet(f"{model} is pinned: it is removed by force only")
+        requests = sum(resident.waiting + resident.running for _, resident in self._cluster.residents(model))
+        if not force and (requests or model in self._choosing):
+            told = f"{requests} requests" if requests else "requests that wait for a place"
+            raise Unmet(f"{model} has {told}: it is removed by force only")
         if model in self._actuator.moving | self._actuator.removing:
             raise Conflict(f"{model} is moving, or being removed")
         self._actuator.removing.add(model)
@@ -255,7 +273,7 @@ class Reconciler:
 
     async def _move(self, verdict: Verdict, record) -> None:  # type: ignore[no-untyped-def]
         assert verdict.group is not None and verdict.source is not None
-        yields = self._yields(verdict, f"part of moving {verdict.model}")
+        yields = self.yields(verdict, f"part of moving {verdict.model}")
         await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record, yields)
         self._judge.moved(verdict.model)
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from loader.client import LoaderClient
 from placement.cluster import Cluster
+from placement.drain import Drain
 from placement.history import History
 from placement.reconcile import Reconciler
-from placement.view import cluster_view
+from placement.view import cluster_view, drained_view, prospect_view
 from protos import placement_pb2, placement_pb2_grpc
 from services.watch import Watched
 
@@ -25,12 +26,14 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         history: History,
         routes: Watched[placement_pb2.Routes],
         loader: LoaderClient,
+        drain: Drain,
     ) -> None:
         self._cluster = cluster
         self._reconciler = reconciler
         self._history = history
         self._routes = routes
         self._loader = loader
+        self._drain = drain
 
     async def WatchRoutes(self, request: placement_pb2.WatchRoutesRequest, context: Any) -> Any:
         async for routes in self._routes.follow():
@@ -41,10 +44,17 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.ActivateResponse(place=placement_pb2.Place(group=group.name, address=group.address))
 
     async def Explain(self, request: placement_pb2.ExplainRequest, context: Any) -> placement_pb2.ExplainResponse:
-        return placement_pb2.ExplainResponse(decisions=self._history.last(request.model, request.limit))
+        answer = placement_pb2.ExplainResponse(decisions=self._history.last(request.model, request.limit))
+        prospect = self._reconciler.prospect(request.model) if request.model else None
+        if prospect is not None:
+            answer.prospect.CopyFrom(prospect_view(*prospect))
+        return answer
 
     async def AddModel(self, request: placement_pb2.AddModelRequest, context: Any) -> placement_pb2.AddModelResponse:
-        self._reconciler.check_fits(await self._loader.inspect(request.model))
+        seen = await self._loader.inspect(request.model)
+        self._reconciler.check_fits(seen)
+        if request.check_only:
+            return placement_pb2.AddModelResponse(model=seen)
         spec = await self._loader.add(request.model)
         await self._cluster.until(lambda: (entry := self._cluster.entry(spec.name)) is not None and entry.model == spec)
         return placement_pb2.AddModelResponse(model=spec)
@@ -65,6 +75,14 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         return placement_pb2.MigrateResponse(seconds=await self._reconciler.migrate(request.model, request.to_group))
+
+    async def DrainGroup(
+        self, request: placement_pb2.DrainGroupRequest, context: Any
+    ) -> placement_pb2.DrainGroupResponse:
+        if request.undo:
+            await self._drain.undo(request.group)
+            return placement_pb2.DrainGroupResponse()
+        return placement_pb2.DrainGroupResponse(models=map(drained_view, await self._drain.begin(request.group)))
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
         return cluster_view(self._cluster, self._reconciler.demands(), self._reconciler.rates())

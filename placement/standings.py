@@ -111,7 +111,8 @@ class Standings:
     def _stand(self, group: Group) -> None:
         """Brings the group up to date in its standing."""
         address, size = group.client.address, len(group.memory)
-        there = (size, group.name) if group.reachable and group.capacity_bytes else None
+        takes_models = group.reachable and group.capacity_bytes and not group.drained
+        there = (size, group.name) if takes_models else None
         before = self._standing_of.pop(address, None)
         if before is not None and before != there:
             self.by_size[before[0]].lose(before[1])

@@ -159,6 +159,21 @@ async def test_a_model_for_another_number_of_devices_is_refused(group):
     assert group.residents.get("wide") is None
 
 
+async def test_on_a_drained_group_no_model_comes_up_and_what_is_up_stays(group):
+    await group.bring(common_pb2.ACTIVE)
+    group.residents.drained = True
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    engine = group.residents.get("m").engine
+    engine.kill()
+    await engine.dead.wait()
+    assert (await answer(group.submit("r")))[1] == common_pb2.LENGTH
+    await group.bring(common_pb2.COLD)
+    with pytest.raises(Unmet, match="the group g is drained"):
+        group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    group.residents.drained = False
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
 async def test_a_model_that_leaves_hands_its_requests_back_and_its_engine_stays_warm(slow_group):
     group = slow_group
     await group.bring(common_pb2.ACTIVE)

@@ -7,6 +7,7 @@ import asyncio
 from placement.actuate import Actuator
 from placement.cluster import Cluster
 from placement.config import PlacementConfig
+from placement.drain import Drain
 from placement.history import History
 from placement.judge import Judge
 from placement.reconcile import Reconciler
@@ -33,6 +34,10 @@ class FakeGroup:
     def put(self, model, residency=common_pb2.ACTIVE, **facts):
         self.remove(model)
         self.state.residents.add(model=model, residency=residency, **facts)
+
+    async def set_drained(self, drained):
+        self.state.drained = drained
+        self.tell()
 
     def remove(self, model):
         kept = [resident for resident in self.state.residents if resident.model != model]
@@ -72,6 +77,7 @@ class FakeCluster:
         self.actuator = Actuator(self.cluster, settings.drain_ms, lambda: None)
         self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
+        self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.judge, self.history, settings.drain_ms)
         self.cluster.heard_catalogue([])
         self.tell()
 
@@ -80,6 +86,7 @@ class FakeCluster:
             state = gpu_scheduler_pb2.GroupState()
             state.CopyFrom(client.state)
             self.cluster.heard_group(client.address, state)
+            self.cluster.changed()
 
     async def heard(self, condition):
         """Returns when the loop has brought it about."""

@@ -208,6 +208,40 @@ def test_a_lost_group_has_no_routes():
     assert not route.places
 
 
+# --- what a request would meet
+
+
+async def test_a_prospect_names_the_group_and_who_would_make_way_and_changes_nothing():
+    world = FakeCluster(groups=1)
+    world.model("asleep", quota=40 * MIB)
+    world.model("new", weights=70 * MIB, floor=MIB)
+    world.groups[0].put("asleep", common_pb2.HIBERNATING)
+    world.tell()
+    verdict, waiting_s = world.reconciler.prospect("new")
+    assert verdict.group.name == "g0" and [y.model for y in verdict.yields] == ["asleep"] and waiting_s == 0.0
+    assert world.groups[0].calls == [] and world.history.last("", 0) == []
+
+
+async def test_a_prospect_says_what_a_request_would_wait_for():
+    world = FakeCluster(groups=1)
+    world.model("busy", weights=60 * MIB)
+    world.model("new", weights=60 * MIB)
+    world.groups[0].put("busy", running=1)
+    world.tell()
+    verdict, _ = world.reconciler.prospect("new")
+    assert verdict.group is None and "the nearest is g0" in verdict.reason
+    assert not world.judge.waits()
+
+
+async def test_there_is_no_prospect_for_what_takes_requests_or_cannot_be_served():
+    world = FakeCluster()
+    world.model("here")
+    world.model("broken", error="truncated")
+    world.groups[0].put("here")
+    world.tell()
+    assert [world.reconciler.prospect(name) for name in ("here", "broken", "ghost")] == [None] * 3
+
+
 # --- removing
 
 
@@ -267,6 +301,18 @@ async def test_a_pinned_model_is_removed_by_force_only():
     world = FakeCluster()
     world.model("m", pinned=True)
     with pytest.raises(Unmet, match="m is pinned"):
+        async with world.reconciler.removing("m"):
+            pass
+    async with world.reconciler.removing("m", force=True):
+        assert routed(world) == []
+
+
+async def test_a_model_that_has_requests_is_removed_by_force_only():
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m", waiting=1, running=2)
+    world.tell()
+    with pytest.raises(Unmet, match="m has 3 requests"):
         async with world.reconciler.removing("m"):
             pass
     async with world.reconciler.removing("m", force=True):

@@ -1,6 +1,6 @@
 from math import inf
 
-from placement.view import cluster_view
+from placement.view import cluster_view, prospect_view
 from protos import common_pb2
 from tests.placement.fakes import MIB, FakeCluster
 
@@ -20,6 +20,17 @@ def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
     assert group.pressure == 80.0 / (40 * MIB)
     (model,) = group.models
     assert (model.model, model.running, model.demand, model.tokens_per_s) == ("busy", 2, 80.0, 120.0)
+
+
+async def test_what_a_request_would_meet_is_told_with_who_makes_way():
+    world = FakeCluster(groups=1)
+    world.model("asleep", quota=40 * MIB)
+    world.model("new", weights=70 * MIB, floor=MIB)
+    world.groups[0].put("asleep", common_pb2.HIBERNATING)
+    world.tell()
+    told = prospect_view(*world.reconciler.prospect("new"))
+    assert (told.group, told.waiting_s, [c.group for c in told.candidates]) == ("g0", 0.0, ["g0"])
+    assert [(each.model, each.target) for each in told.leaving] == [("asleep", common_pb2.COLD)]
 
 
 def test_a_group_whose_weights_leave_nothing_has_infinite_pressure_while_somebody_asks():

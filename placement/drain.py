@@ -1,0 +1,93 @@
+"""Emptying a group for its operator: nothing comes up there any more, and what is there leaves.
+
+That it is drained is the group's own knowledge, so that a placement that comes after this one hears it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from placement.actuate import Actuator
+from placement.cluster import Cluster, Group
+from placement.history import History
+from placement.judge import Judge
+from placement.reconcile import Reconciler
+from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import NotFound, PrismError, Unavailable
+
+
+@dataclass(frozen=True)
+class Left:
+    """What became of a model that was on the group."""
+
+    model: str
+    to_group: str = ""
+    """Empty: it went cold, or stays."""
+    error: str = ""
+    """Not empty: why it stays."""
+
+
+class Drain:
+    """Carries DrainGroup out."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        reconciler: Reconciler,
+        actuator: Actuator,
+        judge: Judge,
+        history: History,
+        drain_ms: int,
+    ) -> None:
+        """`drain_ms`: how long what runs may finish where it cannot go along."""
+        self._cluster = cluster
+        self._reconciler = reconciler
+        self._actuator = actuator
+        self._judge = judge
+        self._history = history
+        self._drain_ms = drain_ms
+
+    async def begin(self, name: str) -> list[Left]:
+        """Returns when the group is empty but for what stays. Raises NotFound, Unavailable."""
+        group = await self._set(name, True)
+        coming = [task for where, task in self._actuator.activating.values() if where is group]
+        if coming:
+            await asyncio.wait(coming)
+        there = sorted(group.residents.values(), key=lambda r: r.residency != common_pb2.ACTIVE)
+        return [await self._leave(group, resident) for resident in there]
+
+    async def undo(self, name: str) -> None:
+        """Models may come up there again. Raises NotFound, Unavailable."""
+        await self._set(name, False)
+
+    async def _set(self, name: str, drained: bool) -> Group:
+        group = self._cluster.group(name)
+        if group is None:
+            raise NotFound(f"no group {name!r}; there are {', '.join(g.name for g in self._cluster.groups.values())}")
+        if not group.reachable:
+            raise Unavailable(f"{name} is away")
+        await group.client.set_drained(drained)
+        await self._cluster.until(lambda: group.drained == drained or not group.reachable)
+        return group
+
+    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident) -> Left:
+        model, entry = resident.model, self._cluster.entry(resident.model)
+        spec = entry.model if entry is not None else common_pb2.ModelSpec(name=model)
+        try:
+            if resident.residency == common_pb2.ACTIVE and entry is not None and not entry.error:
+                verdict = self._judge.prospect(spec)
+                if verdict.group is not None:
+                    reason = f"from {group.name}, which is drained: {verdict.reason}"
+                    record = self._history.add(model, "migrate", verdict.group.name, reason, verdict.candidates)
+                    yields = self._reconciler.yields(verdict, f"part of moving {model}")
+                    await self._actuator.migrate(model, group, verdict.group, record, yields)
+                    self._judge.moved(model)
+                    return Left(model, verdict.group.name)
+                if spec.pinned:
+                    return Left(model, error=f"it is pinned, and has no other place: {verdict.reason}")
+            record = self._history.add(model, "go cold", group.name, f"{group.name} is drained")
+            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
+            return Left(model)
+        except PrismError as error:
+            return Left(model, error=str(error))
