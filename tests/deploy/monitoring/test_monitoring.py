@@ -1,0 +1,90 @@
+"""Dashboard and alerts ask for what a running system tells."""
+
+import json
+import re
+import socket
+import tomllib
+
+import promql_parser
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from deploy import monitoring
+from protos import common_pb2
+from tests.end_to_end.world import world
+
+NAME = re.compile(r"\b(prism_[a-z_]+|vllm:[a-z_]+)(\{[^}]*\})?")
+LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+NEVER_HERE = {"prism_image_disk_moved_bytes", "prism_gateway_replays"}
+"""Series that a system without a disk for images and without faults does not have; the families are there."""
+
+
+def expressions():
+    of_panels = [query for row in monitoring.PANELS.values() for panel in row for query, _ in panel.queries]
+    rules = yaml.safe_load(monitoring.ALERTS.read_text())["groups"]
+    return [*of_panels, *(rule["expr"] for group in rules for rule in group["rules"])]
+
+
+def plain(expression):
+    """Without what Grafana fills in."""
+    return expression.replace("$__rate_interval", "5m").replace("$model", ".*").replace("$device", ".*")
+
+
+def family(name, known):
+    """Of a series: histograms and counters have several."""
+    bases = (name.removesuffix(suffix) for suffix in ("", "_bucket", "_count", "_sum", "_total"))
+    return next((base for base in bases if base in known), None)
+
+
+def test_the_dashboard_in_the_tree_is_what_the_panels_say():
+    assert json.loads(monitoring.DASHBOARD.read_text()) == monitoring.dashboard()
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_every_expression_is_promql(expression):
+    promql_parser.parse(plain(expression))
+
+
+def free_ports(count):
+    """The first of so many in a row."""
+    for _ in range(100):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+    raise AssertionError("no ports")
+
+
+async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_system():
+    async with world("echo", metrics_port=free_ports(8)) as at:
+        model = "llama-debian"
+        headers = {"x-slo-ttft-ms": "60000", "x-slo-tpot-ms": "60000"}
+        body = {"model": model, "prompt": "a b c", "max_tokens": 4, "temperature": 0}
+        assert (await at.post("/v1/completions", body, headers=headers))[0] == 200
+        await at.wait_residency(model, common_pb2.ACTIVE)
+        told = {}
+
+        async def scrape():
+            told.clear()
+            configured = [tomllib.loads(path.read_text()) for path in at.local.state.glob("*.toml")]
+            for address in [at.local.http, *(config["metrics"] for config in configured if "metrics" in config)]:
+                async with at.http.get(f"http://{address}/metrics") as answer:
+                    for one in text_string_to_metric_families(await answer.text()):
+                        told.setdefault(one.name, set()).update(label for s in one.samples for label in s.labels)
+            # Gauges are told once a second.
+            return "state" in told.get("prism_residency", ()) and "group" in told.get("prism_pressure", ())
+
+        await at.until(scrape, "gauges do not come")
+    for expression in expressions():
+        for name, labels in NAME.findall(plain(expression)):
+            base = family(name, told)
+            assert base, f"{name} of {expression!r}"
+            missing = set(LABEL.findall(labels)) - told[base]
+            assert not missing or base in NEVER_HERE, f"{name} has no {missing}"
