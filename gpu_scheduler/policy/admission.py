@@ -17,7 +17,8 @@ Bytes are bytes on each device of the model: a tensor-parallel model holds the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 
@@ -139,13 +140,17 @@ class _Admission:
         self._books = _Books(memory)
         self._holder = in_flight[0].model if in_flight else None
         self._tokens = backlog.tokens_in_flight()
+        self._of_s = Counter(backlog.request(request_id).model for request_id in agenda.on_time)
+        """Requests of S by model."""
+        self._of_second = Counter(backlog.waiting_by_model())
+        self._of_second.subtract(self._of_s)
         self._started: set[str] = set()
         self._passed_over: set[str] = set()
 
     def aged(self) -> bool:
         """Start what the second queue's credit covers. False if one of these has to wait for the turn: it is next."""
         credit = self._agenda.credit
-        for request in self._able(self._agenda.second):
+        for request in self._able(self._agenda.second, self._of_second):
             cost = self._backlog.prefill_cost(request.request_id)
             if cost > credit:
                 break
@@ -166,9 +171,7 @@ class _Admission:
             return
         lacks: set[str] = set()
         tries = ROOM_CANDIDATES
-        for request in self._able(self._agenda.second):
-            if request.model in lacks:
-                continue
+        for request in self._able(self._agenda.second, self._of_second, lacks):
             if tries == 0:
                 break
             tries -= 1
@@ -187,7 +190,7 @@ class _Admission:
 
     def on_time(self) -> None:
         """Start S in order."""
-        for request in self._able(self._agenda.on_time):
+        for request in self._able(self._agenda.on_time, self._of_s):
             if lacking := self._books.lacks(request):
                 self._pass_over(request, lacking, self._backlog.slack(request.request_id, self._agenda.now))
                 self._books.claim(request)
@@ -196,15 +199,27 @@ class _Admission:
             else:
                 break
 
-    def _able(self, request_ids: Iterable[str]) -> Iterator[Waiting]:
-        """Requests of active models that nobody before them keeps from starting."""
-        active: dict[str, bool] = {}
+    def _able(
+        self, request_ids: Iterable[str], counts: Mapping[str, int], without: Collection[str] = ()
+    ) -> Iterator[Waiting]:
+        """Requests of active models that nobody before them keeps from starting, and that are not in `without` by then.
+        `counts`: how many there are of each model; with the last that could start it ends, as behind a model that
+        lacks memory a thousand of its own may wait."""
+        left = {name: count for name, count in counts.items() if count and self._backlog.is_active(name)}
         for request_id in request_ids:
+            if not left:
+                return
             request = self._backlog.request(request_id)
             name = request.model
-            if name not in active:
-                active[name] = self._backlog.is_active(name)
-            if active[name] and name not in self._passed_over and request_id not in self._started:
+            if name not in left:
+                continue
+            if name in self._passed_over or name in without:
+                del left[name]
+                continue
+            left[name] -= 1
+            if not left[name]:
+                del left[name]
+            if request_id not in self._started:
                 yield request
 
     def _may_prefill(self, request: Waiting) -> bool:

@@ -32,7 +32,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from itertools import accumulate, compress, islice
 from math import inf
 from operator import sub
@@ -104,6 +104,8 @@ class Backlog:
         self._missed = Line()
         """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
         that out again."""
+        self._missed_costs: tuple[list[float], list[float]] | None = None
+        """The rates that these were last costed by, and their least and most; None: they are others since."""
         self._best_effort = Line()
         self._late: set[str] = set()
         """Others that the last plan left out of S."""
@@ -258,9 +260,14 @@ class Backlog:
     def waiting(self) -> Iterator[Waiting]:
         """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
         missed = sorted((self._entries[request_id] for request_id in self._missed.ids), key=_by_deadline)
-        yield from (entry.request for entry in missed)
-        for line in (self._timed, self._best_effort):
-            yield from (self._entries[request_id].request for request_id in line.ids)
+        timed = (self._entries[request_id] for request_id in self._timed.ids)
+        # One that came late is among those in time until the next plan.
+        yield from (entry.request for entry in merge(missed, timed, key=_by_deadline))
+        yield from (self._entries[request_id].request for request_id in self._best_effort.ids)
+
+    def waiting_by_model(self) -> dict[str, int]:
+        """How many wait of each model."""
+        return self._models.waiting()
 
     def in_flight(self) -> tuple[Waiting, ...]:
         """Dispatched requests whose prefill has not finished, in order of dispatch."""
@@ -312,7 +319,7 @@ class Backlog:
             late = [request_id for request_id in late if request_id in self._late]
         second = self._by_age(late, ages)
 
-        of_second = [costs[i] for i in left_out] + self._missed.costs(rates) + self._best_effort.costs(rates)
+        of_second = [costs[i] for i in left_out] + self._costs_of_missed(rates) + self._best_effort.costs(rates)
         self._credit.cap(max(of_second, default=0.0) if second else 0.0)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
         least = min(of_second, default=inf)
@@ -357,21 +364,27 @@ class Backlog:
 
     def _enqueue(self, entry: _Entry) -> None:
         request = entry.request
-        class_ = self._models[request.model].class_of(request)
+        model = self._models[request.model]
+        model.waiting += 1
+        class_ = model.class_of(request)
         self._line(entry).insert(entry.key, request.request_id, request.uncached_tokens, class_)
         self._droppable += request.drop_late
         if request.expires < inf:
             heappush(self._expiries, (request.expires, request.request_id))
 
     def _dequeue(self, entry: _Entry) -> None:
+        self._models[entry.request.model].waiting -= 1
         self._line(entry).remove(entry.key)
-        entry.missed = False
+        if entry.missed:
+            entry.missed, self._missed_costs = False, None
         self._late.discard(entry.request.request_id)
         self._droppable -= entry.request.drop_late
 
     def _miss(self, now: float) -> list[str]:
         """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
         passed = self._timed.before(now)
+        if passed:
+            self._missed_costs = None
         for request_id in passed:
             entry = self._entries[request_id]
             self._timed.remove(entry.key)
@@ -379,6 +392,13 @@ class Backlog:
             class_ = self._models[entry.request.model].class_of(entry.request)
             self._missed.insert(entry.key, request_id, entry.request.uncached_tokens, class_)
         return passed
+
+    def _costs_of_missed(self, rates: list[float]) -> list[float]:
+        """The least and the most of them."""
+        if self._missed_costs is None or self._missed_costs[0] != rates:
+            costs = self._missed.costs(rates)
+            self._missed_costs = rates, [min(costs), max(costs)] if costs else []
+        return self._missed_costs[1]
 
     def _land(self, request_id: str, now: float) -> None:
         """The request is no longer dispatched work (if it was)."""

@@ -25,6 +25,8 @@ class Model:
     """When it is expected to be active; -inf when it is."""
     requests: int = 0
     """Requests in the backlog, in any state."""
+    waiting: int = 0
+    """Of them, those that wait."""
     stretch: float = 1.0
     """How many times as long its prefills take now (`pace.py`), those that a single step is too small for."""
     step_tokens: int = 0
@@ -89,6 +91,10 @@ class Models:
             raise ValueError(f"model {name} still has {model.requests} requests")
         del self._by_name[name]
         self._by_index[model.index] = None
+
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait, by model."""
+        return {name: model.waiting for name, model in self._by_name.items()}
 
     def rates(self) -> list[float]:
         """Seconds per token by class."""

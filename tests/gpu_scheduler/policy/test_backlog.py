@@ -455,6 +455,8 @@ class Conservation(RuleBasedStateMachine):
         assert len(self.queue) == len(self.waiting) + len(self.dispatched) + len(self.running)
         waiting = list(self.queue.waiting())
         assert {r.request_id for r in waiting} == self.waiting
+        by_model = {name: sum(r.model == name for r in waiting) for name in ("a", "b", "waking")}
+        assert self.queue.waiting_by_model() == by_model
         assert [r.deadline for r in waiting] == sorted(r.deadline for r in waiting)
         assert [r.request_id for r in self.queue.in_flight()] == list(self.dispatched)
         for request_id in self.running:
