@@ -1,13 +1,15 @@
 """`python -m deploy.healthy ADDRESS`: status 0 when the service there is healthy, for supervisors that run a command.
 
 ADDRESS is that of a gRPC server with health ("unix:/run/prism/balloond.sock", "127.0.0.1:8001") or the path of a
-SEQPACKET socket that accepts (the keeper's).
+SEQPACKET socket whose owner serves it (the keeper's).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import socket
 import sys
 
 from services import rpc, seqpacket
@@ -18,14 +20,24 @@ async def healthy(address: str, timeout_s: float) -> bool:
     """Whether it answers within the time; False where there is nothing yet."""
     path = unix_path(address)
     if path is None and address.startswith("/"):
-        try:
-            seqpacket.connect(address, timeout_s).close()
-        except OSError:
-            return False
-        return True
+        return await asyncio.to_thread(_answers, address, timeout_s)
     if path is not None and not os.path.exists(path):
         return False
     return await rpc.healthy(address, timeout_s)
+
+
+def _answers(path: str, timeout_s: float) -> bool:
+    """Whether whoever listens there ends the connection when we do. That it is made says nothing: the kernel does that,
+    for a process that hangs as well."""
+    try:
+        with contextlib.closing(seqpacket.connect(path, timeout_s)) as there:
+            there.settimeout(timeout_s)
+            there.shutdown(socket.SHUT_WR)
+            while there.recv(1 << 16):
+                pass
+    except OSError:
+        return False
+    return True
 
 
 def main() -> None:

@@ -286,11 +286,16 @@ class Residency:
         if not was_awake:
             tasks.spawn(self._forget(resident), f"forget {resident.spec.name}")
         elif resident.deaths >= _MOST_DEATHS:
-            reason = f"{resident.deaths} engines died in a row"
-            self._dispatcher.hand_back(resident.spec.name, reason)
-            self._residents.set(resident, common_pb2.ERROR, reason)
+            self._give_up(resident, f"{resident.deaths} engines died in a row")
         else:
-            self.begin(resident.spec, common_pb2.ACTIVE, "its engine died")
+            try:
+                self.begin(resident.spec, common_pb2.ACTIVE, "its engine died")
+            except PrismError as error:  # it may not come back by what holds now
+                self._give_up(resident, str(error))
+
+    def _give_up(self, resident: Resident, reason: str) -> None:
+        self._dispatcher.hand_back(resident.spec.name, reason)
+        self._residents.set(resident, common_pb2.ERROR, reason)
 
     async def _forget(self, resident: Resident) -> None:
         await self._activation.drop_booking(resident)

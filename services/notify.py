@@ -32,6 +32,10 @@ class Manager:
         self._interval_s = 0.0
         if address and interval_us.isdigit() and process == str(os.getpid()):
             self._interval_s = int(interval_us) / 1e6
+        # Open from the start: it is when descriptors are short that it matters to be heard.
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if address else None
+        if self._socket is not None:
+            self._socket.settimeout(_SEND_S)
 
     def ready(self, status: str) -> None:
         """It serves. `status` is for a person."""
@@ -52,14 +56,12 @@ class Manager:
             await asyncio.sleep(self._interval_s / 2)
 
     def _say(self, state: str) -> None:
-        if not self._address:
+        if self._socket is None:
             return
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as there:
-            there.settimeout(_SEND_S)
-            try:
-                there.sendto(state.encode(), self._address)
-            except OSError as error:
-                _log.warning("service manager not told", what=state, why=error.strerror or str(error))
+        try:
+            self._socket.sendto(state.encode(), self._address)
+        except OSError as error:
+            _log.warning("service manager not told", what=state, why=error.strerror or str(error))
 
 
 def _one_line(text: str) -> str:

@@ -67,17 +67,18 @@ class Gpus:
     def keep_reached(self, index: int) -> None:
         """For as long as this process lives, some memory of the GPU stays mapped for all that reach it, a page of it:
         without that, the first extents of every copy that others have access to take 1.4 ms more for each of these, in
-        which nothing moves."""
+        which nothing moves. Not before something was copied to the GPU itself: a context would have to be made."""
+        gpu = self.gpu(index)
         with self._reaching:
-            if index in self._reached:
+            if index in self._reached or not gpu.opened:
                 return
-            self._reached.add(index)
-            mapper = self.gpu(index).mapper
+            mapper = gpu.mapper
             try:
                 accesses = [access(other) for other in range(call(cu.cuDeviceGetCount)) if can_access(other, index)]
                 fd = CudaMaker(index).create(PAGE_BYTES)
                 try:
                     mapper.map(mapper.reserve(PAGE_BYTES), fd, PAGE_BYTES, accesses)
+                    self._reached.add(index)
                 finally:
                     os.close(fd)
             except OSError as error:  # a full device: copies begin a little later
@@ -225,17 +226,17 @@ class _Gpu:
         self.mapper = CudaMapper(index)
         self._index = index
         self._opening = threading.Lock()
-        self._opened = False
+        self.opened = False
 
     def enter(self) -> None:
         """Makes the context the calling thread's. The first copy makes it, and what it takes of the device is told."""
         with self._opening:
-            if not self._opened:
+            if not self.opened:
                 before = cuda_hardware.look(self._index).free_bytes
                 self.context.enter()
                 after = cuda_hardware.look(self._index).free_bytes
                 CONTEXT.labels(f"cuda:{self._index}").set(max(0, before - after))
-                self._opened = True
+                self.opened = True
         self.context.enter()
 
 

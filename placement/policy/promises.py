@@ -93,7 +93,10 @@ class Promises:
         if not wait.group:
             return answer
         told = f"{answer.outcome.reason}; {wait.group} is promised to it, which has waited for {waited_s:.1f} s"
-        return there.keep(model, waited_s, wait.group) or replace(answer, outcome=Wait(model.name, told))
+        if kept := there.keep(model, waited_s, wait.group):
+            wait.asks_until = now  # it asks no more, and is `served` unless its group refuses it
+            return kept
+        return replace(answer, outcome=Wait(model.name, told))
 
     def served(self, model: str) -> None:
         """It has its place."""

@@ -29,11 +29,24 @@ async def test_a_server_is_healthy_while_it_serves(tmp_path):
     await server.stop(0)
 
 
-def test_a_socket_that_accepts_is_healthy(tmp_path):
+async def test_a_socket_that_is_served_is_healthy(tmp_path):
     path = f"{tmp_path}/k.sock"
-    assert ask(path) == (1, f"{path} is not healthy")
+    assert await asked(path) == (1, f"{path} is not healthy")
+
+    async def on_connect(connection):
+        while await connection.recv() is not None:
+            pass
+
+    server = seqpacket.SeqpacketServer(path, on_connect)
+    server.start()
+    assert await asked(path) == (0, "")
+    await server.stop()
+
+
+def test_a_socket_whose_owner_hangs_is_not_healthy(tmp_path):
+    path = f"{tmp_path}/k.sock"
     with seqpacket.listen(path):
-        assert ask(path) == (0, "")
+        assert ask(path) == (1, f"{path} is not healthy")
 
 
 def test_where_nobody_is_nothing_is_healthy(tmp_path):

@@ -197,6 +197,21 @@ async def test_a_dead_engine_is_replaced_and_the_next_request_served(group):
     assert group.residents.get("m").engine is not first
 
 
+async def test_a_model_that_may_not_come_back_when_its_engine_has_died_is_in_error(group, monkeypatch):
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+
+    def refuse(*_args, **_keys):
+        raise Unmet("no KV for it any more")
+
+    monkeypatch.setattr(group.residency, "begin", refuse)
+    engine.kill()
+    await engine.dead.wait()
+    resident = group.residents.get("m")
+    assert (resident.residency, resident.reason) == (common_pb2.ERROR, "no KV for it any more")
+    assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
+
+
 async def test_an_engine_that_dies_while_it_loads_is_replaced_by_another(group):
     change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
     while not group.pools["echo"].engines:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
@@ -50,8 +52,8 @@ class Options:
     """0: decode without them, two to six times slower; for looking at what a step does."""
     prefill_graph_tokens: int = 0
     """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
-    size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none, and so it is with
-    several ranks (not tried yet)."""
+    size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none; and none with
+    several ranks (not tried yet), without `cuda_graphs`, and of models of more than text."""
     graphs_leave: int = 1
     """0: what CUDA graphs take stays on the device while the model sleeps."""
     small_stack: int = 1
@@ -145,7 +147,7 @@ def arguments(
         # ordinary memory alone. So all that stays torch's: tens of MiB of buffers, and of graphs what `graphs_leave`
         # would return, are private quota that a sleeping engine keeps. Without peers it is NCCL's, and slower.
         "disable_custom_all_reduce": not peers,
-        **(_for_gpu(options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
+        **(_for_gpu(model, options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
     }
 
 
@@ -168,7 +170,7 @@ _FOR_CPU: dict[str, Any] = {
 }
 
 
-def _for_gpu(options: Options, ranks: int) -> dict[str, Any]:
+def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[str, Any]:
     import torch
 
     hopper = torch.cuda.get_device_capability() == (9, 0)
@@ -178,11 +180,29 @@ def _for_gpu(options: Options, ranks: int) -> dict[str, Any]:
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
-        **prefill_graphs(options.prefill_graph_tokens if ranks == 1 else 0),
+        **prefill_graphs(prefill_graph_tokens(model.path, options, ranks)),
         "enable_deterministic_inference": bool(options.deterministic),
         # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,
     }
+
+
+def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
+    """Of the largest prefill step that may run as a graph. SGLang would not say no to who asks for them by name, as we
+    do: where it would have none by itself, there are none. That is where there are no graphs at all, and of models of
+    more than text."""
+    if not options.cuda_graphs or ranks > 1 or _sees_or_hears(Path(path)):
+        return 0
+    return options.prefill_graph_tokens
+
+
+def _sees_or_hears(folder: Path) -> bool:
+    """By its configuration; one that cannot be read is SGLang's to complain of."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return any(f"{kind}_config" in config for kind in ("vision", "audio", "thinker"))
 
 
 def prefill_graphs(most: int) -> dict[str, Any]:

@@ -84,6 +84,13 @@ def test_who_has_stopped_asking_holds_nobody_up():
     assert isinstance(promises.ask(new("fits", 20), there, FORGOTTEN_S + 0.1).outcome, Activate)
 
 
+def test_who_was_given_its_group_and_does_not_come_holds_it_no_longer_than_who_stops_asking():
+    g, promises = group(), Promises(0.0)
+    there = standing([g], [on(g, "idle", 60, stay_s=99.0)], RULES)
+    assert isinstance(promises.ask(new("large", 90), there, 0.0, holds_s=5.0).outcome, Activate)
+    assert promises.any(FORGOTTEN_S) and not promises.any(FORGOTTEN_S + 0.1)
+
+
 def test_a_group_that_is_lost_is_promised_no_more():
     g, h, promises = group("g"), group("h"), Promises(0.0)
     there = standing([g, h], [on(g, "a", 90, claims=1, stay_s=0.0), on(h, "b", 90, claims=2, stay_s=0.0)], RULES)

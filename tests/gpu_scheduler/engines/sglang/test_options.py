@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from gpu_scheduler.engines.sglang.errors import CommandError
-from gpu_scheduler.engines.sglang.options import Options, graph_sizes, one_line, prefill_graphs
+from gpu_scheduler.engines.sglang.options import Options, graph_sizes, one_line, prefill_graph_tokens, prefill_graphs
 
 
 def test_options_are_whole_numbers_by_name() -> None:
@@ -38,6 +40,18 @@ def test_prefill_has_graphs_up_to_the_size_that_is_asked_for() -> None:
     sizes = prefill_graphs(512)["cuda_graph_bs_prefill"]
     assert sizes == [16, 32, 64, 128, 192, 256, 384, 512]
     assert prefill_graphs(5)["cuda_graph_bs_prefill"] == [5]
+
+
+def test_prefill_has_no_graphs_where_sglang_would_have_none_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    options = Options.parse({}, "cuda:0")
+    assert prefill_graph_tokens(str(tmp_path), options, 1) == 512
+    assert prefill_graph_tokens(str(tmp_path), options, 2) == 0
+    assert prefill_graph_tokens(str(tmp_path), Options.parse({"cuda_graphs": "0"}, "cuda:0"), 1) == 0
+    (tmp_path / "config.json").write_text('{"hidden_size": 8, "vision_config": {}}')
+    assert prefill_graph_tokens(str(tmp_path), options, 1) == 0
+    (tmp_path / "config.json").write_text("no JSON")
+    assert prefill_graph_tokens(str(tmp_path), options, 1) == 512
 
 
 def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
