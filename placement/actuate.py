@@ -124,7 +124,7 @@ class Actuator:
                 successor=target.address if same_node else "",
             )
             seconds = time.monotonic() - began
-            record.outcome = f"done in {seconds:.2f} s"
+            record.done(seconds)
             return seconds
         except PrismError as error:
             record.outcome = f"failed: {error}"
@@ -146,4 +146,4 @@ class Actuator:
         if last.residency == common_pb2.ERROR:
             record.outcome = f"failed: {last.reason}"
         else:
-            record.outcome = f"done in {time.monotonic() - began:.2f} s"
+            record.done(time.monotonic() - began)

@@ -23,6 +23,12 @@ class Entry:
     reason: str
     candidates: list[placement_pb2.Candidate] = field(default_factory=list)
     outcome: str = "under way"
+    took_s: float = 0.0
+
+    def done(self, seconds: float) -> None:
+        """It was carried out."""
+        self.took_s = seconds
+        self.outcome = f"done in {seconds:.2f} s"
 
 
 class History:
@@ -61,6 +67,7 @@ class History:
                 reason=entry.reason,
                 candidates=entry.candidates,
                 outcome=entry.outcome,
+                took_s=entry.took_s,
             )
             for entry in chosen[: limit or len(chosen)]
         ]

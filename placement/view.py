@@ -41,6 +41,7 @@ def _group(group: Group, demands: Mapping[str, float], rates: Mapping[str, float
         capacity_bytes=group.capacity_bytes,
         free_bytes=group.free_bytes,
         drained=group.drained,
+        memory=group.memory,
     )
     demand = left = 0.0
     left = float(group.capacity_bytes - sum(device.booked_bytes for device in group.memory))

@@ -3,9 +3,12 @@ from placement.history import KEPT, History
 
 def test_the_last_decisions_come_newest_first_with_their_outcome():
     history = History(lambda: 5.0)
-    history.add("a", "activate", "g0", "first").outcome = "done in 0.1 s"
+    history.add("a", "activate", "g0", "first").done(0.125)
     history.add("b", "activate", "g0", "second")
-    assert [(d.model, d.outcome) for d in history.last("", 0)] == [("b", "under way"), ("a", "done in 0.1 s")]
+    assert [(d.model, d.outcome, d.took_s) for d in history.last("", 0)] == [
+        ("b", "under way", 0.0),
+        ("a", "done in 0.12 s", 0.125),
+    ]
     assert [d.reason for d in history.last("a", 5)] == ["first"]
 
 
