@@ -198,6 +198,7 @@ class Commands:
         if self._draining:
             raise NotNow("a drain is under way")
         if command.live:
+            self._instance.moving.keep()
             self._export(command.command_id, self._instance.running())
             return []
         self._draining = True

@@ -61,6 +61,26 @@ class Moving:
 
     # --- to another engine
 
+    def keep(self) -> None:
+        """What running requests have computed since their prompts is the cache's from now on, as far as it fills pages,
+        just as their prompts are: so it stays where it is while others read it, whatever becomes of them."""
+        self._finish_device()
+        for request in self._instance.scheduler.running_batch.reqs:
+            if not request.finished():
+                self._keep(request)
+
+    def _keep(self, request: Any) -> None:
+        request._refresh_fill_ids()
+        computed = len(request.full_untruncated_fill_ids) - 1  # the next step computes the last one's
+        if computed // self._instance.kv.page_size <= request.cache_protected_len // self._instance.kv.page_size:
+            return
+        prefilled = request.extend_range
+        request.set_extend_range(0, computed)
+        try:
+            self._tree.cache_unfinished_req(request)
+        finally:
+            request.extend_range = prefilled
+
     def export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int]]]) -> engine_pb2.KvPlaces:
         """Where the KV of these (request id, tokens) lies, as far as the cache has it. It stays there until
         `let_go`."""

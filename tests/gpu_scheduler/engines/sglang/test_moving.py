@@ -151,6 +151,32 @@ async def test_what_came_while_requests_ran_need_not_come_again(
                 assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
 
 
+async def test_what_was_said_comes_while_requests_run_as_their_prompts_do(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+) -> None:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
+        await begin(both.source, prompts, PAGE + 2)
+        for _ in range(2):  # a second time more of each is computed, and what is kept already stays
+            both.source.send(export_kv=engine_pb2.ExportKv(live=True))
+            places = (await both.source.hear("kv_places")).kv_places
+            await both.source.hear("done")
+            for one in places.sequences:
+                prompt = prompts[int(one.request_id[1:])]
+                assert list(one.token_ids[: len(prompt)]) == prompt[: len(one.token_ids)]
+                assert len(one.token_ids) >= (len(prompt) + PAGE + 1) // PAGE * PAGE
+        await both.move()
+        for i, prompt in enumerate(prompts):
+            left = both.source.answers[f"r{i}"]
+            if left.finish != common_pb2.LENGTH:
+                assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
+            else:
+                assert left.tokens == said["qwen"][i]
+
+
 def nbytes_of(places: engine_pb2.KvPlaces) -> int:
     return sum(piece.bytes for one in places.sequences for piece in one.pieces)
 
