@@ -10,6 +10,8 @@ A request's way, each step in the file of its name:
     6. answer                        tokens become text (`detokenizer`), cut at stop strings (`stops`)
     7. sse                           text becomes events
 
+Beside that way, `ui/` is a page for people who look at the system.
+
 Words: a *request* asks for one or more *answers* (choices); a *job* is one answer to be made; an *attempt* is one
 sending of a job to a *place*, which is a model on a group. When a place fails the job goes on at another: its client
 sees a pause.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
+import starlette.routing
+
 from gateway import app, tokenizer
 from gateway.activation import Activations
 from gateway.config import GatewayConfig
@@ -15,6 +17,10 @@ from gateway.routes import Route, RouteTable
 from gateway.server import HttpServer
 from gateway.serving import Serving
 from gateway.tokenizer import Tokenizers
+from gateway.ui import access
+from gateway.ui.live import Live
+from gateway.ui.look import Looker
+from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services import log, rpc
 from services.service import Service, read_arguments, run
@@ -36,7 +42,15 @@ async def build(service: Service) -> None:
     activations = Activations(placement, time_out_s=config.activate_time_out_s)
     relay = Relay(routes, links, activations, patience)
     serving = Serving(routes, tokenizers, relay, most_in_flight=config.most_in_flight)
-    server = HttpServer(app.build(serving, most_body_bytes=config.most_body_bytes), config.http)
+    page: list[starlette.routing.Route] = []
+    may_see = access.by_setting(config.ui, config.http)
+    if may_see is not None:
+        looker = Looker(config.placement)
+        pages = Pages(Live(looker.look), routes, may_see)
+        page = pages.routes()
+        service.on_drain(pages.close)
+        service.on_stop(looker.close)
+    server = HttpServer(app.build(serving, most_body_bytes=config.most_body_bytes, page=page), config.http)
 
     heard = asyncio.Event()
 

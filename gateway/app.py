@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -25,8 +26,8 @@ from protos import common_pb2
 from services.errors import PrismError
 
 
-def build(serving: Serving, *, most_body_bytes: int) -> ASGIApp:
-    """The application over `serving`."""
+def build(serving: Serving, *, most_body_bytes: int, page: Sequence[Route] = ()) -> ASGIApp:
+    """The application over `serving`, with the paths of its `page`."""
     other = Endpoints(serving, most_body_bytes)
     generate = {
         form.path: GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes)
@@ -41,6 +42,7 @@ def build(serving: Serving, *, most_body_bytes: int) -> ASGIApp:
             Route("/metrics", other.metrics),
             Route("/tokenize", other.tokenize, methods=["POST"]),
             Route("/detokenize", other.detokenize, methods=["POST"]),
+            *page,
         ],
         exception_handlers={HTTPException: _http_error, PrismError: _prism_error, 500: _fault},
     )

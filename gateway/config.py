@@ -36,6 +36,10 @@ class GatewayConfig(Config):
     thread and back costs under load."""
     most_body_bytes: int = Field(32 << 20, ge=1024)
 
+    ui: bool | None = None
+    """Whether the page at /ui is served (docs/ui.md). Nothing said: where `http` is a loopback address, to who asks for
+    it by a loopback name. True: to whoever reaches the gateway, without any check."""
+
     @field_validator("http")
     @classmethod
     def _has_port(cls, value: str) -> str:

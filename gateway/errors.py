@@ -41,6 +41,10 @@ class NotUp(Unavailable):
     """The model could not be brought up in the time that a request may wait."""
 
 
+class Denied(Unmet):
+    """Not for who asks."""
+
+
 class Late(Unavailable):
     """It would have missed its target, and its client asked to have it dropped then."""
 
@@ -60,6 +64,7 @@ _SHAPES: dict[type[PrismError], Shape] = {
     Invalid: Shape(400, "invalid_request_error", "invalid_value"),
     UnknownModel: Shape(404, "invalid_request_error", "model_not_found"),
     NotFound: Shape(404, "invalid_request_error", "not_found"),
+    Denied: Shape(403, "permission_error", "denied"),
     TooMany: Shape(429, "rate_limit_error", "too_many_in_flight", 1),
     Refused: Shape(503, "service_unavailable_error", "no_room", 5),
     ModelFaulty: Shape(503, "service_unavailable_error", "model_error"),

@@ -157,7 +157,8 @@ class _FakeStream:
 
 
 class FakePlacement(placement_pb2_grpc.PlacementServicer):
-    """Publishes routes; answers Activate with what `activate` returns or raises."""
+    """Publishes routes; answers Activate with what `activate` returns or raises, and who looks at the cluster with
+    `cluster` and `decisions`."""
 
     def __init__(self, path: str) -> None:
         self.address = f"unix:{path}"
@@ -165,6 +166,10 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
         self.activations: list[placement_pb2.ActivateRequest] = []
         self.activate: Callable[[placement_pb2.ActivateRequest], Awaitable[placement_pb2.Place]] | None = None
         self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.cluster = placement_pb2.Cluster()
+        self.decisions: list[placement_pb2.Decision] = []
+        self.looks = 0
+        """How often the cluster was asked for."""
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
@@ -187,6 +192,13 @@ class FakePlacement(placement_pb2_grpc.PlacementServicer):
             await context.abort(*self.refusal)
         assert self.activate is not None, "the test expects no activation"
         return placement_pb2.ActivateResponse(place=await self.activate(request))
+
+    async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
+        self.looks += 1
+        return self.cluster
+
+    async def Explain(self, request: placement_pb2.ExplainRequest, context: Any) -> placement_pb2.ExplainResponse:
+        return placement_pb2.ExplainResponse(decisions=self.decisions[: request.limit])
 
 
 def place(group: FakeGroup, residency: common_pb2.Residency = common_pb2.ACTIVE) -> placement_pb2.Place:

@@ -1,0 +1,48 @@
+"""Who may see the page. Every path of it asks here before anything else: keys, once there are some, belong here."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+
+from gateway.errors import Denied
+
+Access = Callable[[Headers], None]
+"""Of a request's headers: raises Denied."""
+
+
+def by_setting(ui: bool | None, http: str) -> Access | None:
+    """What the gateway's setting `ui` means where it listens on `http`, "host:port"; None: there is no page."""
+    if ui is None:
+        return _by_loopback_name if _is_loopback(_host(http)) else None
+    return _anyone if ui else None
+
+
+def _anyone(headers: Headers) -> None:
+    """Whoever reaches the gateway: the operator said so."""
+
+
+def _by_loopback_name(headers: Headers) -> None:
+    """Only who asked for this machine by a name of its own. A page elsewhere whose name was made to mean this machine
+    shows its own name here (DNS rebinding), and so does what a proxy passes on for others."""
+    host = _host(headers.get("host", ""))
+    if not _is_loopback(host):
+        raise Denied(f"the page is for this machine only, not for '{host}': the gateway's setting 'ui' opens it")
+
+
+def _host(address: str) -> str:
+    """Of "host", "host:port" or "[host]:port"."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.rpartition(":")[0] or address
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,67 @@
+"""Asks once how things are: placement, and of the groups those that have requests waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gpu_scheduler.client import GpuSchedulerClient
+from placement.client import PlacementClient
+from protos import gpu_scheduler_pb2, placement_pb2
+from services.errors import PrismError, Unavailable
+
+_ANSWER_S = 2.0
+"""A look that takes longer has failed; a group that takes longer is shown without its queue."""
+_DECISIONS = 200
+"""As many of placement's last decisions are shown."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was answered, `at` seconds on the gateway's clock."""
+
+    at: float
+    cluster: placement_pb2.Cluster
+    decisions: list[placement_pb2.Decision] = field(default_factory=list)
+    """Newest first; their ages are of `at`."""
+    queues: dict[str, gpu_scheduler_pb2.QueueState] = field(default_factory=dict)
+    """Of groups in which requests wait, by name; one that did not answer is left out."""
+
+
+class Looker:
+    """Connections for looking, apart from those that serve."""
+
+    def __init__(self, placement: str, now: Callable[[], float] = time.monotonic) -> None:
+        """`placement`: its gRPC address."""
+        self._placement = PlacementClient(placement)
+        self._groups: dict[str, GpuSchedulerClient] = {}
+        self._now = now
+
+    async def look(self) -> Told:
+        """Raises a PrismError when placement is away."""
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                cluster, decisions = await asyncio.gather(
+                    self._placement.cluster(), self._placement.explain(limit=_DECISIONS)
+                )
+        except TimeoutError:
+            raise Unavailable(f"placement has not answered within {_ANSWER_S:g} s") from None
+        at = self._now()
+        asked = [group for group in cluster.groups if group.reachable and any(m.waiting for m in group.models)]
+        answers = await asyncio.gather(*(self._queue(group.address) for group in asked))
+        queues = {group.group: queue for group, queue in zip(asked, answers, strict=True) if queue is not None}
+        return Told(at, cluster, decisions, queues)
+
+    async def _queue(self, address: str) -> gpu_scheduler_pb2.QueueState | None:
+        if address not in self._groups:
+            self._groups[address] = GpuSchedulerClient(address)
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await self._groups[address].inspect()
+        except (PrismError, TimeoutError):
+            return None
+
+    async def close(self) -> None:
+        await asyncio.gather(self._placement.close(), *(client.close() for client in self._groups.values()))

@@ -1,0 +1,86 @@
+// The stream, what it says of itself, and the parts of the page. A page that nobody sees closes its stream.
+import { attribute, hues, seconds, text } from "./dom.js";
+import * as memory from "./memory.js";
+import * as moves from "./moves.js";
+import * as queues from "./queues.js";
+import * as targets from "./targets.js";
+
+const at = (id) => document.getElementById(id);
+const status = at("status");
+let stream = null;
+let state = null; // the last that came
+let cameAt = 0;
+let gateway = false; // whether it answers
+let paused = false;
+
+const matches = (model) => model.toLowerCase().includes(at("filter").value.trim().toLowerCase());
+const fresh = () => gateway && state.placement.away === null;
+
+function tell() {
+  const told = state?.placement.age_s;
+  const age = told === null || told === undefined ? null : told + (performance.now() - cameAt) / 1000;
+  const shown = age === null ? "" : `; shown is what was told ${seconds(Math.round(age))} ago`;
+  const [kind, words] = paused
+    ? ["paused", `paused${shown}`]
+    : !gateway
+      ? ["away", `${state ? "the gateway does not answer" : "waiting for the gateway"}${shown}`]
+      : state.placement.away !== null
+        ? ["away", `placement is away (${state.placement.away})${shown}`]
+        : ["live", "live"];
+  attribute(status, "data-state", kind);
+  text(status, words);
+  document.body.classList.toggle("old", kind === "away");
+}
+
+function show() {
+  tell();
+  if (!state) return;
+  memory.show(at("devices"), state, hues(state.models), matches, fresh());
+  queues.show(at("queue-table"), at("elsewhere"), state, matches);
+  moves.show(at("line"), at("decision-table"), Number(at("span").value), matches);
+  targets.show(at("target-table"), state, matches);
+}
+
+function open() {
+  if (stream || paused || document.hidden) return;
+  stream = new EventSource("events");
+  stream.addEventListener("state", (event) => {
+    state = JSON.parse(event.data);
+    cameAt = performance.now();
+    gateway = true;
+    moves.heard(state, fresh());
+    targets.heard(state);
+    show();
+  });
+  stream.addEventListener("error", () => {
+    gateway = false;
+    tell();
+    // The browser opens it again by itself unless it was refused.
+    if (stream?.readyState === EventSource.CLOSED) {
+      close();
+      setTimeout(open, 2000);
+    }
+  });
+}
+
+function close() {
+  stream?.close();
+  stream = null;
+}
+
+at("pause").addEventListener("click", () => {
+  paused = !paused;
+  attribute(at("pause"), "aria-pressed", String(paused));
+  text(at("pause"), paused ? "Go on" : "Pause");
+  if (paused) close();
+  else open();
+  tell();
+});
+document.addEventListener("visibilitychange", () => (document.hidden ? close() : open()));
+at("filter").addEventListener("input", show);
+at("span").addEventListener("change", show);
+at("decision-table").parentElement.addEventListener("toggle", show);
+addEventListener("resize", show);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+setInterval(tell, 1000);
+open();

@@ -1,0 +1,107 @@
+"""The page's JSON."""
+
+from __future__ import annotations
+
+from math import inf
+
+import orjson
+from prometheus_client import CollectorRegistry, Counter
+
+from gateway.routes import decode
+from gateway.ui.look import Told
+from gateway.ui.state import attainment, document
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
+from tests.gateway import fakes
+
+
+def device() -> balloond_pb2.DeviceState:
+    return balloond_pb2.DeviceState(
+        device="cuda:0",
+        capacity_bytes=1000,
+        free_bytes=300,
+        leased_bytes=600,
+        booked_bytes=80,
+        stranded_bytes=20,
+        leases=[
+            balloond_pb2.LeaseState(
+                model="a", weights_bytes=400, kv_bytes=200, kv_used_bytes=120, kv_cached_bytes=50, kv_reserve_bytes=30
+            )
+        ],
+        bookings=[balloond_pb2.Booking(model="a", quota_bytes=60), balloond_pb2.Booking(model="b", quota_bytes=20)],
+    )
+
+
+def told(*requests: gpu_scheduler_pb2.QueuedRequest, heard: bool = True, waiting: int = 0) -> Told:
+    group = placement_pb2.Group(
+        group="g", reachable=True, pressure=inf, memory=[device()], capacity_bytes=1000, free_bytes=300
+    )
+    group.models.add(model="a", residency=common_pb2.ACTIVE, waiting=waiting, running=2)
+    decision = placement_pb2.Decision(age_s=2.0, model="a", action="activate", group="g", reason="r", took_s=0.5)
+    queues = {"g": gpu_scheduler_pb2.QueueState(requests=requests)} if heard else {}
+    return Told(10.0, placement_pb2.Cluster(groups=[group]), [decision], queues)
+
+
+def test_every_byte_of_a_device_has_an_owner_or_is_private_stranded_or_free() -> None:
+    (group,) = document(told(), "", 10.0, [], [])["groups"]
+    (shown,) = group["devices"]
+    parts = ("weights_bytes", "kv_used_bytes", "kv_cached_bytes", "kv_reserve_bytes")
+    owned = sum(owner[part] for owner in shown["owners"] for part in parts)
+    assert owned + shown["private_bytes"] + shown["stranded_bytes"] + shown["free_bytes"] == shown["capacity_bytes"]
+    assert [(owner["model"], owner["private_bytes"]) for owner in shown["owners"]] == [("a", 60), ("b", 20)]
+
+
+def test_a_report_older_than_the_ledger_does_not_make_kv_that_is_not_there() -> None:
+    state = told()
+    (lease,) = state.cluster.groups[0].memory[0].leases
+    lease.kv_bytes = 130
+    owner = document(state, "", 10.0, [], [])["groups"][0]["devices"][0]["owners"][0]
+    assert [owner[f"kv_{part}_bytes"] for part in ("used", "cached", "reserve")] == [120, 10, 0]
+
+
+def test_a_queue_says_who_is_late_and_the_least_slack_of_those_with_a_target() -> None:
+    queued = gpu_scheduler_pb2.QueuedRequest
+    state = told(
+        queued(model="a", place="running", slack_s=-9.0),
+        queued(model="a", place="on time 1, model waking", slack_s=0.25),
+        queued(model="a", place="waiting", slack_s=inf),
+        queued(model="a", place="second 1", slack_s=-1.5),
+        waiting=3,
+    )
+    (model,) = document(state, "", 10.0, [], [])["groups"][0]["models"]
+    assert (model["waiting"], model["late"], model["least_slack_s"], model["running"]) == (3, 1, -1.5, 2)
+
+
+def test_of_a_queue_that_was_not_heard_nothing_is_claimed() -> None:
+    (model,) = document(told(heard=False, waiting=3), "", 10.0, [], [])["groups"][0]["models"]
+    assert (model["waiting"], model["late"], model["least_slack_s"]) == (3, None, None)
+
+
+def test_what_placement_told_ages_while_it_is_away() -> None:
+    now = document(told(), "gone", 14.0, [], [])
+    assert now["placement"] == {"away": "gone", "age_s": 4.0}
+    assert now["decisions"][0]["age_s"] == 6.0 and now["decisions"][0]["took_s"] == 0.5
+    never = document(None, "gone", 14.0, [], [])
+    assert never["placement"] == {"away": "gone", "age_s": None} and never["groups"] == []
+
+
+def test_infinite_pressure_is_a_word() -> None:
+    told_ = orjson.loads(orjson.dumps(document(told(), "", 10.0, [], [])))
+    assert told_["groups"][0]["pressure"] == "infinite"
+
+
+def test_models_are_those_of_the_routes() -> None:
+    broken = decode(fakes.route("x", "/x", residency=common_pb2.ERROR, error="no config.json"))
+    assert document(None, "", 0.0, [broken], [])["models"] == [
+        {"model": "x", "state": "error", "error": "no config.json", "pinned": False}
+    ]
+
+
+def test_targets_are_counted_by_model() -> None:
+    slo = Counter("slo", "of a test", ["model", "target", "met"], registry=CollectorRegistry())
+    slo.labels("a", "ttft", "true").inc(3)
+    slo.labels("a", "ttft", "false").inc()
+    slo.labels("b", "tpot", "false").inc(2)
+    assert attainment(slo.collect()) == {
+        "a": {"ttft": {"met": 3, "missed": 1}},
+        "b": {"tpot": {"met": 0, "missed": 2}},
+    }
