@@ -31,8 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from enum import Enum
-from heapq import heappop, heappush, merge
+from heapq import heappop, heappush
 from itertools import accumulate, compress, islice
 from math import inf
 from operator import sub
@@ -41,22 +40,14 @@ from typing import Literal
 from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.credit import Credit
 from gpu_scheduler.policy.decisions import Agenda, Drop, Expire, Start, Why
-from gpu_scheduler.policy.line import Key, Line
+from gpu_scheduler.policy.lines import Entry, Lines
+from gpu_scheduler.policy.lines import State as State
 from gpu_scheduler.policy.models import Models
 from gpu_scheduler.policy.moore_hodgson import late_indices
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
 
 TICK = 0.001
 """Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
-
-
-class State(Enum):
-    """Where a request is; the module's docstring has the transitions."""
-
-    WAITING = "waiting"
-    LATE = "late"
-    DISPATCHED = "dispatched"
-    RUNNING = "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,43 +64,17 @@ class BacklogRules:
     """Seconds by which a best-effort request lets late ones go first."""
 
 
-@dataclass(slots=True)
-class _Entry:
-    request: Waiting
-    seq: int
-    state: State = State.WAITING
-    done_tokens: int = 0
-    missed: bool = False
-    """It waits, and its deadline has passed."""
-
-    @property
-    def key(self) -> Key:
-        if self.missed:
-            return (self.request.arrival, self.request.deadline, self.seq)
-        return (self.request.deadline, self.request.arrival, self.seq)
-
-    @property
-    def tokens_left(self) -> int:
-        return max(0, self.request.uncached_tokens - self.done_tokens)
-
-
 class Backlog:
     """The queue itself. Unknown request ids and models raise KeyError, a call that the state forbids ValueError."""
 
     def __init__(self, rules: BacklogRules | None = None) -> None:
         self.rules = rules or BacklogRules()
         self._models = Models()
-        self._entries: dict[str, _Entry] = {}
-        self._timed = Line()
-        self._missed = Line()
-        """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
-        that out again."""
-        self._missed_costs: tuple[list[float], list[float]] | None = None
-        """The rates that these were last costed by, and their least and most; None: they are others since."""
-        self._best_effort = Line()
+        self._entries: dict[str, Entry] = {}
+        self._lines = Lines()
         self._late: set[str] = set()
         """Others that the last plan left out of S."""
-        self._in_flight: dict[str, _Entry] = {}
+        self._in_flight: dict[str, Entry] = {}
         self._busy_until = -inf
         self._expiries: list[tuple[float, str]] = []
         self._droppable = 0
@@ -120,7 +85,7 @@ class Backlog:
 
     def __repr__(self) -> str:
         return (
-            f"Backlog(waiting={sum(map(len, self._lines))}, late={len(self._late) + len(self._missed)}, "
+            f"Backlog(waiting={len(self._lines)}, late={len(self._late) + len(self._lines.missed)}, "
             f"in_flight={len(self._in_flight)}, all={len(self)}, {self._credit!r})"
         )
 
@@ -174,7 +139,7 @@ class Backlog:
         self._account(now)
         if self._by_arrival:
             request = replace(request, deadline=inf, drop_late=False)
-        entry = _Entry(request, self._next_seq)
+        entry = Entry(request, self._next_seq)
         self._next_seq += 1
         self._entries[request.request_id] = entry
         model.requests += 1
@@ -259,11 +224,7 @@ class Backlog:
 
     def waiting(self) -> Iterator[Waiting]:
         """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
-        missed = sorted((self._entries[request_id] for request_id in self._missed.ids), key=_by_deadline)
-        timed = (self._entries[request_id] for request_id in self._timed.ids)
-        # One that came late is among those in time until the next plan.
-        yield from (entry.request for entry in merge(missed, timed, key=_by_deadline))
-        yield from (self._entries[request_id].request for request_id in self._best_effort.ids)
+        return self._lines.by_deadline(self._entries)
 
     def waiting_by_model(self) -> dict[str, int]:
         """How many wait of each model."""
@@ -295,12 +256,12 @@ class Backlog:
         self._account(now)
         decisions: list[Drop | Expire] = list(self._expire(now))
         start = max(now, self._busy_until) if self._in_flight else now
-        if not any(map(len, self._lines)):
+        if not len(self._lines):
             return self._nothing_waits(now, start, tuple(decisions))
         rates = self._models.rates()
 
-        just_missed = self._miss(now)
-        line = self._timed
+        just_missed = self._lines.miss(now, self._entries, self._class_of)
+        line = self._lines.timed
         costs = line.costs(rates)
         left_out = late_indices(line.times, self._hopeless_are_infinite(costs, now), start)
         in_s = [True] * len(line)
@@ -317,9 +278,10 @@ class Backlog:
             decisions += drops
             ages = list(compress(ages, map(self._late.__contains__, late)))
             late = [request_id for request_id in late if request_id in self._late]
-        second = self._by_age(late, ages)
+        second = self._lines.by_age(late, ages, self.rules.best_effort_yield_s)
 
-        of_second = [costs[i] for i in left_out] + self._costs_of_missed(rates) + self._best_effort.costs(rates)
+        of_second = [costs[i] for i in left_out]
+        of_second += self._lines.costs_of_missed(rates) + self._lines.best_effort.costs(rates)
         self._credit.cap(max(of_second, default=0.0) if second else 0.0)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
         least = min(of_second, default=inf)
@@ -339,7 +301,7 @@ class Backlog:
         self._credit.cap(0.0)
         return Agenda(now, start, (), (), inf, self._credit.seconds, decisions)
 
-    def _in_state(self, request_id: str, *allowed: State) -> _Entry:
+    def _in_state(self, request_id: str, *allowed: State) -> Entry:
         entry = self._entries[request_id]
         if entry.state not in allowed:
             expected = " or ".join(state.value for state in allowed)
@@ -347,58 +309,29 @@ class Backlog:
         return entry
 
     def _account(self, now: float) -> None:
-        waiting = bool(self._late or self._missed or self._best_effort)
+        waiting = bool(self._late or self._lines.missed or self._lines.best_effort)
         self._credit.earn(now, waiting=waiting, busy=bool(self._in_flight))
 
-    @property
-    def _lines(self) -> tuple[Line, ...]:
-        return self._timed, self._missed, self._best_effort
-
-    def _cost(self, entry: _Entry) -> float:
+    def _cost(self, entry: Entry) -> float:
         return self._models[entry.request.model].prefill_cost(entry.request)
 
-    def _line(self, entry: _Entry) -> Line:
-        if entry.missed:
-            return self._missed
-        return self._best_effort if entry.request.deadline == inf else self._timed
+    def _class_of(self, request: Waiting) -> int:
+        return self._models[request.model].class_of(request)
 
-    def _enqueue(self, entry: _Entry) -> None:
+    def _enqueue(self, entry: Entry) -> None:
         request = entry.request
         model = self._models[request.model]
         model.waiting += 1
-        class_ = model.class_of(request)
-        self._line(entry).insert(entry.key, request.request_id, request.uncached_tokens, class_)
+        self._lines.insert(entry, model.class_of(request))
         self._droppable += request.drop_late
         if request.expires < inf:
             heappush(self._expiries, (request.expires, request.request_id))
 
-    def _dequeue(self, entry: _Entry) -> None:
+    def _dequeue(self, entry: Entry) -> None:
         self._models[entry.request.model].waiting -= 1
-        self._line(entry).remove(entry.key)
-        if entry.missed:
-            entry.missed, self._missed_costs = False, None
+        self._lines.remove(entry)
         self._late.discard(entry.request.request_id)
         self._droppable -= entry.request.drop_late
-
-    def _miss(self, now: float) -> list[str]:
-        """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
-        passed = self._timed.before(now)
-        if passed:
-            self._missed_costs = None
-        for request_id in passed:
-            entry = self._entries[request_id]
-            self._timed.remove(entry.key)
-            entry.missed = True
-            class_ = self._models[entry.request.model].class_of(entry.request)
-            self._missed.insert(entry.key, request_id, entry.request.uncached_tokens, class_)
-        return passed
-
-    def _costs_of_missed(self, rates: list[float]) -> list[float]:
-        """The least and the most of them."""
-        if self._missed_costs is None or self._missed_costs[0] != rates:
-            costs = self._missed.costs(rates)
-            self._missed_costs = rates, [min(costs), max(costs)] if costs else []
-        return self._missed_costs[1]
 
     def _land(self, request_id: str, now: float) -> None:
         """The request is no longer dispatched work (if it was)."""
@@ -412,7 +345,7 @@ class Backlog:
             rest += self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
         self._busy_until = now + rest
 
-    def _forget(self, entry: _Entry, now: float) -> None:
+    def _forget(self, entry: Entry, now: float) -> None:
         request = entry.request
         if entry.state is State.WAITING:
             self._dequeue(entry)
@@ -425,7 +358,7 @@ class Backlog:
         ready = self._models.ready(now)
         if ready is None:
             return costs
-        rows = zip(costs, map(ready.__getitem__, self._timed.classes), self._timed.times, strict=True)
+        rows = zip(costs, map(ready.__getitem__, self._lines.timed.classes), self._lines.timed.times, strict=True)
         return [inf if at + cost > deadline else cost for cost, at, deadline in rows]
 
     def _credit_suffices(self, second: tuple[str, ...], now: float) -> float:
@@ -437,16 +370,6 @@ class Backlog:
                     missing = model.prefill_cost(request) - self._credit.seconds
                     return now + missing + TICK if missing > 0 else inf
         return inf
-
-    def _by_age(self, late: list[str], ages: list[float]) -> tuple[str, ...]:
-        """The second queue: late requests (`ages` are the arrivals of these) and best effort, oldest first; of equals
-        the late one with the earlier deadline."""
-        if not late and not len(self._best_effort):
-            return tuple(self._missed.ids)
-        ids = self._missed.ids + late + self._best_effort.ids
-        later = self.rules.best_effort_yield_s
-        ages = self._missed.times + ages + [key[1] + later for key in self._best_effort.keys]
-        return tuple([ids[i] for i in sorted(range(len(ids)), key=ages.__getitem__)])
 
     def _stands(self, expires: float, request_id: str) -> bool:
         """Whether an item of the heap of time-outs is still true: the request waits, and with that time-out."""
@@ -471,7 +394,3 @@ class Backlog:
                 drops.append(Drop(request_id, f"late: {cost:.3f} s of prefill to do, {left:.3f} s of slack left"))
                 self._forget(entry, now)
         return drops
-
-
-def _by_deadline(entry: _Entry) -> tuple[float, float, int]:
-    return entry.request.deadline, entry.request.arrival, entry.seq
