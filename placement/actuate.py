@@ -77,10 +77,11 @@ class Actuator:
 
     async def bring_down(
         self, spec: common_pb2.ModelSpec, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
-    ) -> None:
-        """To HIBERNATING, COLD or ON_DISK. Raises what refused it."""
+    ) -> common_pb2.Residency:
+        """To HIBERNATING, COLD or ON_DISK; what the group then says of it. Raises what refused it."""
         try:
-            await self._recorded(record, group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms))
+            work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
+            return await self._recorded(record, work)
         finally:
             self._on_change()
 
@@ -135,7 +136,7 @@ class Actuator:
             self._on_change()
 
     @staticmethod
-    async def _recorded(record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]) -> None:
+    async def _recorded(record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]) -> common_pb2.Residency:
         began = time.monotonic()
         try:
             last = await work
@@ -147,3 +148,4 @@ class Actuator:
             record.outcome = f"failed: {last.reason}"
         else:
             record.done(time.monotonic() - began)
+        return last.residency

@@ -61,8 +61,10 @@ class PlacementClient:
         has requests, Conflict."""
         await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name, force=force)))
 
-    async def evict(self, model: str, target: common_pb2.Residency) -> None:
-        await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))
+    async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
+        """What it has then: a model without an image cannot hibernate, and goes cold."""
+        answer = await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))
+        return answer.residency  # type: ignore[no-any-return]
 
     async def migrate(self, model: str, to_group: str) -> float:
         """Seconds it took."""

@@ -160,17 +160,21 @@ class Reconciler:
         now = asyncio.get_running_loop().time()
         return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
 
-    async def evict(self, model: str, target: common_pb2.Residency) -> None:
-        """Brings the model down wherever it is. Raises NotFound, Unmet."""
+    async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
+        """Brings the model down wherever it is; what it has then. Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
         if target not in _BELOW:
             raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to evict to")
         places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
         if not places:
             raise Unmet(f"{model} is on no group in a state above that")
+        reached = target
         for group in places:
             record = self._history.add(model, _action(target), group.name, "an operator asked for it")
-            await self._actuator.bring_down(spec, group, target, record)
+            told = await self._actuator.bring_down(spec, group, target, record)
+            if target == common_pb2.HIBERNATING != told:
+                reached = common_pb2.COLD
+        return reached
 
     @contextlib.asynccontextmanager
     async def removing(self, model: str, force: bool = False) -> AsyncIterator[None]:
@@ -182,10 +186,9 @@ class Reconciler:
             raise NotFound(f"no model {model!r} in the catalogue")
         if entry.model.pinned and not force:
             raise Unmet(f"{model} is pinned: it is removed by force only")
-        requests = sum(resident.waiting + resident.running for _, resident in self._cluster.residents(model))
-        if not force and (requests or model in self._choosing):
-            told = f"{requests} requests" if requests else "requests that wait for a place"
-            raise Unmet(f"{model} has {told}: it is removed by force only")
+        has_requests = any(r.waiting or r.running for _, r in self._cluster.residents(model))
+        if not force and (has_requests or model in self._choosing):
+            raise Unmet(f"{model} has requests that run or wait: it is removed by force only")
         if model in self._actuator.moving | self._actuator.removing:
             raise Conflict(f"{model} is moving, or being removed")
         self._actuator.removing.add(model)

@@ -70,8 +70,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.RemoveModelResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
-        await self._reconciler.evict(request.model, request.target)
-        return placement_pb2.EvictResponse()
+        return placement_pb2.EvictResponse(residency=await self._reconciler.evict(request.model, request.target))
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         return placement_pb2.MigrateResponse(seconds=await self._reconciler.migrate(request.model, request.to_group))

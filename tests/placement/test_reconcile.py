@@ -312,7 +312,7 @@ async def test_a_model_that_has_requests_is_removed_by_force_only():
     world.model("m")
     world.groups[0].put("m", waiting=1, running=2)
     world.tell()
-    with pytest.raises(Unmet, match="m has 3 requests"):
+    with pytest.raises(Unmet, match="m has requests that run or wait"):
         async with world.reconciler.removing("m"):
             pass
     async with world.reconciler.removing("m", force=True):
@@ -579,3 +579,22 @@ async def test_who_moves_has_an_idle_model_make_way_at_its_target():
     (decision,) = world.history.last("quiet", 5)
     assert (decision.action, decision.outcome) == ("hibernate", f"part of moving {moved}")
     running.cancel()
+
+
+# --- operators
+
+
+async def test_a_model_that_an_operator_sends_to_sleep_and_has_no_image_is_told_to_be_cold():
+    world = FakeCluster(groups=1)
+    world.model("m")
+    world.groups[0].put("m")
+    world.tell()
+    assert await world.reconciler.evict("m", common_pb2.HIBERNATING) == common_pb2.HIBERNATING
+    world.groups[0].put("m")
+    world.tell()
+
+    async def leaves(*_arguments, **_keys):
+        return gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.DRAINING)
+
+    world.groups[0].set_residency = leaves
+    assert await world.reconciler.evict("m", common_pb2.HIBERNATING) == common_pb2.COLD
