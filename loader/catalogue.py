@@ -55,7 +55,9 @@ class Listed(Section):
         return self
 
 
-class _File(Section):
+class Catalogue(Section):
+    """The file."""
+
     model: tuple[Listed, ...] = ()
 
     @pydantic.field_validator("model")
@@ -76,7 +78,7 @@ def read(path: str | os.PathLike[str]) -> tuple[Listed, ...]:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {getattr(error, 'strerror', None) or 'not text'}") from None
-    listed = parse(_File, text, str(path)).model
+    listed = parse(Catalogue, text, str(path)).model
     return tuple(
         model.model_copy(update={"path": os.path.normpath(path.parent / os.path.expanduser(model.path))})
         for model in listed

@@ -34,6 +34,17 @@ class LoaderClient:
         """The whole catalogue now and after every change, for ever; None each time the loader was lost."""
         return follow_stream(lambda: self._stub.Watch(loader_pb2.WatchRequest()), "catalogue")
 
+    async def catalogue(self) -> loader_pb2.Catalogue:
+        """All of it now."""
+        call = self._stub.Watch(loader_pb2.WatchRequest())
+        try:
+            catalogue: loader_pb2.Catalogue = await call.read()
+            return catalogue
+        except grpc.aio.AioRpcError as error:
+            raise self._told(error) from None
+        finally:
+            call.cancel()
+
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
         """What adding it would give. Raises Unmet with the reason when the checkpoint is broken, Invalid for what makes
         no sense, a relative path for one."""

@@ -23,7 +23,7 @@ from sim.plan import Load, Planner, Tried
 from sim.policies import SYSTEMS
 from sim.system import Build
 
-MISSED, BAD_INPUT = 3, 2
+MISSED, BAD_INPUT = 1, 2
 """Exit codes: fewer are on time than asked; something is wrong with what was given."""
 _DRAWN_S = 600.0
 
@@ -45,8 +45,8 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Does a load fit a fleet, and how few GPUs serve it? H200s, simulated. Status 0: as many are on time as asked, 3:
-    fewer, 2: something is wrong with the files."""
+    """Does a load fit, on how few GPUs? H200s, simulated. Status 0: as many are on time as asked, 1: fewer, 2:
+    something is wrong with the files."""
     try:
         known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale))
         load = Load(_load(known, trace, rates, from_s, seconds, _positive("--rate", rate), seed))

@@ -6,13 +6,33 @@ import json
 import os
 import shutil
 import sys
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any
 
 import typer
+
+from prismctl.tables import Column, Row, Section, render
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
 def show_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=True))
+
+
+def show(value: Any, as_json: bool, text: str) -> None:
+    """The value for a script, or the text for a person."""
+    if as_json:
+        show_json(value)
+    else:
+        typer.echo(text)
+
+
+def show_table(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | Section]) -> None:
+    if as_json:
+        show_json(value)
+    else:
+        typer.echo(render(columns, lines, width()))
 
 
 def width() -> int:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2, placement_pb2
 
 
 def residency(value: common_pb2.Residency) -> str:
     return str(common_pb2.Residency.Name(value)).lower().replace("_", " ")
-
-
-def size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
@@ -79,36 +72,90 @@ def inspection(seen: loader_pb2.Inspection) -> dict[str, Any]:
     }
 
 
-def cluster(state: placement_pb2.Cluster) -> list[dict[str, Any]]:
-    return [
-        {
-            "group": group.group,
-            "address": group.address,
-            "reachable": group.reachable,
-            "pressure": group.pressure,
-            "capacity_bytes": group.capacity_bytes,
-            "free_bytes": group.free_bytes,
-            "models": [
-                {
-                    "model": model.model,
-                    "state": residency(model.residency),
-                    "waiting": model.waiting,
-                    "running": model.running,
-                    "idle_s": round(model.idle_s, 1),
-                    "demand": model.demand,
-                    "tokens_per_s": round(model.tokens_per_s, 1),
-                    "weights_bytes": model.weights_bytes,
-                    "kv_held_bytes": model.kv_held_bytes,
-                    "kv_limit_bytes": model.kv_limit_bytes,
-                }
-                for model in group.models
-            ],
-        }
-        for group in state.groups
-    ]
+def group(
+    name: str,
+    address: str,
+    told: placement_pb2.Group | None,
+    state: gpu_scheduler_pb2.GroupState | None,
+    ledger: Mapping[str, balloond_pb2.DeviceState],
+) -> dict[str, Any]:
+    """A group as placement has it and as it says itself; None: that was not to be had. Where it does not answer its
+    memory is that of `ledger`, balloond's devices by name (a group is called as its own), or what placement heard."""
+    seen = {model.model: model for model in told.models} if told is not None else {}
+    residents = state.residents if state is not None else seen.values()
+    if state is not None:
+        memory = list(state.memory)
+    else:
+        memory = [ledger[each] for each in name.split("+") if each in ledger] or list(told.memory if told else ())
+    return {
+        "group": name,
+        "address": address,
+        "answers": state is not None,
+        "drained": state.drained if state is not None else told is not None and told.drained,
+        "error": state.balloond_error if state is not None else "",
+        "pressure": told.pressure if told is not None else None,
+        "capacity_bytes": sum(device.capacity_bytes for device in memory),
+        "free_bytes": sum(device.free_bytes for device in memory),
+        "devices": [device_memory(device) for device in memory],
+        "models": [_resident(each, seen.get(each.model)) for each in residents],
+    }
 
 
-def decisions(list_: list[placement_pb2.Decision]) -> list[dict[str, Any]]:
+def _resident(
+    resident: gpu_scheduler_pb2.Resident | placement_pb2.GroupModel, seen: placement_pb2.GroupModel | None
+) -> dict[str, Any]:
+    return {
+        "model": resident.model,
+        "state": residency(resident.residency),
+        "waiting": resident.waiting,
+        "late": getattr(resident, "late", None),
+        "running": resident.running,
+        "idle_s": round(resident.idle_s, 1),
+        "weights_bytes": resident.weights_bytes,
+        "kv_held_bytes": resident.kv_held_bytes,
+        "kv_limit_bytes": resident.kv_limit_bytes,
+        "kv_lacking_bytes": getattr(resident, "kv_lacking_bytes", None),
+        "tokens_per_s": round(seen.tokens_per_s, 1) if seen is not None else None,
+        "demand": seen.demand if seen is not None else None,
+    }
+
+
+def device_memory(device: balloond_pb2.DeviceState) -> dict[str, Any]:
+    """Whose the bytes of a device are: leased + private + stranded + free = capacity."""
+    leases = {lease.model: lease for lease in device.leases}
+    bookings = {booking.model: booking for booking in device.bookings}
+    return {
+        "device": device.device,
+        "capacity_bytes": device.capacity_bytes,
+        "leased_bytes": device.leased_bytes,
+        "private_bytes": device.booked_bytes,
+        "stranded_bytes": device.stranded_bytes,
+        "free_bytes": device.free_bytes,
+        "owners": [
+            _owner(model, leases.get(model, balloond_pb2.LeaseState()), bookings.get(model, balloond_pb2.Booking()))
+            for model in sorted(leases.keys() | bookings.keys())
+        ],
+    }
+
+
+def _owner(model: str, lease: balloond_pb2.LeaseState, booking: balloond_pb2.Booking) -> dict[str, Any]:
+    return {
+        "model": model,
+        "weights_bytes": lease.weights_bytes,
+        "kv_bytes": lease.kv_bytes,
+        "kv_used_bytes": lease.kv_used_bytes,
+        "kv_cached_bytes": lease.kv_cached_bytes,
+        "kv_reserve_bytes": lease.kv_reserve_bytes,
+        "private_bytes": booking.quota_bytes,
+        "floor_bytes": booking.floor_bytes,
+        "limit_bytes": booking.limit_bytes,
+        "overage_bytes": lease.overage_bytes,
+        "suspended": lease.suspended,
+        "engine_pid": lease.pid,
+    }
+
+
+def decisions(list_: Iterable[placement_pb2.Decision]) -> list[dict[str, Any]]:
     return [
         {
             "age_s": round(decision.age_s, 1),
@@ -131,4 +178,50 @@ def limit(answer: balloond_pb2.SetLimitResponse) -> dict[str, Any]:
         "revision": answer.revision,
         "held_bytes": answer.held_bytes,
         "overage_bytes": answer.overage_bytes,
+    }
+
+
+def prospect(answer: placement_pb2.Prospect) -> dict[str, Any]:
+    return {
+        "group": answer.group or None,
+        "reason": answer.reason,
+        "candidates": [{"group": each.group, "pressure": each.pressure} for each in answer.candidates],
+        "leaving": [
+            {"model": each.model, "to": residency(each.target), "reason": each.reason} for each in answer.leaving
+        ],
+        "waiting_s": round(answer.waiting_s, 1),
+    }
+
+
+def request(each: gpu_scheduler_pb2.QueuedRequest, group: str) -> dict[str, Any]:
+    return {
+        "request": each.request_id,
+        "group": group,
+        "place": each.place,
+        "waiting_s": round(each.waiting_s, 2),
+        "slack_s": each.slack_s,
+        "cost_s": each.cost_s,
+    }
+
+
+def place(name: str, resident: gpu_scheduler_pb2.Resident) -> dict[str, Any]:
+    """A model on a group, as that tells it."""
+    return {
+        "group": name,
+        "answers": True,
+        "state": residency(resident.residency),
+        "reason": resident.reason,
+        "waiting": resident.waiting,
+        "late": resident.late,
+        "running": resident.running,
+        "idle_s": round(resident.idle_s, 1),
+        "active_s": round(resident.active_s, 1),
+        "came_s": resident.came_s,
+        "wake_s": resident.wake_s,
+        "weights_from": list(resident.weights_from),
+        "weights_bytes": resident.weights_bytes,
+        "kv_held_bytes": resident.kv_held_bytes,
+        "kv_used_bytes": resident.kv_used_bytes,
+        "kv_limit_bytes": resident.kv_limit_bytes,
+        "kv_lacking_bytes": resident.kv_lacking_bytes,
     }

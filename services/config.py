@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import pydantic
 
@@ -46,12 +46,26 @@ def parse(kind: type[C], text: str, source: str) -> C:
     try:
         return kind.model_validate(values)
     except pydantic.ValidationError as error:
-        problems = []
-        for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"]) or "(file)"
-            what = "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"]
-            problems.append(f"{key}: {what}")
-        raise ValueError(f"{source}: " + "; ".join(problems)) from None
+        raise ValueError(f"{source}: " + "; ".join(f"{fault.key}: {fault.what}" for fault in faults(error))) from None
+
+
+class Fault(NamedTuple):
+    """What is wrong with a configuration, and where: keys, and numbers in arrays, from the outermost on."""
+
+    at: tuple[str | int, ...]
+    what: str
+
+    @property
+    def key(self) -> str:
+        return ".".join(str(part) for part in self.at) or "(file)"
+
+
+def faults(error: pydantic.ValidationError) -> list[Fault]:
+    """All of them."""
+    return [
+        Fault(problem["loc"], "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"])
+        for problem in error.errors()
+    ]
 
 
 def load(kind: type[C], path: str | os.PathLike[str]) -> C:

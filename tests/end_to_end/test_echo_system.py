@@ -227,7 +227,7 @@ async def test_a_model_is_added_serves_and_is_removed_while_the_system_runs(slow
     assert "tiny is added" in await prismctl(slow, "models", "add", "tiny", str(folder), "--pinned")
     await slow.until(lambda: listed(slow, "tiny"), "the gateway never heard of it")
     expected = await undisturbed(slow, "tiny")
-    rows = {row["model"]: row for row in json.loads(await prismctl(slow, "models", "--json"))}
+    rows = {row["model"]: row for row in json.loads(await prismctl(slow, "models", "list", "--json"))}
     assert rows["tiny"]["state"] == "active" and rows["tiny"]["path"] == str(folder) and rows["tiny"]["pinned"]
 
     # What runs finishes; who comes later is told that there is no such model.

@@ -39,11 +39,11 @@ def test_the_fewest_gpus_are_found_and_every_fleet_that_was_tried_is_told(files)
     assert answer["tried"][-1]["report"]["all"]["requests"] == 2
 
 
-def test_a_load_that_does_not_fit_ends_with_status_3(files):
+def test_a_load_that_does_not_fit_ends_with_status_1(files):
     rates = RATES.format(rate=300)
     (files / "rates.csv").write_text(rates)
     result = run(files, "--rates", "{files}/rates.csv", "--seconds", "5", "--gpus", "1", "--slo-scale", "0.01")
-    assert result.exit_code == 3 and "does not fit: " in result.stdout
+    assert result.exit_code == 1 and "does not fit: " in result.stdout
 
 
 @pytest.mark.parametrize(

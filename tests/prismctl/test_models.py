@@ -1,29 +1,17 @@
+"""`prismctl models`, as a person and as a script use it, against a placement and a loader that say what is needed."""
+
+import asyncio
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from loader.server import NAME as LOADER
 from placement.server import NAME
-from prismctl.__main__ import app, parse_size
+from prismctl.__main__ import app
 from protos import common_pb2, loader_pb2, loader_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services import rpc
-from services.errors import NotFound, Unmet
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("4096", 4096), ("12MiB", 12 << 20), ("1.5GiB", 3 << 29), ("3k", 3072), ("7 B", 7), ("none", -1)],
-)
-def test_sizes_are_read_as_people_write_them(text, count):
-    assert parse_size(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "much", "12XB", "-5"])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(typer.BadParameter, match="is no size"):
-        parse_size(text)
+from services.errors import Conflict, NotFound, Unavailable, Unmet
 
 
 class Placement(placement_pb2_grpc.PlacementServicer):
@@ -32,6 +20,7 @@ class Placement(placement_pb2_grpc.PlacementServicer):
 
     async def AddModel(self, request, context):
         self.asked.append(request.model)
+        self.check_only = request.check_only
         if request.model.name == "large":
             raise Unmet("large: weights 9 + floor 0 + engine quota 0 = 9 bytes; the largest group, g0, has 8")
         spec = common_pb2.ModelSpec(
@@ -55,30 +44,25 @@ class Placement(placement_pb2_grpc.PlacementServicer):
         routes = placement_pb2.Routes()
         routes.routes.add(model=common_pb2.ModelSpec(name="good", weights_bytes=1 << 20), residency=common_pb2.ACTIVE)
         routes.routes.add(model=common_pb2.ModelSpec(name="bad"), residency=common_pb2.ERROR, error="truncated")
+        broken = routes.routes.add(model=common_pb2.ModelSpec(name="broken"), residency=common_pb2.WAKING)
+        routes.routes.add(model=common_pb2.ModelSpec(name="slow"), residency=common_pb2.WAKING)
         yield routes
-        await context.abort(14, "gone")
+        broken.residency = common_pb2.COLD
+        yield routes
+        await asyncio.Event().wait()
 
-    async def GetCluster(self, request, context):
-        cluster = placement_pb2.Cluster()
-        group = cluster.groups.add(group="g0", reachable=True, capacity_bytes=1 << 30, free_bytes=1 << 29)
-        group.models.add(
-            model="meta-llama/Llama-3.1-8B-Instruct",
-            residency=common_pb2.HIBERNATING,
-            waiting=2,
-            running=1,
-            kv_held_bytes=123 << 20,
-            kv_limit_bytes=999 << 20,
-            idle_s=1234,
-            tokens_per_s=4321.0,
-        )
-        return cluster
+    async def Activate(self, request, context):
+        return placement_pb2.ActivateResponse(place=placement_pb2.Place(group="g0"))
+
+    async def Evict(self, request, context):
+        raise self.refuses
 
     async def Explain(self, request, context):
-        reason = "pressure 0.1 on g0, the least of 2 groups; it hibernates there; other and another leave first"
-        decision = placement_pb2.Decision(
-            model=request.model, action="activate", group="g0", reason=reason, outcome="failed: no room"
-        )
+        decision = placement_pb2.Decision(model=request.model, action="activate", outcome="failed: no room")
         return placement_pb2.ExplainResponse(decisions=[decision])
+
+    async def GetCluster(self, request, context):
+        return placement_pb2.Cluster()
 
 
 class Loader(loader_pb2_grpc.LoaderServicer):
@@ -110,63 +94,37 @@ class Loader(loader_pb2_grpc.LoaderServicer):
 @pytest.fixture
 async def run(tmp_path):
     """Runs prismctl in a thread (it has a loop of its own) against a real server."""
-    import asyncio
-
     address = f"unix:{tmp_path}/placement.sock"
     server = rpc.Server(address)
     placement = Placement()
     server.add(placement_pb2_grpc.add_PlacementServicer_to_server, placement, NAME)
     await server.start()
+    await server.set_serving(True)
     loader = rpc.Server(f"unix:{tmp_path}/loader.sock")
     loader.add(loader_pb2_grpc.add_LoaderServicer_to_server, Loader(), LOADER)
     await loader.start()
+    await loader.set_serving(True)
 
     async def run(*arguments, columns=None):
         runner = CliRunner(env={"COLUMNS": columns})
         return await asyncio.to_thread(runner.invoke, app, ["--state", str(tmp_path), *arguments])
 
-    run.asked = placement.asked
+    run.asked, run.placement = placement.asked, placement
     yield run
     await server.stop(0)
     await loader.stop(0)
 
 
-async def test_models_as_json_has_states_and_errors(run):
-    result = await run("models", "--json")
+async def test_the_list_as_json_has_states_and_errors(run):
+    result = await run("models", "list", "--json")
     rows = {row["model"]: row for row in json.loads(result.stdout)}
     assert rows["good"]["state"] == "active" and rows["bad"]["error"] == "truncated"
 
 
-@pytest.mark.parametrize(
-    ("command", "words"), [("models", ["good", "truncated"]), ("status", ["g0", "Llama", "512.0"])]
-)
-async def test_the_tables_show_what_an_operator_looks_for(run, command, words):
-    result = await run(command)
-    assert result.exit_code == 0
-    for word in words:
-        assert word in result.stdout
-
-
-async def test_explain_shows_the_reason(run):
-    result = await run("explain", "good", "--json")
-    assert json.loads(result.stdout)[0]["reason"].startswith("pressure 0.1 on g0")
-
-
-@pytest.mark.parametrize("command", ["models", "status", "explain"])
-async def test_on_a_narrow_terminal_no_line_is_longer_and_each_model_has_one(run, command):
-    result = await run(command, columns="80")
-    assert result.exit_code == 0
-    lines = result.stdout.splitlines()
-    assert max(map(len, lines)) <= 80
-    if command == "status":
-        assert [line for line in lines if "Llama-3.1-8B-Instruct" in line and "hibernating" in line]
-
-
-async def test_with_room_and_into_a_pipe_every_column_is_shown(run):
-    for columns in ("160", None):
-        result = await run("status", columns=columns)
-        for word in ("123.0 MiB", "999.0 MiB", "1234 s", "4321"):
-            assert word in result.stdout
+async def test_the_list_fits_a_narrow_terminal_and_says_what_is_wrong(run):
+    result = await run("models", "list", columns="80")
+    assert result.exit_code == 0 and "truncated" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_path, monkeypatch):
@@ -188,7 +146,13 @@ async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_
     result = await run("models", "add", "m", "/m", "--context-tokens", "64", "--json")
     told = json.loads(result.stdout)
     assert (told["model"], told["path"], told["context_tokens"], told["weights_bytes"]) == ("m", "/m", 64, 3 << 20)
-    assert not run.asked[-1].HasField("quota_bytes")
+    assert not run.asked[-1].HasField("quota_bytes") and told["added"]
+
+
+async def test_what_is_only_checked_is_not_said_to_be_added(run):
+    result = await run("models", "add", "m", "/m", "--check")
+    assert result.stdout.startswith("m could be added: LlamaForCausalLM") and run.placement.check_only
+    assert not json.loads((await run("models", "add", "m", "/m", "--check", "--json")).stdout)["added"]
 
 
 async def test_what_cannot_be_added_is_one_line_with_the_arithmetic_and_status_1(run):
@@ -216,9 +180,35 @@ async def test_a_wrong_command_line_is_status_2_and_asks_nobody(run, arguments):
 
 
 async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
-    result = await run("limit", "bad", "1MiB")
+    result = await run("models", "limit", "bad", "1MiB")
     assert result.exit_code == 1
     assert "bad is on no group now" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(NotFound("no"), 1), (Unmet("no"), 1), (Unavailable("no"), 3), (Conflict("no"), 4)]
+)
+async def test_a_refusal_is_one_line_and_its_kind_is_the_status(run, error, status):
+    run.placement.refuses = error
+    result = await run("models", "sleep", "good")
+    assert (result.exit_code, result.output) == (status, "prismctl: no\n")
+
+
+async def test_a_model_that_does_not_come_up_is_an_answer_of_no_with_what_became_of_it(run):
+    for name, says in (
+        ("broken", "broken did not come up: failed: no room"),
+        ("bad", "bad: truncated"),
+        ("ghost", "ghost was removed while it woke"),
+    ):
+        result = await run("models", "wake", name)
+        assert (result.exit_code, result.stderr) == (1, f"prismctl: {says}\n")
+
+
+async def test_without_patience_a_model_that_still_wakes_is_status_3_and_with_no_wait_it_is_told(run):
+    result = await run("models", "wake", "slow", "--patience", "0")
+    assert (result.exit_code, result.stderr) == (3, "prismctl: slow is not active after 0 s; it is still waking\n")
+    result = await run("models", "wake", "slow", "--no-wait", "--json")
+    assert json.loads(result.stdout) == {"model": "slow", "group": "g0", "state": "waking"}
 
 
 async def test_an_image_is_pinned_looked_at_and_unpinned(run):

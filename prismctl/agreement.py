@@ -1,0 +1,90 @@
+"""Do the configurations of one system's services agree? Pure: of files that each are fine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from balloond.config import BalloondConfig
+from gpu_scheduler.config import GpuSchedulerConfig
+from loader.config import LoaderConfig
+from placement.config import PlacementConfig
+from services.config import Config, Fault
+
+
+@dataclass(frozen=True)
+class Given:
+    """A file that can be used by itself."""
+
+    path: str
+    config: Config
+
+
+def disagreements(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    """(path, what does not agree with another file) of services of one node. Names no file of which there is nothing
+    to compare with."""
+    yield from _twice(given)
+    yield from _paths(given)
+    yield from _devices(given)
+    yield from _groups(given)
+    yield from _extents(given)
+
+
+def _of(given: Iterable[Given], kind: type[Config]) -> list[tuple[str, Any]]:
+    return [(each.path, each.config) for each in given if isinstance(each.config, kind)]
+
+
+def _twice(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    """Other addresses may be of containers, each of which has all ports for itself."""
+    for key in ("listen", "metrics"):
+        seen: dict[str, str] = {}
+        for each in given:
+            address = getattr(each.config, key)
+            if not address.startswith(("unix:", "127.0.0.1:")):
+                continue
+            if address in seen:
+                yield each.path, Fault((key,), f"{address} is that of {seen[address]} too")
+            seen.setdefault(address, each.path)
+
+
+def _paths(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    """Sockets that several name have to be the same: balloond's word counts."""
+    for path, balloond in _of(given, BalloondConfig):
+        others = [(other, config, "handoff") for other, config in _of(given, LoaderConfig)]
+        others += [(other, config, "balloond_handoff") for other, config in _of(given, GpuSchedulerConfig)]
+        others += [(other, config, "keeper") for other, config in _of(given, LoaderConfig)]
+        for other, config, key in others:
+            has, wants = getattr(config, key), balloond.keeper if key == "keeper" else balloond.handoff
+            if has and has != wants:
+                yield other, Fault((key,), f"{has} is not {wants}, which {path} names")
+
+
+def _devices(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    managed = {device.name for _, balloond in _of(given, BalloondConfig) for device in balloond.devices}
+    owners: dict[str, str] = {}
+    for path, group in _of(given, GpuSchedulerConfig):
+        for number, device in enumerate(group.devices):
+            at = ("devices", number)
+            if managed and group.balloond and device not in managed:
+                yield path, Fault(at, f"balloond does not manage {device}; it has {', '.join(sorted(managed))}")
+            if device in owners:
+                yield path, Fault(at, f"{device} is in the group of {owners[device]} too")
+            owners.setdefault(device, path)
+
+
+def _groups(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    """Only Unix sockets can be told: an address of the network has several names."""
+    listen = {config.listen for _, config in _of(given, GpuSchedulerConfig)}
+    for path, placement in _of(given, PlacementConfig):
+        for number, address in enumerate(placement.groups):
+            if listen and address.startswith("unix:") and address not in listen:
+                yield path, Fault(("groups", number), f"no gpu_scheduler of these files listens on {address}")
+
+
+def _extents(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    for path, loader in _of(given, LoaderConfig):
+        for other, group in _of(given, GpuSchedulerConfig):
+            if loader.kv_extent_bytes != group.kv_extent_bytes:
+                what = f"{loader.kv_extent_bytes} is not the {group.kv_extent_bytes} of the engines of {other}"
+                yield path, Fault(("kv_extent_bytes",), f"{what}: floors would not be whole extents")

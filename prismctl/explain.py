@@ -1,0 +1,87 @@
+"""`prismctl explain`: why a model is where it is, asleep, refused or waiting."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Annotated, Any
+
+import typer
+
+from prismctl import views
+from prismctl.account import account
+from prismctl.system import System, run
+from prismctl.tables import Column, Row, render
+from prismctl.terminal import Json, show_json, show_table, width
+from services.errors import NotFound
+
+_COLUMNS = (
+    Column("age", right=True),
+    Column("model"),
+    Column("action"),
+    Column("group"),
+    Column("outcome", 1),
+)
+
+
+def explain(
+    context: typer.Context,
+    model: Annotated[str, typer.Argument(help="A model; the decisions about all when left out.")] = "",
+    last: Annotated[int, typer.Option(min=1, help="How many decisions.")] = 10,
+    json_: Json = False,
+) -> None:
+    """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first."""
+    system: System = context.obj
+    if not model:
+        decisions = run(_all(system, last))
+        show_table(decisions, json_, _COLUMNS, map(_row, decisions))
+        return
+    known = run(_one(system, model, last))
+    value = known | {"account": account(known)}
+    if json_:
+        show_json(value)
+        return
+    for line in value["account"]:
+        typer.echo("\n".join(textwrap.wrap(line, width(), subsequent_indent="  ", break_long_words=False)))
+    if known["decisions"]:
+        typer.echo("\n" + render(_COLUMNS, map(_row, known["decisions"]), width()))
+
+
+async def _all(system: System, last: int) -> list[dict[str, Any]]:
+    async with system.open_placement() as placement:
+        return views.decisions(await placement.explain("", last))
+
+
+async def _one(system: System, model: str, last: int) -> dict[str, Any]:
+    """What placement and the groups that have it say of a model. Raises NotFound."""
+    async with system.open_placement() as placement:
+        routes, cluster = await placement.routes(), await placement.cluster()
+        answer = await placement.explanation(model, last)
+    route = next((each for each in views.models(routes) if each["model"] == model), None)
+    if route is None:
+        raise NotFound(f"no model {model!r} in the catalogue")
+    places, requests = [], []
+    for group in cluster.groups:
+        if not any(each.model == model for each in group.models):
+            continue
+        if not group.reachable:
+            places.append({"group": group.group, "answers": False})
+            continue
+        async with system.open_group(group.group, group.address) as client:
+            state, queue = await client.state(), await client.inspect()
+        places += [views.place(group.group, each) for each in state.residents if each.model == model]
+        requests += [views.request(each, group.group) for each in queue.requests if each.model == model]
+    return {
+        "model": model,
+        "state": route["state"],
+        "error": route["error"] or None,
+        "places": places,
+        "requests": requests,
+        "prospect": views.prospect(answer.prospect) if answer.HasField("prospect") else None,
+        "decisions": views.decisions(answer.decisions),
+    }
+
+
+def _row(decision: dict[str, Any]) -> Row:
+    outcome, _, why = decision["outcome"].partition(": ")
+    cells = (f"{decision['age_s']:.0f} s", decision["model"], decision["action"], decision["group"], outcome)
+    return Row(cells, "; ".join(filter(None, (decision["reason"], why))))

@@ -1,0 +1,28 @@
+"""Bytes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+import typer
+
+_SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMG]i?B?|B)?$", re.IGNORECASE)
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "12MiB", "1.5g", "4096", or -1 for "none"."""
+    if text.lower() in ("none", "-1"):
+        return -1
+    match = _SIZE.match(text.strip())
+    if match is None:
+        raise typer.BadParameter(f"{text!r} is no size; write 12MiB, 1.5GiB, 4096, or none")
+    power = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3}[(match[2] or "")[:1].lower()]
+    return int(float(match[1]) * 1024**power)
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,272 @@
+"""The command against a whole system: real services on Unix sockets, engines that echo."""
+
+import asyncio
+import contextlib
+import json
+import os
+import pty
+import signal
+import sys
+
+import pytest
+import pytest_asyncio
+from typer.testing import CliRunner
+
+from prismctl.__main__ import app
+from protos import common_pb2
+from services import tasks
+from services.errors import PrismError
+from tests.end_to_end.test_echo_system import PROMPT, ten_streams, undisturbed
+from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, world
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+LLAMA, QWEN, PERL = MODELS
+SERVICES = ["placement", "loader", "balloond", "gateway", "cpu:0", "cpu:1"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
+    # Steps of 20 ms: there is time to look at requests that run. The second device has room for one model.
+    devices = {"cpu:0": 32 << 20, "cpu:1": 16 << 20}
+    async with world("echo", options={"step_ms": "20"}, idle_s=0.2, devices=devices) as it:
+        yield it
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def system(running):
+    await running.rest()
+    return running
+
+
+async def run(it, *arguments, status=0, columns=None):
+    """What it printed; it has to end with this status."""
+    runner = CliRunner(env={"COLUMNS": columns})
+    result = await asyncio.to_thread(runner.invoke, app, ["--state", str(it.local.state), *arguments])
+    assert result.exit_code == status, result.output
+    return result.stdout if status == 0 else result.output
+
+
+async def value(it, *arguments, status=0):
+    return json.loads(await run(it, *arguments, "--json", status=status))
+
+
+@contextlib.asynccontextmanager
+async def streaming(it, model):
+    """While this is open, a request of the model runs, for longer than anybody looks; then its client goes away."""
+    started = asyncio.Event()
+    stream = asyncio.get_running_loop().create_task(it.stream(model, PROMPT, 1900, started))
+    async with asyncio.timeout(PATIENCE_S):
+        await started.wait()
+    yield
+    await tasks.cancel(stream)
+
+
+async def with_image(it, model):
+    """Awake, and with an image to sleep on."""
+    await it.complete(model, PROMPT, 2)
+
+    async def has_image():
+        return (await value(it, "models", "inspect", model))["in_memory"]
+
+    await it.until(has_image, "no image was made")
+    await it.complete(model, PROMPT, 30)  # the group has heard of it meanwhile
+
+
+async def test_the_status_of_a_system_that_is_well(system):
+    assert "all 6 services answer" in await run(system, "status")
+    told = await value(system, "status")
+    assert [each["service"] for each in told["services"] if each["answers"]] == SERVICES
+    assert [group["group"] for group in told["groups"]] == ["cpu:0", "cpu:1"]
+
+
+async def test_a_frame_has_every_byte_of_a_device_by_owner(system):
+    async with streaming(system, LLAMA):
+        told = await value(system, "top", "--once")
+        text = await run(system, "top", "--once", columns="80")
+    (group,) = (group for group in told["groups"] if group["models"])
+    (device,) = group["devices"]
+    parts = ("leased", "private", "stranded", "free")
+    assert sum(device[f"{part}_bytes"] for part in parts) == device["capacity_bytes"]
+    (owner,) = device["owners"]
+    assert owner["model"] == LLAMA and owner["weights_bytes"] + owner["kv_bytes"] == device["leased_bytes"]
+    assert owner["kv_used_bytes"] + owner["kv_cached_bytes"] + owner["kv_reserve_bytes"] <= owner["kv_bytes"]
+    assert group["models"][0]["running"] == 1
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1 running" in text and "[WWWW" in text and f"on no group: {QWEN}" in text
+
+
+async def test_top_is_live_on_a_terminal_until_it_is_interrupted(system):
+    """The frames of a pseudo-terminal: on the other screen, in colour, and the first screen is back at the end."""
+    await run(system, "models", "wake", LLAMA)
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prismctl", "--state", str(system.local.state), "top", "--every", "0.1",
+        stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(theirs)
+    screen = asyncio.get_running_loop().run_in_executor(None, watched, ours, process)
+    async with asyncio.timeout(PATIENCE_S):
+        text = await screen
+        assert await process.wait() == 0
+    os.close(ours)
+    assert text.startswith("\x1b[?1049h") and "\x1b[?1049l" in text
+    assert text.count("2 groups; 3 models") >= 3 and "\x1b[32mactive" in text
+
+
+def watched(terminal, process):
+    """What is shown until the process ends; after three frames it is interrupted."""
+    text, interrupted = "", False
+    while True:
+        try:
+            told = os.read(terminal, 65536)
+        except OSError:  # nobody writes any more
+            return text
+        if not told:
+            return text
+        text += told.decode(errors="replace")
+        if not interrupted and text.count("2 groups; 3 models") >= 3:
+            interrupted = True
+            process.send_signal(signal.SIGINT)
+
+
+async def test_without_a_terminal_frames_are_lines_and_objects(system):
+    for option, is_frame in (
+        ("--json", lambda line: json.loads(line)["groups"]),
+        (None, lambda line: "2 groups;" in line),
+    ):
+        arguments = ["top", "--every", "0.1", *filter(None, [option])]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "prismctl", "--state", str(system.local.state), *arguments,
+            cwd=ROOT, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+        )  # fmt: skip
+        frames = 0
+        async with asyncio.timeout(PATIENCE_S):
+            while frames < 2:
+                line = (await process.stdout.readline()).decode()
+                assert "\x1b" not in line
+                frames += bool(is_frame(line)) if line.strip() else 0
+            process.send_signal(signal.SIGINT)
+            await process.stdout.read()
+            assert await process.wait() == 0
+
+
+async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
+    await run(system, "models", "wake", LLAMA)
+    nowhere = f"unix:{system.local.state}/nowhere.sock"
+    away = ("--wait", "0.5", "--placement", nowhere, "--loader", nowhere)
+    for command in (("status",), ("top", "--once")):
+        text = await run(system, *away, *command, status=3)
+        assert f"does not answer: placement ({nowhere})" in text and f"does not answer: loader ({nowhere})" in text
+        # Groups are found by their sockets.
+        assert "cpu:0: " in text and "cpu:1: " in text and LLAMA in text
+    told = await value(system, *away, "status", status=3)
+    assert {each["service"] for each in told["services"] if each["answers"]} == {
+        "balloond",
+        "gateway",
+        "cpu:0",
+        "cpu:1",
+    }
+
+
+@pytest.mark.parametrize(
+    "command", [("models", "list"), ("explain", LLAMA), ("drain", "cpu:0"), ("models", "pin", LLAMA)]
+)
+async def test_who_has_to_answer_and_does_not_is_one_line_and_status_3(system, command):
+    nowhere = "unix:/nowhere/prism.sock"
+    text = await run(system, "--wait", "0", "--placement", nowhere, "--loader", nowhere, *command, status=3)
+    assert text.count("\n") == 1 and text.endswith(f" at {nowhere} does not answer\n")
+
+
+async def test_a_model_wakes_sleeps_and_moves(system):
+    assert await run(system, "models", "wake", LLAMA) == f"{LLAMA} is active on cpu:0\n"
+    told = await value(system, "models", "move", LLAMA, "cpu:1")
+    assert (told["model"], told["group"]) == (LLAMA, "cpu:1")
+    await with_image(system, LLAMA)
+    assert await run(system, "models", "sleep", LLAMA) == f"{LLAMA} is hibernating\n"
+    await system.wait_residency(LLAMA, common_pb2.HIBERNATING)
+    assert "on no group in a state above that" in await run(system, "models", "sleep", LLAMA, status=1)
+    await run(system, "models", "sleep", LLAMA, "--to", "attic", status=2)
+
+
+async def test_explain_says_why_a_model_is_awake_asleep_nowhere_or_unknown(system):
+    await with_image(system, LLAMA)
+    text = await run(system, "explain", LLAMA, columns="80")
+    assert f"{LLAMA} is active on cpu:0; it came up in " in text and "why: activate on cpu:0" in text
+    assert max(map(len, text.splitlines())) <= 80
+    await run(system, "models", "sleep", LLAMA)
+    text = await run(system, "explain", LLAMA)
+    assert f"{LLAMA} is hibernating on cpu:0" in text and "an operator asked for it" in text
+    assert "a request now would bring it up on cpu:0" in text
+    told = await value(system, "explain", QWEN)
+    assert told["state"] == "on disk" and told["places"] == [] and told["prospect"]["group"] in ("cpu:0", "cpu:1")
+    assert told["account"][0].startswith(f"{QWEN} is on no group, on disk")
+    assert "no model 'ghost'" in await run(system, "explain", "ghost", status=1)
+
+
+async def test_explain_says_what_requests_of_a_model_do(system):
+    async with streaming(system, LLAMA):
+        told = await value(system, "explain", LLAMA)
+    assert "requests: 1 running" in told["account"] and {each["group"] for each in told["requests"]} == {"cpu:0"}
+
+
+async def test_a_limit_is_set_where_the_model_is_and_refused_below_its_floor(system):
+    await run(system, "models", "wake", LLAMA)
+    told = await value(system, "models", "limit", LLAMA, "8MiB")
+    assert told["cpu:0"]["state"] == "applied"
+    assert "below the floor" in await run(system, "models", "limit", LLAMA, "1KiB", status=1)
+    await run(system, "models", "limit", LLAMA, "none")
+
+
+async def test_a_model_that_has_requests_is_not_removed(system):
+    async with streaming(system, LLAMA):
+        assert f"{LLAMA} has requests that run or wait: it is removed by force only" in await run(
+            system, "models", "remove", LLAMA, status=1
+        )
+    assert LLAMA in await run(system, "models", "list")
+
+
+async def test_a_folder_is_checked_without_adding_it(system):
+    folder = str(ROOT / "examples" / "models" / LLAMA)
+    told = await value(system, "models", "add", "other", folder, "--check")
+    assert told["weights_bytes"] > 0 and not told["added"]
+    assert "other" not in await run(system, "models", "list")
+    assert "does not exist" in await run(system, "models", "add", "other", f"{folder}/none", "--check", status=1)
+
+
+async def test_a_drained_group_is_left_by_all_while_they_serve_and_a_new_placement_knows_of_it(system):
+    await with_image(system, QWEN)
+    await run(system, "models", "sleep", QWEN)
+    expected = await undisturbed(system, LLAMA)
+    streams = await ten_streams(system, LLAMA)
+    told = await value(system, "drain", "cpu:0")
+    assert await asyncio.gather(*streams) == expected
+    assert {each["model"]: each["to_group"] for each in told["models"]} == {LLAMA: "cpu:1", QWEN: None}
+    system.kill("placement")
+
+    async def knows():
+        groups = {group.group: group for group in (await system.placement.cluster()).groups}
+        return groups["cpu:0"].reachable and groups["cpu:0"].drained
+
+    await system.until(lambda: quietly(knows), "placement does not know")
+    assert "cpu:0 (drained)" in await run(system, "status")
+    assert "on cpu:1" in await run(system, "models", "wake", QWEN)
+    assert "models may come up on cpu:0 again" in await run(system, "drain", "cpu:0", "--undo")
+    assert "no group 'cpu:9'" in await run(system, "drain", "cpu:9", status=1)
+    assert await run(system, "models", "move", QWEN, "cpu:0")
+
+
+async def quietly(question):
+    """False while placement starts again."""
+    try:
+        return await question()
+    except PrismError:
+        return False
+
+
+async def test_its_configuration_is_valid_and_its_logs_are_read(system):
+    files = [str(path) for path in sorted(system.local.state.glob("*.toml"))]
+    told = await value(system, "config", "validate", *files)
+    assert told["valid"] and len(told["files"]) == 7
+    await run(system, "models", "wake", PERL)
+    lines = (await run(system, "logs", "--model", PERL, "-n", "1000", "--json")).splitlines()
+    assert "model active" in {json.loads(line)["event"] for line in lines}
