@@ -150,6 +150,30 @@ async def test_without_a_terminal_frames_are_lines_and_objects(system):
             assert await process.wait() == 0
 
 
+async def test_top_goes_on_while_services_die_and_come_back(system):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "prismctl", "--state", str(system.local.state), "--wait", "0.5",
+        "top", "--every", "0.1", "--json",
+        cwd=ROOT, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+    )  # fmt: skip
+
+    async def answering():
+        return {each["service"] for each in json.loads(await process.stdout.readline())["services"] if each["answers"]}
+
+    async with asyncio.timeout(PATIENCE_S):
+        while await answering() != set(SERVICES):
+            pass
+        for name in ("placement", "loader", "balloond", "gateway", system.local.scheduler("cpu:0")):
+            system.kill(name)
+        while "placement" in await answering():
+            pass
+        while await answering() != set(SERVICES):
+            pass
+        process.send_signal(signal.SIGINT)
+        await process.stdout.read()
+        assert await process.wait() == 0
+
+
 async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
     await run(system, "models", "wake", LLAMA)
     nowhere = f"unix:{system.local.state}/nowhere.sock"
