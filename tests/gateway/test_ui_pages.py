@@ -90,6 +90,15 @@ async def test_the_stream_tells_decisions_when_there_are_new_ones(world: World) 
         assert [each["outcome"] for each in state["decisions"]] == ["done in 1.00 s"]
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+async def test_an_event_is_whole_as_soon_as_it_is_sent(world: World, encoding: str) -> None:
+    async with world.http.stream("GET", "/ui/events", headers={"accept-encoding": encoding}) as response:
+        assert response.headers.get("content-encoding", "identity") == encoding
+        async for state in states(response):
+            assert state["placement"]["away"] is None
+            break
+
+
 async def test_while_placement_is_away_the_stream_says_so_and_goes_on_when_it_is_back(world: World) -> None:
     world.placement.cluster.groups.add(group="g", reachable=True)
     async with world.http.stream("GET", "/ui/events") as response:

@@ -53,7 +53,7 @@ function fillBar(bar, device, hue, matches) {
     bar,
     [...blocks, ...rest.filter((each) => each.size > 0)],
     (each) => each.model,
-    (each) => (each.part ? el("span") : el("span", { class: "owner" }, el("b", {}, each.model), ...PARTS.map(() => el("span")))),
+    (each) => (each.part ? el("span") : el("span", { class: "owner" }, el("b", {}, each.model.split("/").at(-1)), ...PARTS.map(() => el("span")))),
     (node, each) => {
       if (each.part) return segment(node, each.part, each.size, device.capacity_bytes);
       const size = held(each);

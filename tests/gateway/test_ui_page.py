@@ -1,0 +1,177 @@
+"""The page in a real browser, at a real gateway before a fake placement."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from protos import balloond_pb2, common_pb2, placement_pb2
+from tests.gateway.browser import Tab, browser
+from tests.gateway.conftest import MODEL, World
+
+GIB = 1 << 30
+HOSTILE = '<img src=x onerror="document.title=1">'
+
+
+def device(name: str, *models: str) -> balloond_pb2.DeviceState:
+    state = balloond_pb2.DeviceState(device=name, capacity_bytes=80 * GIB, booked_bytes=3 * GIB * len(models))
+    for i, model in enumerate(models):
+        kv = (2 + 3 * i) * GIB
+        state.leases.add(
+            model=model,
+            weights_bytes=15 * GIB,
+            kv_bytes=kv,
+            kv_used_bytes=kv // 2,
+            kv_cached_bytes=kv // 4,
+            kv_reserve_bytes=kv // 4,
+        )
+        state.bookings.add(model=model, quota_bytes=3 * GIB)
+        state.leased_bytes += 15 * GIB + kv
+    state.free_bytes = state.capacity_bytes - state.booked_bytes - state.leased_bytes
+    return state
+
+
+def group(name: str, *models: str) -> placement_pb2.Group:
+    told = placement_pb2.Group(group=name, reachable=True, pressure=0.5, memory=[device(name, *models)])
+    for model in models:
+        told.models.add(model=model, residency=common_pb2.ACTIVE, running=1, weights_bytes=15 * GIB)
+    return told
+
+
+@pytest.fixture
+async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
+    async with browser(tmp_path / "profile") as tab:
+        yield tab
+
+
+@pytest.fixture
+async def page(world: World, tab: Tab) -> Tab:
+    """Open, with two devices and two models."""
+    world.placement.cluster.groups.extend([group("cuda:0", MODEL, HOSTILE), group("cuda:1")])
+    world.placement.decisions = [
+        placement_pb2.Decision(model=HOSTILE, action="migrate", group="cuda:0", outcome="done in 0.50 s", took_s=0.5),
+        placement_pb2.Decision(model=MODEL, action="activate", group="cuda:0", outcome="failed: no room", age_s=3),
+    ]
+    await tab.open(f"{world.url}/ui")
+    await tab.until("document.querySelectorAll('.owner').length === 2")
+    return tab
+
+
+async def shown(tab: Tab, selector: str) -> list[str]:
+    """The texts of what is there."""
+    found = await tab.value(f"[...document.querySelectorAll({selector!r})].map((each) => each.textContent)")
+    return list(found)
+
+
+async def test_it_loads_without_complaint_and_asks_nobody_but_the_gateway(world: World, page: Tab) -> None:
+    assert await page.value("document.getElementById('status').textContent") == "live"
+    assert page.complaints == []
+    assert page.asked and all(address.startswith(f"{world.url}/ui") for address in page.asked)
+
+
+async def test_bars_are_as_long_as_the_memory_that_they_stand_for(page: Tab) -> None:
+    widths = await page.value(
+        "[...document.querySelectorAll('.bar')].map((bar) => [...bar.children].map((each) => each.style.width))"
+    )
+    assert widths == [["25%", "21.25%", "7.5%"], []]
+    label = await page.value("document.querySelector('.bar').getAttribute('aria-label')")
+    assert "cuda:0: 37 GiB of 80 GiB free" in label and f"{MODEL} 17 GiB" in label
+
+
+async def test_a_table_says_what_each_drawing_shows(page: Tab) -> None:
+    await page.value("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    await page.until("document.querySelectorAll('#decision-table tbody tr').length === 2")
+    memory = await shown(page, ".device:first-child tbody tr:first-child > *")
+    assert memory == [HOSTILE, "15 GiB", "2.5 GiB", "1.3 GiB", "1.3 GiB", "3 GiB"]
+    assert await shown(page, "#queue-table tbody th") == [HOSTILE, MODEL]
+    decisions = await shown(page, "#decision-table tbody tr:first-child > *")
+    assert decisions[1:5] == [HOSTILE, "migrate", "cuda:0", "done in 0.50 s"]
+    assert await shown(page, ".line .mark > text") == ["⇄", "✕"]
+
+
+async def test_a_models_name_is_text_and_never_markup(page: Tab) -> None:
+    assert await shown(page, ".owner b") == [HOSTILE, MODEL.split("/")[-1]]
+    assert await page.value("[document.images.length, document.title]") == [0, "Prism"]
+    with pytest.raises(RuntimeError, match="TrustedHTML"):
+        await page.value("document.body.innerHTML = 'x'")
+
+
+async def test_targets_met_are_counted_by_model(world: World, page: Tab) -> None:
+    world.say("one")
+    await world.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "hello"}, headers={"x-slo-ttft-ms": "60000"}
+    )
+    await page.until("document.querySelectorAll('#target-table tbody tr').length === 1")
+    assert (await shown(page, "#target-table tbody tr > *"))[0] == MODEL
+
+
+async def test_the_keyboard_reaches_everything(page: Tab) -> None:
+    await page.value("document.addEventListener('focusin', (event) => (window.focused ??= []).push(event.target))")
+    for _ in range(13):
+        await page.press("Tab")
+    reached = await page.value("window.focused.map((each) => each.id || each.textContent.trim())")
+    assert reached == [
+        *["To the devices", "Memory", "Queues", "Moves", "Targets", "filter", "pause"],
+        *["Models as a table", "Models as a table", "queue-table", "span", "Placement's decisions as a table"],
+        "target-table",
+    ]
+    await page.value("document.getElementById('pause').focus()")
+    await page.press("Enter")
+    assert await page.value("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+    await page.value("document.querySelector('.device summary').focus()")
+    await page.press("Enter")
+    assert await page.value("document.querySelector('.device details').open") is True
+
+
+async def test_focus_stays_where_it_is_while_the_numbers_move(world: World, page: Tab) -> None:
+    await page.value("document.querySelector('.device summary').focus()")
+    world.placement.cluster.groups.insert(0, group("cuda:7", "newcomer"))
+    await page.until("document.querySelectorAll('.device').length === 3")
+    assert await page.value("document.activeElement === document.querySelectorAll('.device summary')[1]")
+
+
+async def test_dark_and_light_follow_the_system(page: Tab) -> None:
+    seen = {}
+    for scheme in ("dark", "light"):
+        await page.colours(scheme)
+        seen[scheme] = await page.value(
+            "['backgroundColor', 'color'].map((name) => getComputedStyle(document.body)[name])"
+        )
+    assert seen["dark"] == ["rgb(20, 20, 22)", "rgb(236, 236, 236)"]
+    assert seen["light"] == ["rgb(246, 246, 244)", "rgb(28, 28, 26)"]
+
+
+async def test_while_placement_is_away_the_last_state_stays_with_its_age(world: World, page: Tab) -> None:
+    await world.placement.die()
+    await page.until("document.getElementById('status').dataset.state === 'away'")
+    (status,) = await shown(page, "#status")
+    assert status.startswith("placement is away") and "shown is what was told" in status
+    assert len(await shown(page, ".owner")) == 2
+    world.placement.cluster.groups[1].CopyFrom(group("cuda:1", "third"))
+    await world.placement.start()
+    await page.until("document.querySelectorAll('.owner').length === 3")
+    assert await shown(page, "#status") == ["live"]
+
+
+async def test_a_page_that_is_paused_asks_for_nothing(world: World, page: Tab) -> None:
+    await page.value("document.getElementById('pause').click()")
+    assert (await shown(page, "#status"))[0].startswith("paused")
+    world.placement.cluster.groups[1].CopyFrom(group("cuda:1", "third"))
+    await page.value("document.getElementById('pause').click()")
+    await page.until("document.querySelectorAll('.owner').length === 3")
+
+
+async def test_a_hundred_models_on_32_devices_are_shown_and_filtered(world: World, tab: Tab) -> None:
+    names = [f"model-{i:02d}" for i in range(100)]
+    world.placement.cluster.groups.extend(
+        group(f"cuda:{i}", *(names[j] for j in range(100) if j % 32 == i)) for i in range(32)
+    )
+    await tab.open(f"{world.url}/ui/")
+    await tab.until("document.querySelectorAll('.device').length === 32")
+    assert len(await shown(tab, ".owner")) == len(await shown(tab, "#queue-table tbody tr")) == 100
+    await tab.value("(filter.value = 'MODEL-07', filter.dispatchEvent(new Event('input')))")
+    assert await shown(tab, "#queue-table tbody th") == ["model-07"]
+    assert len(await shown(tab, ".owner:not(.dim)")) == 1
+    assert tab.complaints == []

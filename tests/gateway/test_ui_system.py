@@ -1,0 +1,96 @@
+"""The page of a whole system with echo engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest_asyncio
+
+from protos import common_pb2
+from tests.end_to_end.world import MODELS, World, world
+from tests.gateway.browser import browser
+
+DEVICES = {"cpu:0": 32 << 20, "cpu:1": 32 << 20}
+PROMPT = list(range(20, 60))
+
+
+@pytest_asyncio.fixture
+async def system() -> AsyncIterator[World]:
+    async with world("echo", options={"step_ms": "20"}, idle_s=0.2, devices=DEVICES) as it:
+        yield it
+
+
+async def states(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
+    async for line in answer.content:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+
+
+async def test_memory_queues_moves_and_targets_are_those_of_the_system(system: World, tmp_path: Path) -> None:
+    body = {"model": MODELS[0], "prompt": PROMPT, "max_tokens": 4}
+    status, _ = await system.post("/v1/completions", body, headers={"x-slo-ttft-ms": "600000"})
+    assert status == 200
+    status, state = await system.get("/ui/state.json")
+    assert status == 200 and state["placement"]["away"] is None
+    devices = {device["device"]: device for group in state["groups"] for device in group["devices"]}
+    assert {name: device["capacity_bytes"] for name, device in devices.items()} == DEVICES
+    for device in devices.values():
+        fields = ("weights_bytes", "kv_used_bytes", "kv_cached_bytes", "kv_reserve_bytes")
+        owned = sum(owner[field] for owner in device["owners"] for field in fields)
+        rest = device["private_bytes"] + device["stranded_bytes"] + device["free_bytes"]
+        assert owned + rest == device["capacity_bytes"]
+    assert [owner["model"] for device in devices.values() for owner in device["owners"]] == [MODELS[0]]
+    assert [model["state"] for group in state["groups"] for model in group["models"]] == ["active"]
+    (decision,) = state["decisions"]
+    assert (decision["model"], decision["action"]) == (MODELS[0], "activate") and decision["took_s"] > 0
+    assert state["attainment"][MODELS[0]]["ttft"] == {"met": 1, "missed": 0}
+
+    async with browser(tmp_path / "profile") as tab:
+        await tab.open(f"{system.base}/ui")
+        await tab.until("document.querySelectorAll('.owner').length === 1")
+        await system.complete(MODELS[1], PROMPT, 4)
+        await tab.until("document.querySelectorAll('.owner').length === 2")
+        await system.placement.evict(MODELS[0], common_pb2.HIBERNATING)
+        await tab.until("document.querySelectorAll('.owner').length === 1")
+        await tab.until("document.querySelectorAll('.line .mark').length === 3")
+        assert tab.complaints == []
+
+
+async def test_who_waits_is_shown_with_the_slack_that_is_left(system: World) -> None:
+    """More than may run at once, with a target that is far away."""
+    headers = {"x-slo-ttft-ms": "600000"}
+    body = {"model": MODELS[0], "prompt": list(range(20, 400)), "max_tokens": 40}
+    requests = [
+        asyncio.get_running_loop().create_task(system.post("/v1/completions", body, headers=headers))
+        for _ in range(100)
+    ]
+    async with system.http.get(f"{system.base}/ui/events") as answer:
+        async for state in states(answer):
+            models = [model for group in state["groups"] for model in group["models"]]
+            if any(model["waiting"] and model["least_slack_s"] is not None for model in models):
+                break
+    (model,) = (model for model in models if model["waiting"])
+    assert model["model"] == MODELS[0] and 0 < model["least_slack_s"] < 600 and model["late"] == 0
+    assert {status for status, _ in await asyncio.gather(*requests)} == {200}
+
+
+async def test_a_gateway_that_stops_ends_the_stream_and_a_placement_that_dies_does_not(system: World) -> None:
+    await system.complete(MODELS[0], PROMPT, 4)
+    async with system.http.get(f"{system.base}/ui/events") as answer:
+        stream = states(answer)
+        assert len((await anext(stream))["decisions"]) == 1
+        system.kill("placement")
+        async for state in stream:
+            if state.get("decisions") == []:
+                break  # its successor has decided nothing
+        assert state["placement"]["away"] is None
+        os.kill(system.system.running["gateway"].pid, signal.SIGTERM)
+        async for _ in stream:
+            pass
