@@ -77,6 +77,8 @@ async def test_bars_are_as_long_as_the_memory_that_they_stand_for(page: Tab) -> 
     )
     assert widths == [["25%", "21.25%", "7.5%"], []]
     label = await page.value("document.querySelector('.bar').getAttribute('aria-label')")
+    drawn = await page.value("document.querySelector('.history').getAttribute('aria-label')")
+    assert drawn == "cuda:0: between 43 GiB and 43 GiB were held in the last two minutes"
     assert "cuda:0: 37 GiB of 80 GiB free" in label and f"{MODEL} 17 GiB" in label
 
 
@@ -146,8 +148,8 @@ async def test_dark_and_light_follow_the_system(page: Tab) -> None:
 async def test_while_placement_is_away_the_last_state_stays_with_its_age(world: World, page: Tab) -> None:
     await world.placement.die()
     await page.until("document.getElementById('status').dataset.state === 'away'")
-    (status,) = await shown(page, "#status")
-    assert status.startswith("placement is away") and "shown is what was told" in status
+    (status, age) = await shown(page, "#status, #age")
+    assert status.startswith("placement is away") and age.startswith("; shown is what was told ")
     assert len(await shown(page, ".owner")) == 2
     world.placement.cluster.groups[1].CopyFrom(group("cuda:1", "third"))
     await world.placement.start()
@@ -157,7 +159,7 @@ async def test_while_placement_is_away_the_last_state_stays_with_its_age(world: 
 
 async def test_a_page_that_is_paused_asks_for_nothing(world: World, page: Tab) -> None:
     await page.value("document.getElementById('pause').click()")
-    assert (await shown(page, "#status"))[0].startswith("paused")
+    assert await shown(page, "#status") == ["paused"]
     world.placement.cluster.groups[1].CopyFrom(group("cuda:1", "third"))
     await page.value("document.getElementById('pause').click()")
     await page.until("document.querySelectorAll('.owner').length === 3")

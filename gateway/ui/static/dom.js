@@ -66,7 +66,7 @@ export function bytes(count) {
 export function seconds(count) {
   if (count === null || count === undefined) return "–";
   const size = Math.abs(count);
-  if (size < 10) return `${count.toFixed(2)} s`;
+  if (size < 10) return `${Number.isInteger(count) ? count : count.toFixed(2)} s`;
   if (size < 120) return `${count.toFixed(0)} s`;
   return size < 7200 ? `${(count / 60).toFixed(0)} min` : `${(count / 3600).toFixed(1)} h`;
 }

@@ -1,12 +1,13 @@
-// The last two minutes of a device, stacked by kind, as a small drawing. The numbers are those of the table at its end.
-import { el } from "./dom.js";
+// The last two minutes of a device, stacked by kind, as a small drawing; in words, between what bounds its memory was held.
+import { attribute, bytes, el } from "./dom.js";
 
 const SPAN_S = 120;
 const KINDS = ["private", "weights", "used", "cached", "reserve"];
 
 export class History {
   constructor(device) {
-    this.canvas = el("canvas", { class: "history", role: "img", "aria-label": `memory of ${device} over the last two minutes` });
+    this.canvas = el("canvas", { class: "history", role: "img" });
+    this.device = device;
     this.samples = [];
   }
 
@@ -14,6 +15,9 @@ export class History {
     const now = performance.now() / 1000;
     this.samples.push({ at: now, sizes, capacity });
     while (this.samples[0].at < now - SPAN_S) this.samples.shift();
+    const held = this.samples.map((sample) => Object.values(sample.sizes).reduce((sum, size) => sum + size));
+    const bounds = `${bytes(Math.min(...held))} and ${bytes(Math.max(...held))}`;
+    attribute(this.canvas, "aria-label", `${this.device}: between ${bounds} were held in the last two minutes`);
   }
 
   draw() {

@@ -16,19 +16,20 @@ let paused = false;
 const matches = (model) => model.toLowerCase().includes(at("filter").value.trim().toLowerCase());
 const fresh = () => gateway && state.placement.away === null;
 
+// The age moves every second: it is not in the status, which is read out whenever it changes.
 function tell() {
-  const told = state?.placement.age_s;
-  const age = told === null || told === undefined ? null : told + (performance.now() - cameAt) / 1000;
-  const shown = age === null ? "" : `; shown is what was told ${seconds(Math.round(age))} ago`;
   const [kind, words] = paused
-    ? ["paused", `paused${shown}`]
+    ? ["paused", "paused"]
     : !gateway
-      ? ["away", `${state ? "the gateway does not answer" : "waiting for the gateway"}${shown}`]
+      ? ["away", state ? "the gateway does not answer" : "waiting for the gateway"]
       : state.placement.away !== null
-        ? ["away", `placement is away (${state.placement.away})${shown}`]
+        ? ["away", `placement is away (${state.placement.away})`]
         : ["live", "live"];
+  const told = state?.placement.age_s ?? null;
+  const age = told === null || kind === "live" ? "" : `; shown is what was told ${seconds(Math.round(told + (performance.now() - cameAt) / 1000))} ago`;
   attribute(status, "data-state", kind);
   text(status, words);
+  text(at("age"), age);
   document.body.classList.toggle("old", kind === "away");
 }
 
