@@ -63,10 +63,10 @@ export function bytes(count) {
   return `${count >= 100 || unit === 0 || Number.isInteger(count) ? count.toFixed(0) : count.toFixed(1)} ${UNITS[unit]}`;
 }
 
-export function seconds(count) {
+export function seconds(count, digits = 2) {
   if (count === null || count === undefined) return "–";
   const size = Math.abs(count);
-  if (size < 10) return `${Number.isInteger(count) ? count : count.toFixed(2)} s`;
+  if (size < 10) return `${count.toFixed(digits)} s`;
   if (size < 120) return `${count.toFixed(0)} s`;
   return size < 7200 ? `${(count / 60).toFixed(0)} min` : `${(count / 3600).toFixed(1)} h`;
 }

@@ -26,10 +26,10 @@ function tell() {
         ? ["away", `placement is away (${state.placement.away})`]
         : ["live", "live"];
   const told = state?.placement.age_s ?? null;
-  const age = told === null || kind === "live" ? "" : `; shown is what was told ${seconds(Math.round(told + (performance.now() - cameAt) / 1000))} ago`;
+  const age = told === null ? 0 : told + (performance.now() - cameAt) / 1000;
   attribute(status, "data-state", kind);
   text(status, words);
-  text(at("age"), age);
+  text(at("age"), told === null || kind === "live" ? "" : `; shown is what was told ${seconds(age, 0)} ago`);
   document.body.classList.toggle("old", kind === "away");
 }
 
