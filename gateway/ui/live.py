@@ -49,7 +49,7 @@ class Live:
         """A view that is not older than the pause between two looks, then each newer one; ends when this is closed."""
         began = self._now()
         self._viewers += 1
-        if self._looking is None:
+        if self._looking is None or self._looking.done():
             self._looking = tasks.spawn(self._keep(), "look for the page")
         try:
             async for view in self._views.follow():

@@ -49,6 +49,8 @@ class Looker:
         except TimeoutError:
             raise Unavailable(f"placement has not answered within {_ANSWER_S:g} s") from None
         at = self._now()
+        for address in self._groups.keys() - {group.address for group in cluster.groups}:
+            await self._groups.pop(address).close()
         asked = [group for group in cluster.groups if group.reachable and any(m.waiting for m in group.models)]
         answers = await asyncio.gather(*(self._queue(group.address) for group in asked))
         queues = {group.group: queue for group, queue in zip(asked, answers, strict=True) if queue is not None}

@@ -76,6 +76,13 @@ async def test_the_state_is_what_placement_tells_and_what_this_gateway_counted(w
     assert sum(state["attainment"][MODEL]["ttft"].values()) >= 2
 
 
+async def test_a_group_that_does_not_answer_is_shown_without_its_queue(world: World) -> None:
+    group = world.placement.cluster.groups.add(group="g", reachable=True, address=f"unix:{world.sockets}/nobody.sock")
+    group.models.add(model=MODEL, waiting=3)
+    (shown,) = (await world.http.get("/ui/state.json")).json()["groups"]
+    assert (shown["models"][0]["waiting"], shown["models"][0]["late"]) == (3, None)
+
+
 async def test_the_stream_tells_decisions_when_there_are_new_ones(world: World) -> None:
     decision = placement_pb2.Decision(model=MODEL, action="activate", group="g", outcome="under way")
     world.placement.decisions = [decision]

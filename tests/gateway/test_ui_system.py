@@ -33,7 +33,7 @@ async def states(answer: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]
             yield json.loads(line[6:])
 
 
-async def test_memory_queues_moves_and_targets_are_those_of_the_system(system: World, tmp_path: Path) -> None:
+async def test_memory_moves_and_targets_are_those_of_the_system(system: World) -> None:
     body = {"model": MODELS[0], "prompt": PROMPT, "max_tokens": 4}
     status, _ = await system.post("/v1/completions", body, headers={"x-slo-ttft-ms": "600000"})
     assert status == 200
@@ -52,7 +52,10 @@ async def test_memory_queues_moves_and_targets_are_those_of_the_system(system: W
     assert (decision["model"], decision["action"]) == (MODELS[0], "activate") and decision["took_s"] > 0
     assert state["attainment"][MODELS[0]]["ttft"] == {"met": 1, "missed": 0}
 
+
+async def test_bars_come_and_go_with_the_models(system: World, tmp_path: Path) -> None:
     async with browser(tmp_path / "profile") as tab:
+        await system.complete(MODELS[0], PROMPT, 4)
         await tab.open(f"{system.base}/ui")
         await tab.until("document.querySelectorAll('.owner').length === 1")
         await system.complete(MODELS[1], PROMPT, 4)

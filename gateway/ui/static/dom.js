@@ -41,7 +41,8 @@ export function table(caption, columns) {
   const head = el("tr", {}, ...columns.map((column) => el("th", { scope: "col", class: column.number ? "number" : "" }, column.title)));
   const body = el("tbody");
   const whole = el("table", {}, el("caption", {}, caption), el("thead", {}, head), body);
-  const cell = (column) => el(column.header ? "th" : "td", { ...(column.header && { scope: "row" }), class: column.number ? "number" : "" });
+  const cell = (column) =>
+    column.header ? el("th", { scope: "row" }) : el("td", { class: column.number ? "number" : "" });
   whole.fill = (rows, key) =>
     keyed(body, rows, key, () => el("tr", {}, ...columns.map(cell)), (line, row) => {
       columns.forEach((column, i) => {

@@ -46,6 +46,11 @@ function segment(block, part, size, capacity) {
   attribute(block, "class", `part ${part}`);
 }
 
+function makeOwner(model) {
+  const name = el("b", {}, model.split("/").at(-1));
+  return el("span", { class: "owner" }, name, ...PARTS.map(() => el("span")));
+}
+
 function fillBar(bar, device, hue, matches) {
   const blocks = device.owners.filter((owner) => held(owner) > 0);
   const rest = ["private", "stranded"].map((part) => ({ model: ` ${part}`, part, size: device[`${part}_bytes`] }));
@@ -53,7 +58,7 @@ function fillBar(bar, device, hue, matches) {
     bar,
     [...blocks, ...rest.filter((each) => each.size > 0)],
     (each) => each.model,
-    (each) => (each.part ? el("span") : el("span", { class: "owner" }, el("b", {}, each.model.split("/").at(-1)), ...PARTS.map(() => el("span")))),
+    (each) => (each.part ? el("span") : makeOwner(each.model)),
     (node, each) => {
       if (each.part) return segment(node, each.part, each.size, device.capacity_bytes);
       const size = held(each);
@@ -68,7 +73,8 @@ function fillBar(bar, device, hue, matches) {
 
 function spoken(device) {
   const models = device.owners.filter((owner) => held(owner) > 0).map((owner) => `${owner.model} ${bytes(held(owner))}`);
-  return `${device.device}: ${bytes(device.free_bytes)} of ${bytes(device.capacity_bytes)} free; ${models.join(", ") || "no model"}; private ${bytes(device.private_bytes)}`;
+  const free = `${bytes(device.free_bytes)} of ${bytes(device.capacity_bytes)} free`;
+  return `${device.device}: ${free}; ${models.join(", ") || "no model"}; private ${bytes(device.private_bytes)}`;
 }
 
 function update(card, { device, group }, hue, matches, fresh) {
@@ -92,6 +98,7 @@ function update(card, { device, group }, hue, matches, fresh) {
 export function show(parent, state, hue, matches, fresh) {
   const devices = state.groups.flatMap((group) => group.devices.map((device) => ({ device, group })));
   parent.classList.toggle("many", devices.length > 8);
-  keyed(parent, devices, ({ device, group }) => `${group.group} ${device.device}`, make, (card, each) => update(card, each, hue, matches, fresh));
+  const name = ({ device, group }) => `${group.group} ${device.device}`;
+  keyed(parent, devices, name, make, (card, each) => update(card, each, hue, matches, fresh));
   parent.toggleAttribute("data-empty", devices.length === 0);
 }

@@ -73,7 +73,8 @@ function makeRow(model) {
 function draw(row, model, index, x, since, end) {
   attribute(row, "transform", `translate(0 ${index * ROW})`);
   const strip = (strips.get(model) ?? []).filter((each) => each.to > since && !LASTING.has(each.state));
-  keyed(row.children[1], strip, (each) => each.from, (each) => svg("rect", { class: `strip ${each.state}`, y: 4, height: ROW - 8 }), (rect, each) => {
+  const makeStrip = ({ state }) => svg("rect", { class: `strip ${state}`, y: 4, height: ROW - 8 });
+  keyed(row.children[1], strip, (each) => each.from, makeStrip, (rect, each) => {
     const from = x(Math.max(since, each.from));
     attribute(rect, "x", from.toFixed(1));
     attribute(rect, "width", Math.max(1, x(each.to) - from).toFixed(1));
@@ -118,7 +119,8 @@ export function show(parent, decisionParent, span_s, matches) {
   attribute(line, "viewBox", `0 0 ${width} ${height}`);
   attribute(line, "height", String(height));
   const moved = list.filter((each) => each.at > since && each.action !== "stay").length;
-  attribute(line, "aria-label", `${moved} decisions about ${models.length} models in the last ${seconds(span_s)}; the table below lists them`);
+  const said = `${moved} decisions about ${models.length} models in the last ${seconds(span_s)}`;
+  attribute(line, "aria-label", `${said}; the table below lists them`);
   const ticks = [0, 1, 2, 3, 4].map((i) => ({ i, ago: span_s * (1 - i / 4) }));
   keyed(line.children[0], ticks, (tick) => tick.i, (tick) => {
     const made = svg("g");

@@ -34,7 +34,7 @@ const COLUMNS = [
   { title: "Tokens/s", of: (row) => row.tokens_per_s.toFixed(0), number: true },
   { title: "KV held", of: (row) => bytes(row.kv_bytes), number: true },
   { title: "KV limit", of: (row) => (row.kv_limit_bytes > 0 ? bytes(row.kv_limit_bytes) : "–"), number: true },
-  { title: "Idle", of: (row) => (row.running || row.waiting ? "–" : seconds(row.idle_s)), number: true },
+  { title: "Idle", of: (row) => (row.running || row.waiting ? "–" : seconds(row.idle_s, 1)), number: true },
 ];
 const queues = table("Models on groups, with their queues", COLUMNS);
 
