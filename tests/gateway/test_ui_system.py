@@ -37,8 +37,16 @@ async def test_memory_moves_and_targets_are_those_of_the_system(system: World) -
     body = {"model": MODELS[0], "prompt": PROMPT, "max_tokens": 4}
     status, _ = await system.post("/v1/completions", body, headers={"x-slo-ttft-ms": "600000"})
     assert status == 200
-    status, state = await system.get("/ui/state.json")
-    assert status == 200 and state["placement"]["away"] is None
+
+    async def told() -> dict[str, Any] | None:
+        """The page's state once placement has heard how the activation ended: it serves before that."""
+        status, state = await system.get("/ui/state.json")
+        assert status == 200
+        models = [model["state"] for group in state["groups"] for model in group["models"]]
+        return dict(state) if models == ["active"] and state["decisions"][0]["took_s"] else None
+
+    state = await system.until(told, "the model is never shown as active")
+    assert state["placement"]["away"] is None
     devices = {device["device"]: device for group in state["groups"] for device in group["devices"]}
     assert {name: device["capacity_bytes"] for name, device in devices.items()} == DEVICES
     for device in devices.values():
@@ -47,9 +55,8 @@ async def test_memory_moves_and_targets_are_those_of_the_system(system: World) -
         rest = device["private_bytes"] + device["stranded_bytes"] + device["free_bytes"]
         assert owned + rest == device["capacity_bytes"]
     assert [owner["model"] for device in devices.values() for owner in device["owners"]] == [MODELS[0]]
-    assert [model["state"] for group in state["groups"] for model in group["models"]] == ["active"]
     (decision,) = state["decisions"]
-    assert (decision["model"], decision["action"]) == (MODELS[0], "activate") and decision["took_s"] > 0
+    assert (decision["model"], decision["action"]) == (MODELS[0], "activate")
     assert state["attainment"][MODELS[0]]["ttft"] == {"met": 1, "missed": 0}
 
 
