@@ -13,6 +13,9 @@ later ones push out. Parts:
 
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
 
+First both are given requests until they have to evict: from then on no memory is mapped. With `--growing` they are not,
+and the first windows are those in which it is.
+
 A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. It is cut into windows;
 ratios are ours over theirs, window by window, with a 95 % confidence interval of their mean.
 """
@@ -39,6 +42,7 @@ from tests.gpu_scheduler.engines.sglang import harness
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
 """How many engines on each side, which front the reference has, and how many GiB of KV a side has."""
 SLACK_BYTES = 1 << 30
+_FILLED_S = 120.0
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -63,6 +67,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", default="one", help="of one,two,users")
     parser.add_argument("--windows", type=int, default=15)
     parser.add_argument("--turn", type=float, default=0.5, help="seconds")
+    parser.add_argument("--growing", action="store_true", help="begin with KV that has yet to grow")
     return parser.parse_args()
 
 
@@ -136,6 +141,9 @@ class Part:
     async def _measure(self, ours: Side, theirs: Side) -> None:
         clients = [*ours.clients, *theirs.clients]
         await self._warm_up(clients)
+        if not self._given.growing:
+            for side in (ours, theirs):
+                await self._fill(side)
         pinned = cores.plan(self._count, sorted(os.sched_getaffinity(0)))
         if pinned is not None:
             cores.apply(pinned, [side.pids() for side in (ours, theirs)], main_thread=self._front == "scheduler")
@@ -155,6 +163,19 @@ class Part:
             self.rows += rows
             self._about["clocks"][f"after {load}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
             self._write()
+
+    async def _fill(self, side: Side) -> None:
+        """Requests until every engine of the side has begun to evict what it cached."""
+        begun = time.monotonic()
+        clock = turns.Clock()
+        clock.start()
+        load = Load(side, clock, self._shape, 5_000 + self._given.seed)
+        load.begin_full(self._given.in_flight)
+        async with asyncio.timeout(_FILLED_S):
+            while not all(client.stats.evicted_tokens for client in side.clients):
+                await asyncio.sleep(0.1)
+        await load.end()
+        say(f"{side.name} is full after {time.monotonic() - begun:.1f} s")
 
     async def _same(self, clients: list[Client]) -> str:
         """Whether all say the same, one prompt at a time: the same weights, then."""
