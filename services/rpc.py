@@ -1,8 +1,13 @@
-"""gRPC servers with health, reflection and translated errors, and channels to them."""
+"""gRPC servers with health, reflection and translated errors, and channels to them.
+
+Every call says in its user agent which protocol its process speaks (`PROTOCOL`); a server refuses another major version
+with FAILED_PRECONDITION. Callers that say nothing (probes, grpcurl) are served.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import grpc
@@ -10,18 +15,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services import log, sockets
-from services.errors import PrismError, Unavailable
+from services.errors import PrismError, Unavailable, Unmet
 from services.status import to_status
 
 _log = log.get(__name__)
+PROTOCOL = (1, 0)
+"""Major and minor version of protos/. The minor one rises with what an older process may leave out or step over (a new
+field, a new call), the major one with what it would understand wrongly."""
+_AGENT = re.compile(r"prism-protocol/(\d+)\.(\d+)")
 _MEGABYTE = 1 << 20
 _OPTIONS: list[tuple[str, Any]] = [
     # Prompts and states are lists of numbers; none comes near this.
     ("grpc.max_receive_message_length", 64 * _MEGABYTE),
     ("grpc.max_send_message_length", 64 * _MEGABYTE),
-    # A peer that vanished without closing (another host) is noticed in half a minute.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Coming back after a restart must not take the default's up to two minutes.
@@ -32,21 +38,45 @@ _OPTIONS: list[tuple[str, Any]] = [
     # calls.
     ("grpc.use_local_subchannel_pool", 1),
 ]
+_KEEPALIVE: list[tuple[str, Any]] = [
+    # A peer that vanished without closing (another host, a cut cable) is noticed within 5 s, by either side: a ping
+    # goes out when nothing came for 2 s and has 3 s to be answered, and so has any byte that was sent (gRPC makes the
+    # time-out TCP_USER_TIMEOUT as well). A second's silence must not count, nor what the kernel sends again after it:
+    # every stream to the peer would begin anew. gRPC answers pings beside Python, so a busy loop is no silence.
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+]
+_LOCAL_KEEPALIVE: list[tuple[str, Any]] = [
+    # The kernel tells at once when the peer of a Unix socket is dead. One that stands still may have reason to: to
+    # register a host's memory takes seconds.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+]
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
-    *_OPTIONS,
     ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
 ]
 
 
+def _other_version(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Why a call with these headers is refused; empty if it is not."""
+    agent = next((value for key, value in metadata if key == "user-agent"), "")
+    said = _AGENT.search(agent if isinstance(agent, str) else agent.decode(errors="replace"))
+    if said is None or int(said[1]) == PROTOCOL[0]:
+        return ""
+    return f"protocol {said[1]}.{said[2]} is not spoken here: this process speaks {PROTOCOL[0]}.{PROTOCOL[1]}"
+
+
 class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Answers a PrismError with its status. Anything else is a fault of ours: logged with its trace, told as
-    INTERNAL."""
+    """Refuses callers of another major version. Answers a PrismError with its status. Anything else is a fault of ours:
+    logged with its trace, told as INTERNAL."""
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
             return None
+        ours = details.method.startswith("/prism.")  # health and reflection are everybody's
+        refusal = _other_version(details.invocation_metadata) if ours else ""
 
         async def refuse(context: Any, error: Exception) -> None:
             if isinstance(error, PrismError):
@@ -58,6 +88,8 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         def unary(behaviour: Callable[..., Any]) -> Callable[..., Any]:
             async def call(request: Any, context: Any) -> Any:
+                if refusal:
+                    await refuse(context, Unmet(refusal))
                 try:
                     return await behaviour(request, context)
                 except grpc.aio.AbortError:
@@ -69,6 +101,8 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         def stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
             async def call(request: Any, context: Any) -> Any:
+                if refusal:
+                    await refuse(context, Unmet(refusal))
                 try:
                     async for message in behaviour(request, context):
                         yield message
@@ -87,12 +121,18 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return handler
 
 
+def _options(address: str) -> list[tuple[str, Any]]:
+    """Of both sides of a connection."""
+    return [*_OPTIONS, *(_KEEPALIVE if sockets.unix_path(address) is None else _LOCAL_KEEPALIVE)]
+
+
 class Server:
     """A gRPC server on one address, NOT_SERVING until `set_serving(True)`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._server = grpc.aio.server(interceptors=[_TranslateErrors()], options=_SERVER_OPTIONS)
+        options = [*_options(address), *_SERVER_OPTIONS]
+        self._server = grpc.aio.server(interceptors=[_TranslateErrors()], options=options)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -127,7 +167,8 @@ class Server:
 
 def channel(address: str) -> grpc.aio.Channel:
     """A channel to `address`; it connects when first used and again whenever the other side comes back."""
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+    agent = f"prism-protocol/{PROTOCOL[0]}.{PROTOCOL[1]}"
+    return grpc.aio.insecure_channel(address, options=[*_options(address), ("grpc.primary_user_agent", agent)])
 
 
 async def healthy(address: str, timeout_s: float) -> bool:

@@ -57,21 +57,27 @@ class Watched(Generic[T]):
 
 
 async def follow_stream(
-    open_stream: Callable[[], Any], name: str, first_wait_s: float = 0.05, longest_wait_s: float = 2.0
+    open_stream: Callable[[], Any], name: str, first_wait_s: float = 0.05, longest_wait_s: float = 0.5
 ) -> AsyncIterator[Any]:
     """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None
-    once each time it was lost, so that the follower can mark what it knows as old."""
+    once each time it was lost, so that the follower can mark what it knows as old. A refusal is logged once, as long as
+    it is the same."""
     wait = first_wait_s
     lost = True
+    refused = ""
     while True:
         try:
             async for message in open_stream():
                 if lost:
                     _log.debug("stream opened", stream=name)
-                lost, wait = False, first_wait_s
+                lost, wait, refused = False, first_wait_s, ""
                 yield message
         except grpc.aio.AioRpcError as error:
-            if not lost:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                if error.details() != refused:
+                    _log.error("stream refused", stream=name, why=error.details())
+                refused = error.details() or ""
+            elif not lost:
                 _log.warning("stream lost", stream=name, code=error.code().name, detail=error.details())
         if not lost:
             lost = True

@@ -57,6 +57,7 @@ class Running:
     async def _spawn(self) -> None:
         with open(self.log_path, "ab") as log:
             self._child = await asyncio.create_subprocess_exec(
+                *self.spec.under,
                 sys.executable,
                 "-m",
                 self.spec.module,

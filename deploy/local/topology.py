@@ -25,6 +25,8 @@ class Process:
     """gRPC address with health, or the path of a SEQPACKET socket that accepts."""
     after: tuple[str, ...] = ()
     """Processes that must be healthy first."""
+    under: tuple[str, ...] = ()
+    """A command that becomes it, as `ip netns exec NAME`."""
 
 
 @dataclass(frozen=True)

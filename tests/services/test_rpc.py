@@ -1,5 +1,6 @@
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import keeper_pb2, placement_pb2, placement_pb2_grpc
@@ -90,3 +91,31 @@ async def test_nobody_is_not_healthy(tmp_path):
 
 def test_the_keepers_messages_are_importable_without_a_server():
     assert keeper_pb2.ToKeeper(request_id=1).request_id == 1
+
+
+@pytest.mark.parametrize(("minor", "major", "why"), [(7, 0, ""), (0, 1, "protocol 2.0 is not spoken here")])
+async def test_another_minor_version_is_served_and_another_major_one_refused(address, monkeypatch, minor, major, why):
+    ours = rpc.PROTOCOL
+    monkeypatch.setattr(rpc, "PROTOCOL", (ours[0] + major, ours[1] + minor))
+    channel = rpc.channel(address)
+    monkeypatch.setattr(rpc, "PROTOCOL", ours)
+    async with channel:
+        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+        assert health.status == health_pb2.HealthCheckResponse.SERVING, "whoever asks"
+        stub = placement_pb2_grpc.PlacementStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Activate(placement_pb2.ActivateRequest(model="m"))
+        call = stub.WatchRoutes(placement_pb2.WatchRoutesRequest())
+        if why:
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION and why in caught.value.details()
+            with pytest.raises(grpc.aio.AioRpcError, match=why):
+                await call.read()
+        else:
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            assert (await call.read()).revision == 7
+
+
+async def test_a_caller_that_says_no_version_is_served(address):
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = placement_pb2_grpc.PlacementStub(channel).WatchRoutes(placement_pb2.WatchRoutesRequest())
+        assert (await call.read()).revision == 7

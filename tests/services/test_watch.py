@@ -1,6 +1,10 @@
 import asyncio
+import contextlib
 
-from services.watch import Watched
+import grpc
+from structlog.testing import capture_logs
+
+from services.watch import Watched, follow_stream
 
 
 async def test_a_follower_gets_the_present_value_first_and_then_the_latest_after_changes():
@@ -31,3 +35,25 @@ async def test_every_waiter_sees_a_change():
     await asyncio.sleep(0)
     watched.set(1)
     await asyncio.gather(*waiting)
+
+
+def refusing(*details):
+    """Streams that are refused with these, one after another, and then one that speaks."""
+    left = list(details)
+
+    async def open_stream():
+        if left:
+            raise grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, None, None, left.pop(0))
+        yield "message"
+
+    return open_stream
+
+
+async def test_a_stream_that_is_refused_is_tried_again_and_each_reason_logged_once():
+    with capture_logs() as lines:
+        async with contextlib.aclosing(follow_stream(refusing("old", "old", "new"), "s", 0.001, 0.001)) as messages:
+            assert await anext(messages) == "message"
+    assert [(line["stream"], line["why"]) for line in lines if line["log_level"] == "error"] == [
+        ("s", "old"),
+        ("s", "new"),
+    ]
