@@ -22,7 +22,7 @@ from gateway.ui.live import Live
 from gateway.ui.look import Looker
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
-from services import log, rpc
+from services import log, rpc, tracing
 from services.service import Service, read_arguments, run
 from services.watch import follow_stream
 
@@ -32,6 +32,8 @@ _log = log.get(__name__)
 async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, GatewayConfig)
+    if config.traces:
+        service.on_stop(tracing.start(config.name))
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
     routes = RouteTable()
     links = GroupLinks()

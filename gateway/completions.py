@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway import errors, http, openai, sse
+from gateway import errors, http, openai, sse, traces
 from gateway.answer import Scored
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
@@ -23,6 +23,7 @@ from gateway.tokenizer import Tokenizer
 from protos import common_pb2
 from services import log
 from services.errors import PrismError
+from services.tracing import Span
 
 _log = log.get(__name__)
 _EVENT_STREAM = [
@@ -50,6 +51,8 @@ class Form(Protocol):
     """How one of the two APIs writes its answers."""
 
     path: str
+    operation: str
+    """In GenAI's words."""
 
     def parse(self, body: bytes) -> Body: ...
 
@@ -69,6 +72,7 @@ class Form(Protocol):
 
 class ChatForm:
     path = "/v1/chat/completions"
+    operation = "chat"
 
     def parse(self, body: bytes) -> ChatRequest:
         return openai.parse(ChatRequest, body)
@@ -102,6 +106,7 @@ class ChatForm:
 
 class CompletionForm:
     path = "/v1/completions"
+    operation = "text_completion"
 
     def parse(self, body: bytes) -> CompletionRequest:
         return openai.parse(CompletionRequest, body)
@@ -144,24 +149,30 @@ class GenerateEndpoint:
         arrival_s = time.monotonic()
         headers = http.headers_of(scope)
         request_id = http.request_id(headers)
-        log.bind(request_id=request_id)
-        reply = Reply(send, request_id)
+        span = traces.of_http(self._form.path, headers, arrival_s)
+        log.bind(request_id=request_id, **span.log_fields)
+        reply = Reply(send, request_id, span)
         try:
             data = await http.read_body(receive, self._most_body_bytes)
             body = self._form.parse(data)
             request = body.request(request_id, http.slo(headers), arrival_s)
-            async with http.WhileConnected(receive):
+            traces.asked(span, request, self._form.operation, streams=body.streams)
+            async with http.WhileConnected(receive) as client:
                 await self._answer(body, request, reply)
+            if client.gone:
+                span.fail("client_gone")
         except http.ClientGone:
-            return
+            span.fail("client_gone")
         except PrismError as error:
             await reply.fail(error)
         except Exception:  # the outermost edge of a request: it gets an answer, the log the trace
             _log.exception("request failed")
             await reply.fault()
+        finally:
+            span.end()
 
     async def _answer(self, body: Body, request: Request, reply: Reply) -> None:
-        with await self._serving.begin(request) as served:
+        with await self._serving.begin(request, reply.span) as served:
             echoes = await self._echoes(body, served)
             if body.streams:
                 await self._stream(body, served, echoes, reply)
@@ -232,35 +243,48 @@ class GenerateEndpoint:
 class Reply:
     """The response to one request, in whichever form it turns out to need."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, span: Span) -> None:
+        self.span = span
         self._send = send
         self._headers = http.echo_id(request_id)
         self._streaming = False
 
     async def whole(self, body: bytes) -> None:
+        self._status(200)
         await http.respond(self._send, 200, body, self._headers)
 
     async def events(self, events: bytes, more: bool = True) -> None:
         if not self._streaming:
             self._streaming = True
+            self._status(200)
             headers = [*_EVENT_STREAM, *self._headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
     async def fail(self, error: PrismError) -> None:
         """By its status, or as an event once the response has begun: OpenAI's clients raise that."""
+        status = errors.shape(error).status
+        if self._streaming or status >= 500:  # what its client did wrong is no failure of a server
+            self.span.fail(type(error).__name__, str(error))
         if self._streaming:
             await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
         else:
+            self._status(status)
             await http.respond_error(self._send, error, self._headers)
 
     async def fault(self) -> None:
         """By a fault of ours."""
+        self.span.fail("fault")
         body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
         if self._streaming:
             await self.events(sse.error(body) + sse.DONE, more=False)
         else:
+            self._status(500)
             await http.respond(self._send, 500, body, self._headers)
+
+    def _status(self, status: int) -> None:
+        if self.span.recorded:
+            self.span.set({"http.response.status_code": status})
 
 
 async def _each(work: Any, choices: Sequence[Choice]) -> None:

@@ -35,6 +35,9 @@ class GatewayConfig(Config):
     """A prompt up to this length is tokenized in the loop: about a millisecond, and less than handing it to a
     thread and back costs under load."""
     most_body_bytes: int = Field(32 << 20, ge=1024)
+    traces: bool = False
+    """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
+    where to, and of how many (docs/monitoring.md)."""
 
     ui: bool | None = None
     """Whether the page at /ui is served (docs/ui.md). Nothing said: where `http` is a loopback address, to who asks for

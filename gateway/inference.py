@@ -8,11 +8,14 @@ from collections.abc import AsyncIterator
 
 import grpc
 
+from gateway import traces
 from gateway.errors import BadField
 from gateway.openai import MOST_STOPS, MOST_TOP_LOGPROBS
 from gateway.request import Prompt, Request
 from gateway.serving import Serving
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services.errors import PrismError
+from services.tracing import Span
 
 _LONGEST_ID = 128
 _FINISH = {"stop": common_pb2.STOP, "length": common_pb2.LENGTH}
@@ -27,8 +30,21 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
     async def Generate(
         self, message: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
-        request = decode(message, time.monotonic())
-        with await self._serving.begin(request) as served:
+        arrival_s = time.monotonic()
+        span = traces.of_rpc(context.invocation_metadata() or (), arrival_s)
+        try:
+            request = decode(message, arrival_s)
+            traces.asked(span, request, "chat" if message.HasField("chat") else "text_completion", streams=True)
+            async for part in self._generate(request, span):
+                yield part
+        except PrismError as error:
+            span.fail(type(error).__name__, str(error))
+            raise
+        finally:
+            span.end()
+
+    async def _generate(self, request: Request, span: Span) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        with await self._serving.begin(request, span) as served:
             choice = served.choices[0]
             while choice.finish_reason is None:
                 text = await choice.next()

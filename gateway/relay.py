@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway import metrics
+from gateway import metrics, traces
 from gateway.activation import Activations
 from gateway.errors import Late, ModelFaulty, NotUp
 from gateway.groups import GroupLink, GroupLinks
@@ -24,6 +24,7 @@ from gateway.routes import Place, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
 from services import log
 from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.tracing import Span
 
 _log = log.get(__name__)
 _NOT_HERE = "not here"
@@ -73,9 +74,10 @@ class Relay:
 class Attempt:
     """One sending of a request to one group."""
 
-    def __init__(self, tokens: Tokens, link: GroupLink, request_id: str) -> None:
+    def __init__(self, tokens: Tokens, link: GroupLink, request_id: str, span: Span) -> None:
         self.link = link
         self.request_id = request_id
+        self.span = span
         self._tokens: Tokens | None = tokens
 
     def deliver(self, chunk: common_pb2.TokenChunk) -> None:
@@ -89,6 +91,7 @@ class Attempt:
     def leave(self) -> None:
         """Nothing that still comes from it counts."""
         self._tokens = None
+        self.span.end()
 
     def cancel(self) -> None:
         self.leave()
@@ -112,6 +115,7 @@ class Tokens:
         self._tries = 0
         self._strikes = 0
         self._stranded_at: float | None = job.arrival_s  # since when no place has given it tokens
+        self._attempts = 0
         self._why = ""
         self._failed_address = ""
 
@@ -132,19 +136,26 @@ class Tokens:
         """Ends it: an unfinished request is cancelled where it runs."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._attempt is not None:
+            self._attempt.span.set({"prism.cancelled": True})
         self._abandon()
 
     # What its place says.
 
     def arrived(self, chunk: common_pb2.TokenChunk) -> None:
+        attempt = self._attempt
+        assert attempt is not None
         if chunk.token_ids:
             self._emitted += chunk.token_ids
             self._tries = self._strikes = 0
-            self._stranded_at = None
+            if self._stranded_at is not None:
+                self._stranded_at = None
+                attempt.span.event("first token")
         finish = chunk.finish
         if finish in (common_pb2.FINISH_UNSPECIFIED, common_pb2.STOP, common_pb2.LENGTH):
             self._ready.append(chunk)
             if finish:
+                attempt.leave()
                 self._attempt = None
             self._wake()
             return
@@ -159,6 +170,7 @@ class Tokens:
         """Its place gave it back, or is gone."""
         attempt = self._attempt
         assert attempt is not None
+        attempt.span.fail("failed" if strike else "not_here", why)
         attempt.leave()
         self._attempt = None
         self._failed_address = attempt.link.address
@@ -167,7 +179,13 @@ class Tokens:
         self._strikes += strike
         if self._stranded_at is None:
             self._stranded_at = time.monotonic()
-        _log.info("request goes on elsewhere", request_id=self._job.request_id, emitted=len(self._emitted), why=why)
+        _log.info(
+            "request goes on elsewhere",
+            request_id=self._job.request_id,
+            emitted=len(self._emitted),
+            why=why,
+            **self._job.span.log_fields,
+        )
         if self._strikes > self._relay.patience.strikes:
             self._end(Unavailable(f"given up after {self._strikes} failures in a row, the last: {why}"))
         else:
@@ -175,6 +193,8 @@ class Tokens:
 
     def _end(self, fate: PrismError) -> None:
         self._fate = fate
+        if self._attempt is not None:
+            self._attempt.span.fail(type(fate).__name__, str(fate))
         self._abandon()
         self._wake()
 
@@ -196,14 +216,32 @@ class Tokens:
             return
         place = self._routed() if not self._tries else None
         if place is None:
-            try:
-                async with asyncio.timeout_at(min(self._park_deadline(), self._total_deadline())):
-                    place = await self._find_place()
-            except TimeoutError:
-                raise self._out_of_time() from None
+            place = await self._wait_for_place()
         if self._tries:
             metrics.REPLAYS.labels(self._job.model).inc()
         self._submit(place, left)
+
+    async def _wait_for_place(self) -> Place:
+        """Raises what ends the request when there is none in time."""
+        span = self._job.span.child("find place")
+        if span.recorded:
+            before = self._relay.routes.get(self._job.model).residency
+            span.set({"gen_ai.request.model": self._job.model, "prism.residency": traces.residency(before)})
+        try:
+            async with asyncio.timeout_at(min(self._park_deadline(), self._total_deadline())):
+                place = await self._find_place()
+        except TimeoutError:
+            fate = self._out_of_time()
+            span.fail(type(fate).__name__, str(fate))
+            raise fate from None
+        except PrismError as error:
+            span.fail(type(error).__name__, str(error))
+            raise
+        else:
+            span.set({"prism.group": place.group})
+            return place
+        finally:
+            span.end()
 
     def _routed(self) -> Place | None:
         """A place from the routes, active before waking, but not the one that just failed."""
@@ -253,6 +291,8 @@ class Tokens:
             sampling.CopyFrom(job.sampling)
             sampling.max_new_tokens = left
         total = self._relay.patience.total_s
+        self._attempts += 1
+        span = traces.attempt(job.span, place, number=self._attempts, model=job.model, resumed_tokens=len(emitted))
         submit = gpu_scheduler_pb2.Submit(
             request_id=self._relay.name_attempt(job.request_id),
             model=job.model,
@@ -263,9 +303,10 @@ class Tokens:
             has_target=job.slo.ttft_ms > 0,
             time_out_left_ms=max(1, int(1000 * (self._total_deadline() - time.monotonic()))) if total else 0,
             resumed_tokens=len(emitted),
+            traceparent=span.traceparent,
         )
         link = self._relay.links.get(place.address)
-        self._attempt = Attempt(self, link, submit.request_id)
+        self._attempt = Attempt(self, link, submit.request_id, span)
         self._set_timer(place.address)
         link.submit(submit, self._attempt)
 

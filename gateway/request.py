@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protos import common_pb2
+from services.tracing import UNTRACED, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +58,5 @@ class Job:
     slo: common_pb2.Slo
     """With the model's defaults filled in."""
     arrival_s: float
+    span: Span = UNTRACED
+    """Of the request."""

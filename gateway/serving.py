@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import metrics
+from gateway import metrics, traces
 from gateway.answer import Answer
 from gateway.errors import BadField, ModelFaulty, TooMany
 from gateway.relay import Relay, Tokens
@@ -20,6 +20,7 @@ from gateway.routes import Route, RouteTable
 from gateway.tokenizer import Tokenizer, Tokenizers
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
+from services.tracing import UNTRACED, Span
 
 
 class Serving:
@@ -35,9 +36,10 @@ class Serving:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def begin(self, request: Request) -> Served:
+    async def begin(self, request: Request, span: Span = UNTRACED) -> Served:
         """Starts making the answers; the caller leaves the result's `with` block when it is done with them or gives
-        up. Raises UnknownModel, BadField, TooMany, ModelFaulty, Unavailable."""
+        up. `span`, the caller's to end, is told what comes of it. Raises UnknownModel, BadField, TooMany, ModelFaulty,
+        Unavailable."""
         if self._draining:
             raise Unavailable("this gateway is stopping")
         route = self.routes.get(request.model)
@@ -51,13 +53,16 @@ class Serving:
                 f"{self._most_in_flight} are taken"
             )
         self._count(count)
+        tokenizing = span.child("tokenize")
         try:
             tokenizer = await self.tokenizer(route)
             prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
-            jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids)]
+            jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
         except BaseException:
             self._count(-count)
             raise
+        finally:
+            tokenizing.end()
         metrics.PROMPT_TOKENS.labels(request.model).inc(sum(map(len, prompts)))
         choices = [
             Choice(
@@ -68,7 +73,7 @@ class Serving:
             )
             for index, job in enumerate(jobs)
         ]
-        return Served(self, request, tokenizer, prompts, choices)
+        return Served(self, request, tokenizer, prompts, choices, span)
 
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
@@ -112,7 +117,7 @@ class Serving:
     def ended(self, count: int) -> None:
         self._count(-count)
 
-    def _jobs(self, request: Request, route: Route, index: int, ids: Sequence[int]) -> list[Job]:
+    def _jobs(self, request: Request, route: Route, index: int, ids: Sequence[int], span: Span) -> list[Job]:
         """The jobs of one prompt, checked against its model."""
         model = route.model
         room = _room(request, model, ids)
@@ -138,7 +143,7 @@ class Serving:
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
-            jobs.append(Job(name, request.model, ids, sampling, slo, request.arrival_s))
+            jobs.append(Job(name, request.model, ids, sampling, slo, request.arrival_s, span))
         return jobs
 
 
@@ -175,7 +180,7 @@ class Choice:
         self.answer = answer
         self._job = job
         self._tokens = tokens
-        self._first_s = self._last_s = 0.0
+        self.first_s = self._last_s = 0.0
         self._gap = metrics.GAP.labels(job.model)
         self._counted = False
 
@@ -205,8 +210,8 @@ class Choice:
 
     def _time(self) -> None:
         now = time.monotonic()
-        if not self._first_s:
-            self._first_s = now
+        if not self.first_s:
+            self.first_s = now
             metrics.TTFT.labels(self._job.model).observe(now - self._job.arrival_s)
         else:
             self._gap.observe(now - self._last_s)
@@ -224,10 +229,10 @@ class Choice:
             return  # its client did not want to know
         served = outcome != "failed"
         if slo.ttft_ms:
-            met = served and 1000 * (self._first_s - self._job.arrival_s) <= slo.ttft_ms
+            met = served and 1000 * (self.first_s - self._job.arrival_s) <= slo.ttft_ms
             metrics.SLO.labels(model, "ttft", str(met).lower()).inc()
         if slo.tpot_ms and (self.answer.tokens > 1 or not served):
-            per_token_ms = 1000 * (self._last_s - self._first_s) / max(1, self.answer.tokens - 1)
+            per_token_ms = 1000 * (self._last_s - self.first_s) / max(1, self.answer.tokens - 1)
             metrics.SLO.labels(model, "tpot", str(served and per_token_ms <= slo.tpot_ms).lower()).inc()
 
 
@@ -241,8 +246,10 @@ class Served:
         tokenizer: Tokenizer,
         prompts: Sequence[Sequence[int]],
         choices: list[Choice],
+        span: Span,
     ) -> None:
         self._serving = serving
+        self._span = span
         self.request = request
         self.tokenizer = tokenizer
         self.prompts = prompts
@@ -258,15 +265,34 @@ class Served:
         for choice in self.choices:
             choice.close()
         self._serving.ended(len(self.choices))
+        if self._span.recorded:
+            self._tell_span()
+
+    def _tell_span(self) -> None:
+        first_s = min((choice.first_s for choice in self.choices if choice.first_s), default=0.0)
+        traces.answered(
+            self._span,
+            self.request.model,
+            prompt_tokens=sum(map(len, self.prompts)),
+            cached_tokens=self._cached_tokens(),
+            output_tokens=self._output_tokens(),
+            finish_reasons=[choice.finish_reason or "cancelled" for choice in self.choices],
+            first_token_s=first_s and first_s - self.request.arrival_s,
+        )
+
+    def _output_tokens(self) -> int:
+        return sum(choice.answer.tokens for choice in self.choices)
+
+    def _cached_tokens(self) -> int:
+        return sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.choices])
 
     def usage(self) -> dict[str, object]:
         """OpenAI's counts: each prompt once, however many choices it has; resumed streams as if undisturbed."""
         prompt = sum(map(len, self.prompts))
-        answers = sum(choice.answer.tokens for choice in self.choices)
-        cached = sum(choice.answer.cached_tokens for choice in self.choices[:: self.request.choices])
+        answers = self._output_tokens()
         return {
             "prompt_tokens": prompt,
             "completion_tokens": answers,
             "total_tokens": prompt + answers,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": self._cached_tokens()},
         }

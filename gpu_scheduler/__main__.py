@@ -24,7 +24,7 @@ from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
-from services import log
+from services import log, tracing
 from services.service import Service, read_arguments, run
 from services.watch import Watched
 
@@ -33,6 +33,8 @@ async def build(service: Service) -> None:
     config = service.config
     assert isinstance(config, GpuSchedulerConfig)
     log.bind(device="+".join(config.devices))
+    if config.traces:
+        service.on_stop(tracing.start(config.name, {"prism.group": config.group}))
     changes: Watched[None] = Watched(None)
     balloond = BalloondClient(config.balloond) if config.balloond else None
     loader = LoaderClient(config.loader) if config.loader else None
@@ -87,7 +89,7 @@ async def build(service: Service) -> None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
-        service.spawn(follow_loader(loader, images), "follow loader")
+        service.spawn(follow_loader(loader, images, residents.generations), "follow loader")
     service.on_drain(residency.close)
     for pool in pools.values():
         pool.fill()

@@ -22,6 +22,7 @@ import time
 from collections.abc import Awaitable
 from typing import TypeVar
 
+from gpu_scheduler import traces
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import Devices, all_of, share
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
@@ -91,6 +92,7 @@ class Activation:
         began = time.monotonic()
         resident.steps, resident.weights_from = [], []
         asleep = resident.engine is not None and resident.engine.alive
+        resident.activation = traces.activation(resident, asleep, began)
         self._residents.set(resident, common_pb2.WAKING)
         try:
             await self._make_room(resident)
@@ -99,7 +101,8 @@ class Activation:
                 await self._load(resident)
                 if resident.measured.quota_bytes:
                     await self.entitle(resident, awake=True)
-        except (PrismError, asyncio.CancelledError):
+        except (PrismError, asyncio.CancelledError) as error:
+            traces.activated(resident, time.monotonic(), error)
             await self.undo(resident, asleep)
             raise
         resident.steps.append(("", time.monotonic()))
@@ -111,6 +114,7 @@ class Activation:
             resident.wake_s = seconds
         else:
             resident.cold_s = seconds
+        traces.activated(resident, resident.steps[-1][1])
         steps = {name: round(each, 3) for name, each in resident.step_seconds().items()}
         _log.info(
             "model active",

@@ -31,6 +31,7 @@ from gpu_scheduler.policy.slack import PrefillSpeed
 from gpu_scheduler.requests import RESUME_S, Request
 from gpu_scheduler.residents import Resident, Residents
 from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log
 
@@ -118,6 +119,10 @@ class Dispatcher:
         self._by_gateway_id[stream, request.gateway_id] = request
         self._know(request.model)
         self._backlog.add(request.waiting(counters.forecast.tokens), now)
+        if submit.traceparent:
+            waking = resident.residency == common_pb2.WAKING
+            slack_s = self._backlog.slack(request.id, now)
+            request.trace = RequestTrace.of(submit.traceparent, now, slack_s, waking)
         self.changed()
 
     def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
@@ -126,7 +131,7 @@ class Dispatcher:
         if request is not None:
             if request.engine is not None:
                 request.engine.abort(request.id)
-            self._forget(request)
+            self._forget(request, common_pb2.ABORTED)
 
     def cancel_stream(self, stream: GatewayStream) -> None:
         """The gateway is gone."""
@@ -150,14 +155,15 @@ class Dispatcher:
 
     def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
-        self._forget(request)
+        self._forget(request, finish, error)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         if self._requests.pop(request.id, None) is None:
             return
         del self._by_gateway_id[request.stream, request.gateway_id]
         self._backlog.finish(request.id, self._now())
         self._protection.ended(request.model, request.id)
+        request.end_trace(self._now(), finish, error)
         counters = self.counters[request.model]
         counters.last_event = self._now()
         if request.emitted:
@@ -200,7 +206,7 @@ class Dispatcher:
             chunk.request_id = request.gateway_id
             request.stream.push(chunk)
             if chunk.finish:
-                self._forget(request)
+                self._forget(request, chunk.finish, chunk.error)
 
     def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
         self._backlog.prefill_finished(request.id, now)
@@ -211,6 +217,8 @@ class Dispatcher:
             max(1, request.prompt_tokens - chunk.cached_tokens),
             max(1e-6, now - request.dispatched_at),
         )
+        if request.trace is not None:
+            request.trace.first_token(now, chunk.cached_tokens)
         if request.first_token_at == 0.0:
             request.first_token_at = now
             if request.deadline < inf and request.resumed_tokens == 0:
@@ -240,6 +248,8 @@ class Dispatcher:
         request.engine = None
         now = self._now()
         deadline = now + RESUME_S if request.deadline < inf else inf
+        if request.trace is not None:
+            request.trace.parked(now)
         self._protection.ended(request.model, request.id)
         self._backlog.requeue(request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline)
         self.changed()
@@ -329,6 +339,8 @@ class Dispatcher:
         least = self.counters[request.model].forecast.least
         self._protection.started(request.model, request.id, self._tpot_s(request), least)
         _STARTED.labels(request.model, start.why.value).inc()
+        if request.trace is not None:
+            request.trace.sent(now, start.why.value, resident)
         return resident.engine, request.generate(self._order)
 
     def _tell_engines(self) -> None:

@@ -57,13 +57,16 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
                 _log.info("demand not told", why=str(error))
 
 
-async def follow_loader(loader: LoaderClient, images: Images) -> None:
-    """Keeps `images` fresh, for ever: those in host memory, and those on disk, which the loader reads when they are
-    loaded. While it is away the last is kept."""
+async def follow_loader(loader: LoaderClient, images: Images, generations: dict[str, int]) -> None:
+    """Keeps `images` and `generations` fresh, for ever: images in host memory, and those on disk, which the loader reads
+    when they are loaded. While it is away the last is kept."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue
         images.clear()
+        generations.clear()
         for entry in catalogue.entries:
+            if not entry.error:
+                generations[entry.model.name] = entry.model.generation
             if entry.has_image or entry.on_disk:
                 images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]

@@ -8,6 +8,7 @@ from math import inf
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.policy.slack import Waiting
 from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 
 RESUME_S = 1.0
@@ -37,6 +38,7 @@ class Request:
     emitted: list[int] = field(default_factory=list)
     kv_bytes: int = 0
     """What it was admitted with: its prompt and the forecast of its decode."""
+    trace: RequestTrace | None = None
 
     @classmethod
     def of(cls, submit: gpu_scheduler_pb2.Submit, number: int, stream: GatewayStream, now: float) -> Request:
@@ -99,3 +101,16 @@ class Request:
     def end(self, finish: common_pb2.Finish, error: str = "") -> None:
         """The last chunk, without tokens."""
         self.stream.push(common_pb2.TokenChunk(request_id=self.gateway_id, finish=finish, error=error))
+
+    def end_trace(self, now: float, finish: common_pb2.Finish, error: str) -> None:
+        if self.trace is not None:
+            self.trace.end(
+                now,
+                model=self.model,
+                finish=finish,
+                error=error,
+                prompt_tokens=len(self.token_ids),
+                output_tokens=len(self.emitted),
+                resumed_tokens=self.resumed_tokens,
+                deadline=inf if self.resumed_tokens else self.deadline,
+            )

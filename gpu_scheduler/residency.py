@@ -91,7 +91,7 @@ class Residency:
         is_up = resident is not None and resident.residency == common_pb2.ACTIVE
         if target == common_pb2.ACTIVE and self._residents.drained and not is_up:
             raise Unmet(f"the group {self._config.group} is drained: no model comes up there")
-        resident = self._residents.enter(spec)
+        resident = self._residents.enter(self._residents.of_this_node(spec))
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = Change(target, time.monotonic(), Watched(now))
         # Its route exists from now on: requests may come while it wakes.

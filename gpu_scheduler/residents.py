@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from gpu_scheduler.engines.base import Engine
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services.tracing import UNTRACED, Span
 from services.watch import Watched
 
 Images = dict[str, list[str]]
@@ -60,6 +61,8 @@ class Resident:
     behind the last one."""
     weights_from: list[str] = field(default_factory=list)
     """By rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
+    activation: Span = UNTRACED
+    """Of the activation under way, or the last."""
     image_only: bool = False
     """What a device gave did not do: the next activation takes the image."""
     active_at: float = 0.0
@@ -112,6 +115,9 @@ class Residents:
         self.operator_limits: dict[str, int] = {}
         """Bytes of KV by model, as operators set them; kept while this process lives, also when the model leaves and
         returns."""
+        self.generations: dict[str, int] = {}
+        """Of models' checkpoints on this node, as its loader told last. Placement's are those of one node, and files
+        that were copied to another are of another generation there."""
         self.drained = False
         """Placement keeps the group empty: no model comes up here."""
         self._on_change = on_change
@@ -121,6 +127,16 @@ class Residents:
 
     def get(self, name: str) -> Resident | None:
         return self._by_name.get(name)
+
+    def of_this_node(self, spec: common_pb2.ModelSpec) -> common_pb2.ModelSpec:
+        """With the generation that the checkpoint has here, where that is known."""
+        here = self.generations.get(spec.name, spec.generation)
+        if here == spec.generation:
+            return spec
+        own = common_pb2.ModelSpec()
+        own.CopyFrom(spec)
+        own.generation = here
+        return own
 
     def of_engine(self, engine: Engine) -> Resident | None:
         return next((resident for resident in self._by_name.values() if resident.engine is engine), None)

@@ -1,0 +1,90 @@
+"""Traces: what a request's time went into, as OpenTelemetry spans. Off unless `start` was called; then nothing of
+OpenTelemetry is imported, and every span is UNTRACED, whose methods do nothing: callers need not ask.
+
+A tree of spans goes on in another process by its `traceparent` (W3C Trace Context), whose sampled flag holds for all of
+it. Times are the callers' own, seconds of time.monotonic, so that spans can be made when what they tell of is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+from services.errors import Unavailable
+
+Value = str | bool | int | float | Sequence[str]
+Attributes = Mapping[str, Value]
+Kind = Literal["internal", "server", "client"]
+
+
+class Span:
+    """One that is not recorded, and what one that is can do."""
+
+    recorded = False
+    """Ask before putting together what costs something and only goes into spans."""
+
+    @property
+    def traceparent(self) -> str:
+        """For whom it calls; empty: nothing of the request is traced."""
+        return ""
+
+    @property
+    def log_fields(self) -> Mapping[str, str]:
+        """What log lines of the request are found by."""
+        return {}
+
+    def child(self, name: str, kind: Kind = "internal", *, at_s: float | None = None, link: Span | None = None) -> Span:
+        """One that began now, or at `at_s`. `link`: a span of another tree that it had to do with."""
+        return self
+
+    def set(self, attributes: Attributes) -> None:
+        """Adds attributes, or replaces them."""
+
+    def event(self, name: str) -> None:
+        """Something happened now."""
+
+    def fail(self, kind: str, text: str = "") -> None:
+        """It ended in an error: `kind` is one of few words, `text` one line for people."""
+
+    def end(self, at_s: float | None = None) -> None:
+        """It ended now, or at `at_s`. Only the first call counts."""
+
+
+UNTRACED = Span()
+
+
+class Tracer(Protocol):
+    """Who makes spans, and exports them."""
+
+    def begin(self, name: str, kind: Kind, traceparent: str, tracestate: str, at_s: float | None) -> Span: ...
+
+    async def close(self) -> None: ...
+
+
+_tracer: Tracer | None = None
+
+
+def start(service: str, resource: Attributes | None = None) -> Callable[[], Awaitable[None]]:
+    """From now on spans are recorded and exported, as `service`, with the attributes that all of them have. Returns
+    what ends that: it sends what is left, within a bound. Raises Unavailable when OpenTelemetry is not installed."""
+    global _tracer
+    try:
+        from services import otlp
+    except ImportError as error:
+        raise Unavailable(f"traces: {error}; OpenTelemetry is among requirements/base.txt") from None
+    tracer = _tracer = otlp.OtlpTracer(service, resource or {})
+
+    async def close() -> None:
+        global _tracer
+        _tracer = None
+        await tracer.close()
+
+    return close
+
+
+def begin(
+    name: str, kind: Kind = "internal", *, traceparent: str = "", tracestate: str = "", at_s: float | None = None
+) -> Span:
+    """The first span of a tree here: the child of `traceparent` if that is given and valid, else a new tree's root.
+    UNTRACED when traces are off or the sampler leaves the tree out."""
+    return UNTRACED if _tracer is None else _tracer.begin(name, kind, traceparent, tracestate, at_s)
