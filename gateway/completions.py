@@ -250,13 +250,13 @@ class Reply:
         self._streaming = False
 
     async def whole(self, body: bytes) -> None:
-        self._status(200)
+        traces.replied(self.span, 200)
         await http.respond(self._send, 200, body, self._headers)
 
     async def events(self, events: bytes, more: bool = True) -> None:
         if not self._streaming:
             self._streaming = True
-            self._status(200)
+            traces.replied(self.span, 200)
             headers = [*_EVENT_STREAM, *self._headers]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
@@ -269,7 +269,7 @@ class Reply:
         if self._streaming:
             await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
         else:
-            self._status(status)
+            traces.replied(self.span, status)
             await http.respond_error(self._send, error, self._headers)
 
     async def fault(self) -> None:
@@ -279,12 +279,8 @@ class Reply:
         if self._streaming:
             await self.events(sse.error(body) + sse.DONE, more=False)
         else:
-            self._status(500)
+            traces.replied(self.span, 500)
             await http.respond(self._send, 500, body, self._headers)
-
-    def _status(self, status: int) -> None:
-        if self.span.recorded:
-            self.span.set({"http.response.status_code": status})
 
 
 async def _each(work: Any, choices: Sequence[Choice]) -> None:

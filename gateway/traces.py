@@ -57,6 +57,12 @@ def asked(span: Span, request: Request, operation: str, *, streams: bool) -> Non
         span.set({"gen_ai.request.seed": sampling.seed})
 
 
+def replied(span: Span, status: int) -> None:
+    """By HTTP."""
+    if span.recorded:
+        span.set({"http.response.status_code": status})
+
+
 def answered(
     span: Span,
     model: str,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -110,8 +110,9 @@ def _wall_ns(at_s: float, offset_ns: int) -> int:
 class _Telling(SpanExporter):
     """Logs once a minute at most what did not arrive. Its calls come from the exporting thread, one at a time."""
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, now: Callable[[], float] = time.monotonic) -> None:
         self._exporter = exporter
+        self._now = now
         self._lost = 0
         self._told_s = float("-inf")
 
@@ -120,7 +121,7 @@ class _Telling(SpanExporter):
         if result is SpanExportResult.SUCCESS:
             return result
         self._lost += len(spans)
-        now = time.monotonic()
+        now = self._now()
         if now >= self._told_s + _TELL_EVERY_S:
             _log.warning("traces: the collector (OTEL_EXPORTER_OTLP_ENDPOINT) does not take spans", lost=self._lost)
             self._told_s, self._lost = now, 0
