@@ -124,7 +124,7 @@ def tokens_for(streams: int) -> int:
 
 async def through_gateway(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    async with World(folder, options.group) as world:
+    async with World(folder, options.group, options.traces) as world:
         if options.pids:
             print(f"gateway pid {world.pid('gateway')}, group pid {world.pid('group')}", flush=True)
         for round_, count in enumerate([1, *options.streams]):  # the first one warms up and is not kept
@@ -204,6 +204,7 @@ async def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 256])
     parser.add_argument("--seconds", type=float, default=20.0, help="for each number of streams (default %(default)s)")
     parser.add_argument("--group", choices=("gpu-scheduler", "stand-in"), default="gpu-scheduler")
+    parser.add_argument("--traces", action="store_true", help="every request is traced (docs/monitoring.md)")
     parser.add_argument("--pids", action="store_true", help="print process ids, for a profiler")
     options = parser.parse_args()
     busy = os.getloadavg()[0]
@@ -219,6 +220,7 @@ async def main() -> None:
             "hardware": hardware(),
             "load_average_before": busy,  # other work on the same cores shows in every figure
             "group": options.group,
+            "traces": options.traces,
             "seconds": options.seconds,
             "on_time": "token k of a stream came before its first token + k / 20 s + 50 ms",
         }

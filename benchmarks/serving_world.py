@@ -72,13 +72,16 @@ class _Placement(placement_pb2_grpc.PlacementServicer):
 class World:
     """`async with World(...)`: everything is up and the model active."""
 
-    def __init__(self, folder: Path, group: str) -> None:
+    def __init__(self, folder: Path, group: str, traces: bool = False) -> None:
+        """`traces`: of each request, to a process that reads them and throws them away."""
+        self._traces = traces
         self.folder = folder
         self.spec = write_model(folder / "model")
         self.port = free_port()
         self._kind = group
         self._group = f"unix:{folder}/group.sock"
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment: dict[str, str] = {}
 
     async def __aenter__(self) -> World:
         try:
@@ -98,6 +101,10 @@ class World:
             "prism.placement.v1.Placement",
         )
         await self._placement.start()
+        if self._traces:
+            port = free_port()
+            self._environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{port}"
+            self._start("collector", "benchmarks/trace_sink.py", str(port))
         if self._kind == "stand-in":
             self._start("group", "benchmarks/group_stand_in.py", self._group)
         else:
@@ -124,7 +131,8 @@ class World:
 
     def _start_service(self, name: str, module: str, listen: str, settings: str) -> None:
         config = self.folder / f"{name}.toml"
-        config.write_text(f'name = "{name}"\nlisten = "{listen}"\nlog_level = "warning"\n{settings}')
+        common = f'name = "{name}"\nlisten = "{listen}"\nlog_level = "warning"\ntraces = {str(self._traces).lower()}\n'
+        config.write_text(common + settings)
         self._start(name, "-m", module, "--config", str(config))
 
     def _start(self, name: str, *command: str) -> None:
@@ -132,7 +140,7 @@ class World:
             self._processes[name] = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self._environment},
                 stdout=log,
                 stderr=log,
             )

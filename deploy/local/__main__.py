@@ -76,6 +76,9 @@ def arguments() -> argparse.Namespace:
         default=1.0,
         help="a model idle for longer may be evicted when another needs its memory",
     )
+    parser.add_argument(
+        "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args()
 
@@ -107,6 +110,7 @@ async def main() -> int:
         groups=tuple(tuple(group) for group in there),
         idle_s=options.idle_s,
         log_level=options.log_level,
+        traces=options.traces,
     )
     if local.on_gpus:
         local = local.with_(engines=_GPU_ENGINES, host_capacity_bytes=host_bytes_for_images())

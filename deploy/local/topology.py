@@ -52,6 +52,8 @@ class Local:
     engine_log_level: str = "error"
     metrics_port: int = 0
     """First of a row of ports for Prometheus text; 0: off (the gateway's /metrics is always there)."""
+    traces: bool = False
+    """Of the gateway and the gpu_schedulers; where to, OTEL_EXPORTER_OTLP_ENDPOINT says."""
     host_capacity_bytes: int = 256 * MIB
     idle_s: float = 1.0
     arbitration: dict[str, Any] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class Local:
                         "options": self.engine_options,
                     },
                     "arbitration": self.arbitration,
+                    "traces": self.traces,
                     **self.gpu_scheduler,
                 },
             )
@@ -161,7 +164,7 @@ class Local:
             "gateway",
             "gateway",
             ("placement",),
-            {"http": self.http, "placement": self.unix("placement"), **self.gateway},
+            {"http": self.http, "placement": self.unix("placement"), "traces": self.traces, **self.gateway},
         )
         return plan
 

@@ -40,8 +40,7 @@ async def traced(collector):
             options={"step_ms": "20"},
             idle_s=0.2,
             devices=dict.fromkeys(GROUPS, 32 << 20),
-            gateway={"traces": True},
-            gpu_scheduler={"traces": True},
+            traces=True,
         ) as it:
             yield it
 
