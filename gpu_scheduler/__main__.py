@@ -16,6 +16,7 @@ from gpu_scheduler.handover import Handover
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
+from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.policy.decisions import NeedMemory
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
@@ -56,8 +57,15 @@ async def build(service: Service) -> None:
         room.need(need)
         changes.set(None)
 
+    brought = Brought()
     dispatcher = Dispatcher(
-        config.arbitration, residents, memory, turn, need_memory, lambda engine: residency.engine_died(engine)
+        config.arbitration,
+        residents,
+        memory,
+        turn,
+        need_memory,
+        lambda engine: residency.engine_died(engine),
+        brought=brought,
     )
     engines = config.engines
     pools = {
@@ -73,7 +81,7 @@ async def build(service: Service) -> None:
         for number, kind in enumerate(("sglang", "echo") if len(config.devices) == 1 else ("sglang",))
     }
     activation = Activation(config, residents, pools, devices, loader, images)
-    handover = Handover(residents, loader)
+    handover = Handover(residents, loader, brought)
     residency = Residency(config, residents, dispatcher, activation, handover, pools)
     report = Report(config, residents, dispatcher, memory, pools, room.lacking)
     servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, changes)

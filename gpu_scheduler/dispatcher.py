@@ -22,6 +22,7 @@ from gpu_scheduler.engines.turn import ANYBODY, Turn
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import Backlog, State
+from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.forecast import OutputForecast
@@ -67,6 +68,7 @@ class Dispatcher:
         on_need_memory: Callable[[NeedMemory], None],
         on_engine_death: Callable[[Engine], None],
         now: Callable[[], float] = time.monotonic,
+        brought: Brought | None = None,
     ) -> None:
         self._rules = rules
         self._residents = residents
@@ -75,6 +77,7 @@ class Dispatcher:
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
         self._now = now
+        self._brought = brought or Brought()
         self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
         self._paces: dict[int, Pace] = {}
@@ -118,6 +121,8 @@ class Dispatcher:
         self._requests[request.id] = request
         self._by_gateway_id[stream, request.gateway_id] = request
         self._know(request.model)
+        if request.resumed_tokens:
+            request.cached_tokens = self._brought.cached_tokens(request.model, request.token_ids, now)
         self._backlog.add(request.waiting(counters.forecast.tokens), now)
         if submit.traceparent:
             waking = resident.residency == common_pb2.WAKING

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator, Sequence
 
 from gpu_scheduler.client import GpuSchedulerClient
 from gpu_scheduler.engines.base import Command, Engine
+from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.residents import Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -31,9 +33,10 @@ _SETTLES_S = 2.0
 class Handover:
     """One group's."""
 
-    def __init__(self, residents: Residents, loader: LoaderClient | None) -> None:
+    def __init__(self, residents: Residents, loader: LoaderClient | None, brought: Brought) -> None:
         self._residents = residents
         self._loader = loader
+        self._brought = brought
 
     async def give(self, resident: Resident, engine: Engine, successor: str) -> bool:
         """Has the group at `successor` take the KV of what runs: most of it while it runs, then it is stopped, and the
@@ -42,9 +45,15 @@ class Handover:
         try:
             async with asyncio.timeout(_WITHIN_S):
                 began = time.monotonic()
-                _, ahead, _ = await self._send(client, resident, engine, live=True)
+                ahead = await self._places(engine, live=True)
+                nbytes = await self._send(client, resident, ahead)
                 stopped = time.monotonic()
-                requests, rest, told = await self._send(client, resident, engine, live=False)
+                places = await self._places(engine, live=False)
+                told = time.monotonic()
+                # What has filled no page since is not worth the way there and back: clients wait.
+                sent = [one.token_ids for one in ahead.sequences]
+                more = any(one.token_ids not in sent for one in places.sequences)
+                rest = await self._send(client, resident, places) if more else 0
                 ended = time.monotonic()
         except (PrismError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
@@ -57,8 +66,8 @@ class Handover:
             "KV handed over",
             model=resident.spec.name,
             to=successor,
-            requests=requests,
-            bytes=ahead + rest,
+            requests=len(places.sequences),
+            bytes=nbytes + rest,
             bytes_behind=rest,
             ms=round(1e3 * (ended - began), 1),
             stopped_ms=round(1e3 * (ended - stopped), 1),
@@ -66,18 +75,18 @@ class Handover:
         )
         return True
 
-    async def _send(
-        self, client: GpuSchedulerClient, resident: Resident, engine: Engine, *, live: bool
-    ) -> tuple[int, int, float]:
-        """(requests, bytes that were not there yet, when their places were told)"""
+    @staticmethod
+    async def _places(engine: Engine, *, live: bool) -> engine_pb2.KvPlaces:
         command = engine.command(engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv(live=live)))
         places = await command.places()
         await command.done()
-        told = time.monotonic()
+        return places
+
+    async def _send(self, client: GpuSchedulerClient, resident: Resident, places: engine_pb2.KvPlaces) -> int:
+        """Bytes that were not there yet."""
         if not places.sequences:
-            return 0, 0, told
-        taken = await client.take_kv(resident.spec.name, resident.spec.generation, places)
-        return len(places.sequences), taken.bytes, told
+            return 0
+        return (await client.take_kv(resident.spec.name, resident.spec.generation, places)).bytes
 
     async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
         """Raises NotFound, Unmet, and what an engine or the loader refused it with. When the caller goes away the copy
@@ -87,7 +96,9 @@ class Handover:
         if self._loader is None:
             raise Unmet("this group has no loader to copy KV")
         gone = asyncio.Event()
-        work = tasks.spawn(self._take(engine, self._loader, request.places, gone), f"KV of {request.model}")
+        work = tasks.spawn(
+            self._take(request.model, engine, self._loader, request.places, gone), f"KV of {request.model}"
+        )
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -95,7 +106,7 @@ class Handover:
             raise
 
     async def _take(
-        self, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
+        self, model: str, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
     ) -> gpu_scheduler_pb2.TakeKvResponse:
         began = time.monotonic()
         sequences = [engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids) for one in places.sequences]
@@ -113,6 +124,8 @@ class Handover:
         engine.imported(command, failed=gone.is_set())
         await command.done()
         ended = time.monotonic()
+        if not gone.is_set():
+            self._brought.came(model, _cached(places, room), ended)
         _log.info(
             "KV taken",
             bytes=copied,
@@ -137,3 +150,10 @@ class Handover:
         if resident.spec.generation != generation:
             raise Unmet(f"{model} is of generation {resident.spec.generation} here, the KV is of {generation}")
         return resident.engine
+
+
+def _cached(places: engine_pb2.KvPlaces, room: engine_pb2.KvPlaces) -> Iterator[Sequence[int]]:
+    """Of each sequence the tokens that this group's engine has now: there may not have been room for all."""
+    for one, taken in zip(places.sequences, room.sequences, strict=True):
+        pages = sum(piece.bytes for piece in taken.pieces) // room.page_bytes
+        yield one.token_ids[: taken.first_token + pages * room.page_tokens]

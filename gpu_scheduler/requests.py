@@ -36,6 +36,8 @@ class Request:
     dispatched_at: float = 0.0
     first_token_at: float = 0.0
     emitted: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    """Of its first tokens, whose KV came here before it."""
     kv_bytes: int = 0
     """What it was admitted with: its prompt and the forecast of its decode."""
     trace: RequestTrace | None = None
@@ -78,6 +80,7 @@ class Request:
             arrival=self.arrival,
             deadline=self.deadline,
             prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
             decode_tokens=min(self.most_new_tokens, decode_forecast),
             expires=self.expires,
             drop_late=self.drop_late,

@@ -10,6 +10,7 @@ from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.beat import WINDOW
+from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
@@ -42,6 +43,7 @@ class Desk:
         self.needs, self.deaths = [], []
         self.memory = GroupMemory(["cpu:0"])
         self.turn = Turn(turn_module.create())
+        self.brought = Brought()
         self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
         self.dispatcher = Dispatcher(
             Arbitration(**rules),
@@ -51,6 +53,7 @@ class Desk:
             self.needs.append,
             self.deaths.append,
             lambda: self.time,
+            self.brought,
         )
         self.stream = PulledStream(1)
         self.chunks = []
@@ -366,6 +369,20 @@ async def test_what_was_said_before_a_seam_counts_as_output_also_when_it_is_park
     desk.dispatcher.on_parked(engine, engine.started[0].request_id)
     await desk.settle()
     assert engine.started[1].resumed_tokens == 5 and engine.started[1].sampling.max_new_tokens == 4
+
+
+@pytest.mark.parametrize("came", [False, True])
+async def test_streams_whose_kv_came_with_the_model_go_on_together_and_do_not_take_turns_like_whole_prompts(came):
+    desk = Desk(chunk_tokens=16)
+    running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
+    engine = desk.model("a")
+    if came:
+        desk.brought.came("a", [range(36)], desk.time)
+    for number in range(4):
+        desk.submit(f"r{number}", tokens=40, new=5, resumed_tokens=4)
+    await desk.settle()
+    await tasks.cancel(running)
+    assert len(engine.started) == (4 if came else 1)
 
 
 async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):

@@ -14,6 +14,7 @@ from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.handover import Handover
 from gpu_scheduler.memory import GroupMemory
+from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
@@ -45,7 +46,7 @@ class Group:
         images = {"m": ["sum"]} if loader else {}
         self.options = config.engines.options
         activation = Activation(config, self.residents, self.pools, None, loader, images)
-        handover = Handover(self.residents, loader)
+        handover = Handover(self.residents, loader, Brought())
         self.residency = Residency(config, self.residents, self.dispatcher, activation, handover, self.pools)
 
     async def bring(self, target, **keys):

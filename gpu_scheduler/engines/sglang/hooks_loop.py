@@ -52,6 +52,17 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
         scheduler.chunked_prefill_size = whole
 
 
+def next_batch(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
+    """No step whose every request ends with the results of the one before it: whoever stopped them waits."""
+    if scheduler.enable_overlap and not scheduler.waiting_queue and last_batch and last_batch.forward_mode.is_decode():
+        ending = bool(running_batch.reqs) and all(request.to_finish is not None for request in running_batch.reqs)
+        if ending and scheduler.chunked_req is None:
+            from sglang.srt.managers.scheduler import NextBatchPlan
+
+            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+    return original(scheduler, running_batch, last_batch)
+
+
 def add_request(
     original: Callable[..., Any], adder: Any, req: Any, has_chunked_req: bool, truncation_align_size: int | None
 ) -> Any:
@@ -117,6 +128,7 @@ HOOKS = [
     Hook(f"{_SCHEDULER}.init_idle_sleeper", idle_sleeper, "REPLACE"),
     Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._pull_raw_reqs", pull_requests, "REPLACE"),
     Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._broadcast_reqs_across_ranks", heard_by_all, "REPLACE"),
+    Hook(f"{_SCHEDULER}.get_next_batch_to_run", next_batch, "AROUND"),
     Hook(f"{_SCHEDULER}.get_new_batch_prefill", new_prefill, "AROUND"),
     Hook("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", add_request, "AROUND"),
     Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),

@@ -97,3 +97,33 @@ assert began == [100.0, 103.0, 106.0, 109.0], began
 
 def test_a_pause_is_as_long_as_the_step_before_asks_for_and_not_what_was_waited_before_that(imported: Imported) -> None:
     imported.run(PAUSES)
+
+
+ENDS = """
+from unittest.mock import MagicMock
+from gpu_scheduler.engines.sglang.hooks_loop import next_batch
+
+def asked(*to_finish, waiting=(), extend=False, overlap=True, last=True):
+    \"\"\"Whether SGLang is asked for the next batch.\"\"\"
+    scheduler, running, before = MagicMock(), MagicMock(), MagicMock()
+    scheduler.enable_overlap, scheduler.waiting_queue, scheduler.chunked_req = overlap, list(waiting), None
+    running.reqs = [MagicMock(to_finish=reason) for reason in to_finish]
+    before.forward_mode.is_decode.return_value = not extend
+    original = MagicMock()
+    plan = next_batch(original, scheduler, running_batch=running, last_batch=before if last else None)
+    if not original.called:
+        assert plan.batch_to_run is None and plan.running_batch is running
+    return original.called
+
+assert not asked("stopped") and not asked("stopped", "stopped")
+assert asked("stopped", None), "one goes on"
+assert asked("stopped", waiting=["another"])
+assert asked("stopped", extend=True), "what was prefilled has yet to join those that run"
+assert asked("stopped", last=False), "no results are on their way: SGLang has to let go of them"
+assert asked("stopped", overlap=False)
+assert asked()
+"""
+
+
+def test_no_step_is_begun_whose_requests_all_end_with_the_results_of_the_last(imported: Imported) -> None:
+    imported.run(ENDS)

@@ -1,0 +1,41 @@
+"""KV that came here with a model that moved. Pure: `now` in seconds.
+
+A request that goes on here is mostly in the engine's cache already, which nobody else can know before it has started:
+taken for a whole prompt, each would wait for the prefill of the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+KEPT_S = 5.0
+"""Whoever was stopped by the move has been sent here by then."""
+
+
+class Brought:
+    """What came lately, by model."""
+
+    def __init__(self) -> None:
+        self._came: dict[str, list[tuple[float, list[int]]]] = {}
+
+    def __repr__(self) -> str:
+        return f"Brought({ {model: len(some) for model, some in self._came.items()} })"
+
+    def came(self, model: str, sequences: Iterable[Sequence[int]], now: float) -> None:
+        """The KV of these tokens, each from the beginning of a text, is in the cache."""
+        self._forget(now)
+        self._came.setdefault(model, []).extend((now, list(tokens)) for tokens in sequences)
+
+    def cached_tokens(self, model: str, token_ids: Sequence[int], now: float) -> int:
+        """How many of the first tokens are."""
+        self._forget(now)
+        there = (tokens for _, tokens in self._came.get(model, ()))
+        return max((len(tokens) for tokens in there if list(token_ids[: len(tokens)]) == tokens), default=0)
+
+    def _forget(self, now: float) -> None:
+        for model, some in list(self._came.items()):
+            kept = [(at, tokens) for at, tokens in some if now - at < KEPT_S]
+            if kept:
+                self._came[model] = kept
+            else:
+                del self._came[model]
