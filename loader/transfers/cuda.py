@@ -41,6 +41,9 @@ _COPY_BYTES = 8 << 20
 """The largest single copy over a link: 0.2 ms."""
 _COPY_BETWEEN_BYTES = 32 << 20
 """The same between two GPUs."""
+_FIRST_BETWEEN = 16
+"""Extents of each side that are mapped before the first is copied from or to. There bytes pass as fast as extents are
+mapped beside them, at about 0.7 ms for 256 MiB; while nothing is copied, one takes 0.1 ms."""
 _QUIET_WAIT = cu.CUevent_flags.CU_EVENT_BLOCKING_SYNC | cu.CUevent_flags.CU_EVENT_DISABLE_TIMING
 _NATIVE = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
@@ -161,8 +164,8 @@ class CudaTransfer:
             there = stack.enter_context(Mapped(mapper, targets))
 
             def opened(carrying: Carrying) -> None:
-                here.start(map)
-                there.start(map)
+                here.start(map, _FIRST_BETWEEN)
+                there.start(map, _FIRST_BETWEEN)
 
             def prepare(pair: Pair) -> None:
                 here.reach(pair.source)

@@ -18,8 +18,6 @@ from loader.transfers.base import Borrowed
 
 Map = Callable[[int, int, int], None]
 """Maps an extent: address, descriptor, bytes."""
-_FIRST = 4
-"""Extents that are mapped before the first is told of."""
 
 
 class Addresses(Protocol):
@@ -57,9 +55,10 @@ class Mapped:
             self._thread.join()
         self._addresses.release(self._base, self._offsets[-1])
 
-    def start(self, map: Map) -> None:
-        """Begins to map them all, in a thread; what cannot be mapped ends that."""
-        self._thread = threading.Thread(target=self._work, args=(map,), name="map extents")
+    def start(self, map: Map, first: int = 4) -> None:
+        """Begins to map them all, in a thread; what cannot be mapped ends that. `first`: how many are mapped
+        before any is told of."""
+        self._thread = threading.Thread(target=self._work, args=(map, first), name="map extents")
         self._thread.start()
 
     def reach(self, chunk: Chunk) -> None:
@@ -75,13 +74,13 @@ class Mapped:
         """The address."""
         return self._base + self._offsets[chunk.extent] + chunk.offset
 
-    def _work(self, map: Map) -> None:
+    def _work(self, map: Map, first: int) -> None:
         try:
             for number, extent in enumerate(self._extents, start=1):
                 if self._ending:
                     return
                 map(self._base + self._offsets[number - 1], extent.fd, extent.nbytes)
-                if number >= min(_FIRST, len(self._extents)):
+                if number >= min(first, len(self._extents)):
                     with self._changed:
                         self._mapped = number
                         self._changed.notify_all()
