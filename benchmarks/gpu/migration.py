@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import json
 import random
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -68,6 +69,10 @@ class Stream:
         pairs = zip(self.tokens, other.tokens, self.logprobs, other.logprobs, strict=True)
         return next((abs(here - there) for mine, theirs, here, there in pairs if mine != theirs), 0.0)
 
+    def step_s(self, end: float) -> float:
+        """The median of the gaps before."""
+        return statistics.median(b - a for a, b in zip(self.arrived_s, self.arrived_s[1:], strict=False) if b <= end)
+
     def longest_s(self, begin: float, end: float) -> float:
         """Of the gaps that end in the window."""
         gaps = [b - a for a, b in zip(self.arrived_s, self.arrived_s[1:], strict=False) if begin < b <= end]
@@ -100,7 +105,8 @@ async def _move(at: World, given: argparse.Namespace, model: str, made: list[Str
 
 async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any], local: dict[str, Any]) -> list[Any]:
     found: list[Any] = []
-    for mode, move_kv in MODES.items():
+    for mode in given.modes:
+        move_kv = MODES[mode]
         placement = {"move_kv": move_kv, "drain_ms": 0, "rebalance": False}
         async with world("sglang", listed, engine_log_level="info", placement=placement, **local) as at:
             given.moving, given.rows = False, []
@@ -120,6 +126,7 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                     "weights_s": there.step_s.get("copying weights"),
                     "weights_from": list(there.weights_from),
                     "weights_bytes": there.weights_bytes,
+                    "step_s": [stream.step_s(move["asked_s"]) for stream in made],
                     "before_s": [stream.longest_s(stream.arrived_s[0], move["asked_s"]) for stream in made],
                     "pause_s": [stream.longest_s(move["asked_s"], ended + 2.0) for stream in made],
                     "same": sum(a.tokens == b.tokens for a, b in zip(made, undisturbed, strict=True)),
@@ -142,10 +149,11 @@ def told(at: World, event: str) -> list[dict[str, Any]]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     cells = []
-    for mode in MODES:
+    for mode in {row["mode"]: None for row in rows}:
         mine = [row for row in rows if row["mode"] == mode]
         pauses = [1e3 * pause for row in mine for pause in row["pause_s"]]
         before = [1e3 * pause for row in mine for pause in row["before_s"]]
+        steps = [1e3 * step for row in mine for step in row["step_s"]]
         moves = [row["move_s"] for row in mine]
         weights = [row["weights_s"] for row in mine if row["weights_s"] is not None]
         sources = sorted({source for row in mine for source in row["weights_from"]})
@@ -156,6 +164,7 @@ def show(rows: list[dict[str, Any]]) -> None:
                 f"{max(moves):.2f}",
                 f"{1e3 * report.quantile(weights, 0.5):.0f}" if weights else "-",
                 " ".join(sources),
+                f"{report.quantile(steps, 0.5):.1f}",
                 f"{report.quantile(before, 0.5):.0f}",
                 f"{report.quantile(pauses, 0.5):.0f}",
                 f"{max(pauses):.0f}",
@@ -169,7 +178,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         "longest, s",
         "weights p50, ms",
         "from",
-        "gap before, ms",
+        "step p50, ms",
+        "longest before",
         "pause p50, ms",
         "longest",
         "texts as undisturbed",
@@ -188,6 +198,7 @@ async def main() -> None:
     parser.add_argument("--prompt", type=int, default=4000, help="tokens")
     parser.add_argument("--tokens", type=int, default=1500, help="of an answer")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     given = parser.parse_args()
     context = given.prompt + given.tokens + 64
     with tempfile.TemporaryDirectory() as name:
