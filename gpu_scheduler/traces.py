@@ -15,9 +15,9 @@ from services.tracing import UNTRACED, Span
 class RequestTrace:
     """One sending of a request to this group. Times are the dispatcher's."""
 
-    def __init__(self, span: Span, arrived_s: float, slack_s: float, waking: bool) -> None:
+    def __init__(self, traceparent: str, arrived_s: float, slack_s: float, waking: bool) -> None:
         self.cached_tokens = 0
-        self._span = span
+        self._traceparent = traceparent
         self._arrived_s = arrived_s
         self._slack_s = slack_s
         self._waking = waking
@@ -28,10 +28,7 @@ class RequestTrace:
     @classmethod
     def of(cls, traceparent: str, arrived_s: float, slack_s: float, waking: bool) -> RequestTrace | None:
         """None when its gateway does not trace it, or we trace nothing. `waking`: it waits for a model to come up."""
-        if not traceparent:
-            return None
-        span = tracing.begin("llm_request", "server", traceparent=traceparent, at_s=arrived_s)
-        return cls(span, arrived_s, slack_s, waking) if span.recorded else None
+        return cls(traceparent, arrived_s, slack_s, waking) if traceparent and tracing.on() else None
 
     def sent(self, now: float, why: str, resident: Resident) -> None:
         """To the engine, by the right that `why` names."""
@@ -63,12 +60,15 @@ class RequestTrace:
         deadline: float,
     ) -> None:
         """It has ended at `now`: makes and ends all its spans. `deadline`: of the first token; +inf: none."""
+        span = tracing.begin("llm_request", "server", traceparent=self._traceparent, at_s=self._arrived_s)
+        if not span.recorded:
+            return
         spent = {"queue": 0.0, "prefill": 0.0, "decode": 0.0}
         for (name, began, link), (_, ended, _) in pairwise([*self._phases, ("", now, UNTRACED)]):
-            self._span.child(name, at_s=began, link=link).end(ended)
+            span.child(name, at_s=began, link=link).end(ended)
             spent[name] += ended - began
         reason = common_pb2.Finish.Name(finish).lower()
-        self._span.set(
+        span.set(
             {
                 "gen_ai.request.model": model,
                 "gen_ai.response.model": model,
@@ -85,16 +85,16 @@ class RequestTrace:
             }
         )
         if self._first_token_s:
-            self._span.set({"gen_ai.latency.time_to_first_token": self._first_token_s - self._arrived_s})
+            span.set({"gen_ai.latency.time_to_first_token": self._first_token_s - self._arrived_s})
         if self._why:
-            self._span.set({"prism.start": self._why})
+            span.set({"prism.start": self._why})
         if isfinite(self._slack_s):
-            self._span.set({"prism.slack_s": self._slack_s})
+            span.set({"prism.slack_s": self._slack_s})
         if deadline < inf:
-            self._span.set({"prism.on_time": 0 < self._first_token_s <= deadline})
+            span.set({"prism.on_time": 0 < self._first_token_s <= deadline})
         if finish not in (common_pb2.STOP, common_pb2.LENGTH, common_pb2.ABORTED):
-            self._span.fail(reason, error)
-        self._span.end(now)
+            span.fail(reason, error)
+        span.end(now)
 
 
 def activation(resident: Resident, asleep: bool, began_s: float) -> Span:

@@ -82,6 +82,11 @@ def start(service: str, resource: Attributes | None = None) -> Callable[[], Awai
     return close
 
 
+def on() -> bool:
+    """Whether spans are recorded."""
+    return _tracer is not None
+
+
 def begin(
     name: str, kind: Kind = "internal", *, traceparent: str = "", tracestate: str = "", at_s: float | None = None
 ) -> Span:
