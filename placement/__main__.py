@@ -15,11 +15,16 @@ from placement.config import PlacementConfig
 from placement.drain import Drain
 from placement.history import History
 from placement.judge import Judge
+from placement.loaders import Loaders
 from placement.reconcile import Reconciler
 from placement.server import NAME, PlacementServicer
 from protos import placement_pb2, placement_pb2_grpc
 from services.service import Service, read_arguments, run
 from services.watch import Watched
+
+_HEAR_S = 2.0
+"""How long a start waits for what every node has to say: a group that is there says it at once. What one that is heard
+later has as well, one of the two lets go."""
 
 
 async def build(service: Service) -> None:
@@ -35,8 +40,8 @@ async def build(service: Service) -> None:
         reconciler.changed()
 
     clients = [GpuSchedulerClient(address) for address in config.groups]
-    loader = LoaderClient(config.loaders[0])
     cluster = Cluster(clients, changed)
+    loaders = Loaders([LoaderClient(address) for address in config.loaders], cluster)
     history = History()
     actuator = Actuator(cluster, config.drain_ms, changed, move_kv=config.move_kv)
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
@@ -44,18 +49,19 @@ async def build(service: Service) -> None:
     drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
-        PlacementServicer(cluster, reconciler, history, routes, loader, drain),
+        PlacementServicer(cluster, reconciler, history, routes, loaders, drain),
         NAME,
     )
-    service.spawn(cluster.follow_loader(loader), "follow the catalogue")
+    for number, address in enumerate(config.loaders):
+        service.spawn(loaders.follow(number), f"follow {address}")
     for client in clients:
         service.spawn(cluster.follow_group(client), f"follow {client.address}")
     for address in config.balloond:
-        service.spawn(cluster.follow_balloond(BalloondClient(address)), f"follow {address}")
+        service.spawn(cluster.follow_balloond(BalloondClient(address), address), f"follow {address}")
     service.spawn(reconciler.run(), "reconcile")
     service.spawn(metrics.keep(cluster, reconciler.demands), "metrics")
     # A gateway that asked before the catalogue is here would be told that no model exists.
-    await reconciler.informed(timeout_s=10.0)
+    await reconciler.informed(_HEAR_S)
     await service.ready()
 
 

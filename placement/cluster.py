@@ -17,6 +17,7 @@ from services.watch import Watched
 _log = log.get(__name__)
 Ledger = dict[str, balloond_pb2.DeviceState]
 """Of a node's devices, by name."""
+TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 
 
@@ -77,6 +78,13 @@ class Cluster:
         """Groups by name and by address."""
         self._with: dict[str, dict[str, Group]] = {}
         """Model -> groups that have it, by the address of their client."""
+        self.doubtful: set[tuple[str, str]] = set()
+        """(address of a group's client, model): what a group had when it was found. While it was away the model may
+        have come up elsewhere."""
+        self._refused: dict[str, str] = {}
+        """Why a group that speaks is not taken in, by address."""
+        self._told_ledgers: dict[str, str] = {}
+        """Which balloond told a node's ledger, by the node's name."""
         self._fresh: dict[str, Group] = {}
         self._on_change = on_change
         self._now = now
@@ -119,6 +127,9 @@ class Cluster:
     def heard_group(self, address: str, state: gpu_scheduler_pb2.GroupState | None) -> None:
         """A group said this; None: it is away."""
         group = self._fresh[address] = self.groups[address]
+        was_reachable = group.reachable
+        if state is not None and self._is_refused(address, state):
+            state = None
         group.reachable = state is not None
         if state is None:
             return
@@ -131,10 +142,23 @@ class Cluster:
         group.heard_at = self._now()
         for model in group.residents:
             self._with.setdefault(model, {})[address] = group
+        if not was_reachable:
+            self.doubtful |= {(address, model) for model in group.residents}
+        self.doubtful = {each for each in self.doubtful if each[0] != address or each[1] in group.residents}
         self._names |= {address: group, group.address: group, group.name: group}
         if state.weights_extent_bytes > self.weights_extent_bytes:
             self.weights_extent_bytes = state.weights_extent_bytes
             self._fresh |= self.groups  # all weights count in larger extents now
+
+    def _is_refused(self, address: str, state: gpu_scheduler_pb2.GroupState) -> bool:
+        """Whether another group has its name: groups are told apart by name, also in what operators ask for."""
+        other = self._names.get(state.group)
+        taken = other is not None and other.client.address != address and other.reachable
+        reason = f"the group at {other.client.address} is called {state.group} as well" if other and taken else ""
+        if reason and reason != self._refused.get(address):
+            _log.error("group refused", address=address, why=reason)
+        self._refused[address] = reason
+        return bool(reason)
 
     def heard_ledger(self, node: str, state: balloond_pb2.NodeState | None) -> None:
         """A node's balloond said this; while it is away what its groups told last counts."""
@@ -148,7 +172,7 @@ class Cluster:
                 self._fresh[address] = group
 
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry]) -> None:
-        """The loader has exactly these."""
+        """The loaders have exactly these."""
         before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
         self.catalogue_known = True
         for model in before.keys() | self.catalogue.keys():
@@ -166,17 +190,16 @@ class Cluster:
             self.heard_group(client.address, state)
             self.changed()
 
-    async def follow_balloond(self, balloond: BalloondClient) -> None:
+    async def follow_balloond(self, balloond: BalloondClient, address: str) -> None:
         """Keeps a node's ledger fresh, for ever."""
         node = ""
         async for state in balloond.watch():
             node = node if state is None else state.node
+            if (other := self._told_ledgers.setdefault(node, address)) != address:
+                if state is not None:
+                    _log.error("ledger refused", address=address, why=f"{other} is of a node {node!r} as well")
+                continue
+            if state is None:
+                del self._told_ledgers[node]
             self.heard_ledger(node, state)
             self.changed()
-
-    async def follow_loader(self, loader) -> None:  # type: ignore[no-untyped-def]
-        """Keeps the catalogue fresh, for ever; while the loader is away the last one is kept."""
-        async for catalogue in loader.watch():
-            if catalogue is not None:
-                self.heard_catalogue(catalogue.entries)
-                self.changed()

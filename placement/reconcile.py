@@ -11,10 +11,11 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from placement.actuate import Actuator
-from placement.cluster import Cluster, Group
+from placement.cluster import TAKES_REQUESTS, Cluster, Group
 from placement.config import PlacementConfig
 from placement.history import History
 from placement.judge import Judge, Verdict, Yielding
+from placement.settle import Settler
 from protos import common_pb2, gpu_scheduler_pb2
 from services import log, tasks
 from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
@@ -23,7 +24,6 @@ from services.watch import Watched
 _log = log.get(__name__)
 _LOOK_S = 0.1
 """From one look at the cluster to the next."""
-_TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _BELOW = {
     common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
     common_pb2.COLD: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
@@ -48,14 +48,18 @@ class Reconciler:
         """When these were asked for first, seconds on the loop's clock."""
         self._changed = asyncio.Event()
         self._informed = asyncio.Event()
+        """All was heard, or waited for."""
+        self._heard_all = False
         self._looked = Watched(0)
         """The judge's count of changes when it was last told something: whoever waits asks again where it rises."""
         self._relieving: set[Group] = set()
+        self._settler = Settler(cluster, actuator, history, config.drain_ms, self._changed.set)
 
     def changed(self) -> None:
         """The cluster said something."""
         self._changed.set()
         if self._cluster.catalogue_known and all(group.reachable for group in self._cluster.groups.values()):
+            self._heard_all = True
             self._informed.set()
 
     async def informed(self, timeout_s: float) -> None:
@@ -66,6 +70,7 @@ class Reconciler:
         except TimeoutError:
             missing = [group.name for group in self._cluster.groups.values() if not group.reachable]
             _log.warning("starting without hearing all", catalogue=self._cluster.catalogue_known, missing=missing)
+            self._informed.set()
 
     # --- activation
 
@@ -75,7 +80,7 @@ class Reconciler:
         if model in self._actuator.removing:
             raise NotFound(f"no model {model!r} in the catalogue")
         for group, resident in self._cluster.residents(model):
-            if resident.residency in _TAKES_REQUESTS:
+            if resident.residency in TAKES_REQUESTS:
                 return group
         under_way = self._actuator.activating.get(model)
         if under_way is not None and model not in self._choosing:
@@ -140,7 +145,7 @@ class Reconciler:
     def refused(self) -> dict[str, str]:
         """Models of the catalogue that fit nowhere, with the arithmetic. Empty while a group is still unheard: it may
         be larger."""
-        if not self._informed.is_set():
+        if not self._heard_all:
             return {}
         return {
             name: reason
@@ -154,7 +159,7 @@ class Reconciler:
         """What a request for the model would meet if it came now, and for how many seconds room has been looked for,
         because somebody asked. None where it takes requests, cannot be served or is unknown."""
         entry = self._cluster.entry(model)
-        takes_requests = any(r.residency in _TAKES_REQUESTS for _, r in self._cluster.residents(model))
+        takes_requests = any(r.residency in TAKES_REQUESTS for _, r in self._cluster.residents(model))
         if entry is None or entry.error or takes_requests or model in self._actuator.removing:
             return None
         now = asyncio.get_running_loop().time()
@@ -233,8 +238,10 @@ class Reconciler:
                 self._looked.set(self._judge.changes)
             if self._config.relieve:
                 self.relieve()
-            if self._config.rebalance and self._informed.is_set():
-                self._rebalance()
+            if self._informed.is_set():
+                self._settler.settle()
+                if self._config.rebalance:
+                    self._rebalance()
             await asyncio.sleep(_LOOK_S)  # states come from several groups at once; look at them together
 
     def relieve(self) -> None:

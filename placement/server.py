@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from loader.client import LoaderClient
 from placement.cluster import Cluster
 from placement.drain import Drain
 from placement.history import History
+from placement.loaders import Loaders
 from placement.reconcile import Reconciler
 from placement.view import cluster_view, drained_view, prospect_view
 from protos import placement_pb2, placement_pb2_grpc
@@ -25,14 +25,14 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         reconciler: Reconciler,
         history: History,
         routes: Watched[placement_pb2.Routes],
-        loader: LoaderClient,
+        loaders: Loaders,
         drain: Drain,
     ) -> None:
         self._cluster = cluster
         self._reconciler = reconciler
         self._history = history
         self._routes = routes
-        self._loader = loader
+        self._loaders = loaders
         self._drain = drain
 
     async def WatchRoutes(self, request: placement_pb2.WatchRoutesRequest, context: Any) -> Any:
@@ -51,11 +51,11 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return answer
 
     async def AddModel(self, request: placement_pb2.AddModelRequest, context: Any) -> placement_pb2.AddModelResponse:
-        seen = await self._loader.inspect(request.model)
+        seen = await self._loaders.inspect(request.model)
         self._reconciler.check_fits(seen)
         if request.check_only:
             return placement_pb2.AddModelResponse(model=seen)
-        spec = await self._loader.add(request.model)
+        spec = await self._loaders.add(request.model)
         await self._cluster.until(lambda: (entry := self._cluster.entry(spec.name)) is not None and entry.model == spec)
         return placement_pb2.AddModelResponse(model=spec)
 
@@ -63,7 +63,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         self, request: placement_pb2.RemoveModelRequest, context: Any
     ) -> placement_pb2.RemoveModelResponse:
         async with self._reconciler.removing(request.name, request.force):
-            await self._loader.remove(request.name)
+            await self._loaders.remove(request.name)
             await self._cluster.until(
                 lambda: self._cluster.entry(request.name) is None and not any(self._cluster.residents(request.name))
             )

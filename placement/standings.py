@@ -17,7 +17,7 @@ from placement.policy.decisions import Resident
 from placement.policy.footing import footing, holds_s
 from placement.policy.standing import Standing
 from placement.policy.window import RateWindow
-from protos import common_pb2, gpu_scheduler_pb2
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2
 
 _WAKE_S, _COLD_S = 1.0, 30.0
 """What waking up and starting cold are thought to take until a group has measured it."""
@@ -233,14 +233,19 @@ class Standings:
                         floor=booking.floor_bytes,
                         quota=booking.quota_bytes,
                     )
-                    found.append(Resident(left, kvpr.Place(group.name, (device.device,)), stay_s=0.0))
+                    found.append(Resident(left, kvpr.Place(group.name, (_device(group, device),)), stay_s=0.0))
         return found
 
 
+def _device(group: Group, device: balloond_pb2.DeviceState) -> str:
+    """Its name in the cluster: every node has a "cuda:0"."""
+    return device.device if device.device == group.name else f"{group.name}/{device.device}"
+
+
 def _group(group: Group) -> kvpr.Group:
-    return kvpr.Group(group.name, tuple(kvpr.Device(d.device, d.capacity_bytes) for d in group.memory))
+    return kvpr.Group(group.name, tuple(kvpr.Device(_device(group, d), d.capacity_bytes) for d in group.memory))
 
 
 def _place(group: Group) -> kvpr.Place:
     """What a model has there: a part on each device."""
-    return kvpr.Place(group.name, tuple(device.device for device in group.memory))
+    return kvpr.Place(group.name, tuple(_device(group, device) for device in group.memory))

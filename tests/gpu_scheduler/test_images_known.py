@@ -1,6 +1,7 @@
 """Which images a group knows of, from the loader's catalogue."""
 
 from gpu_scheduler.observe import follow_loader
+from gpu_scheduler.residents import Residents
 from protos import common_pb2, loader_pb2
 
 
@@ -16,7 +17,7 @@ class Loader:
 
 
 def entry(name, **keys):
-    return loader_pb2.Entry(model=common_pb2.ModelSpec(name=name), **keys)
+    return loader_pb2.Entry(model=common_pb2.ModelSpec(name=name, generation=1), **keys)
 
 
 async def test_images_in_memory_and_on_disk_are_known_by_their_checksums_and_stay_so_while_the_loader_is_away():
@@ -26,5 +27,16 @@ async def test_images_in_memory_and_on_disk_are_known_by_their_checksums_and_sta
         entry("neither"),
     )
     images = {"gone": ["rows:4"]}
-    await follow_loader(loader, images)
+    generations = {"gone": 5}
+    await follow_loader(loader, images, generations)
+    assert generations == {"here": 1, "stored": 1, "neither": 1}
     assert images == {"here": ["rows:1"], "stored": ["rows:2", "rows:3"]}
+
+
+def test_a_checkpoint_has_the_generation_that_it_has_on_this_node():
+    residents = Residents(lambda resident: None)
+    told = common_pb2.ModelSpec(name="m", generation=7, path="/m")
+    assert residents.of_this_node(told) is told, "nothing else is known"
+    residents.generations["m"] = 9
+    here = residents.of_this_node(told)
+    assert (here.generation, here.path, told.generation) == (9, "/m", 7)

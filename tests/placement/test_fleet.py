@@ -1,0 +1,236 @@
+"""Groups of several nodes: names, catalogues, groups that were away."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from placement import routes
+from placement.loaders import Loaders, merged
+from protos import balloond_pb2, common_pb2, loader_pb2
+from services.errors import Exists, NotFound, Unavailable
+from tests.placement.fakes import MIB, FakeCluster
+
+
+def two_nodes():
+    """Every node calls its device cuda:0."""
+    world = FakeCluster()
+    for group in world.groups:
+        group.state.memory[0].device = "cuda:0"
+    world.tell()
+    return world
+
+
+def places(world, model):
+    (route,) = (r for r in routes.build(world.cluster, {}, {}).routes if r.model.name == model)
+    return [place.group for place in route.places]
+
+
+async def test_devices_of_two_nodes_may_have_one_name():
+    world = two_nodes()
+    world.model("m", weights=60 * MIB)
+    world.model("n", weights=60 * MIB)
+    first, second = await world.reconciler.activate("m"), await world.reconciler.activate("n")
+    assert {first.name, second.name} == {"g0", "g1"}, "each has room for one"
+
+
+async def test_a_second_group_of_a_name_is_refused_until_the_first_is_away():
+    world = FakeCluster()
+    world.groups[1].state.group = "g0"
+    with capture_logs() as lines:
+        world.tell()
+        world.tell()
+    assert [line["why"] for line in lines if line["event"] == "group refused"] == [
+        "the group at unix:/g0 is called g0 as well"
+    ]
+    assert [group.client.address for group in world.cluster.reachable()] == ["unix:/g0"]
+    world.cluster.heard_group("unix:/g0", None)
+    world.cluster.heard_group("unix:/g1", world.groups[1].state)
+    assert [group.client.address for group in world.cluster.reachable()] == ["unix:/g1"]
+
+
+class Balloond:
+    def __init__(self, *states):
+        self.states = states
+
+    async def watch(self):
+        for state in self.states:
+            yield state
+
+
+def node(name, free):
+    device = balloond_pb2.DeviceState(device="g0-device", capacity_bytes=100 * MIB, free_bytes=free)
+    return balloond_pb2.NodeState(node=name, devices=[device])
+
+
+async def test_a_second_ledger_of_a_node_is_refused_until_the_first_is_away():
+    world = FakeCluster()
+    await world.cluster.follow_balloond(Balloond(node("n", 1)), "one")
+    with capture_logs() as lines:
+        await world.cluster.follow_balloond(Balloond(node("n", 2), None), "two")
+    assert [line["why"] for line in lines] == ["one is of a node 'n' as well"]
+    assert world.cluster.ledgers["n"]["g0-device"].free_bytes == 1
+    await world.cluster.follow_balloond(Balloond(node("n", 1), None), "one")
+    await world.cluster.follow_balloond(Balloond(node("n", 2)), "two")
+    assert world.cluster.ledgers["n"]["g0-device"].free_bytes == 2
+
+
+# --- groups that were away
+
+
+async def back_with(residency=common_pb2.ACTIVE, **facts):
+    """g1 was away while its model came up on g0, and is back; the reconciler runs."""
+    world = FakeCluster(drain_ms=700, rebalance=False)
+    world.model("m")
+    world.groups[1].put("m", residency, **facts)
+    world.tell()
+    world.cluster.heard_group("unix:/g1", None)
+    world.groups[0].put("m")
+    world.cluster.heard_group("unix:/g0", world.groups[0].state)
+    world.cluster.doubtful.clear()  # g0 has been looked at for long
+    assert places(world, "m") == ["g0"]
+    world.tell()
+    return world
+
+
+async def run(world, condition):
+    world.reconciler.changed()
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    try:
+        async with asyncio.timeout(20):
+            await world.heard(condition)
+    finally:
+        running.cancel()
+
+
+@pytest.mark.parametrize("residency", [common_pb2.ACTIVE, common_pb2.HIBERNATING])
+async def test_a_group_that_is_back_lets_go_of_what_came_up_elsewhere_and_is_not_routed_before(residency):
+    world = await back_with(residency)
+    assert places(world, "m") == ["g0"]
+    await run(world, lambda: world.groups[1].calls)
+    assert world.groups[1].calls == [("m", "COLD", [])] and world.groups[1].drained == [700]
+    assert world.groups[0].calls == []
+    assert world.history.last("m", 1)[0].reason == "g1 is back, and g0 has it"
+
+
+async def test_what_sleeps_elsewhere_by_now_leaves_there_where_the_group_that_is_back_serves():
+    world = await back_with()
+    world.groups[0].put("m", common_pb2.HIBERNATING)
+    world.cluster.doubtful.add(("unix:/g0", "m"))
+    world.cluster.heard_group("unix:/g0", world.groups[0].state)
+    assert places(world, "m") == ["g1"]
+    await run(world, lambda: world.groups[0].calls)
+    assert world.groups[0].calls == [("m", "COLD", [])] and world.groups[1].calls == []
+
+
+async def test_a_model_that_moves_is_left_to_its_move():
+    world = await back_with()
+    world.actuator.moving.add("m")
+    looked = []
+    world.judge.observe = lambda: looked.append(1)
+    await run(world, lambda: len(looked) > 2 or world.reconciler.changed())
+    assert world.groups[1].calls == []
+
+
+async def test_a_start_with_a_node_away_refuses_no_model_for_good():
+    world = FakeCluster()
+    world.model("large", weights=500 * MIB)
+    world.cluster.heard_group("unix:/g1", None)
+    world.reconciler.changed()
+    await world.reconciler.informed(0.0)
+    assert world.reconciler.refused == {}, "the node that is away may be larger"
+    world.tell()
+    world.reconciler.changed()
+    assert set(world.reconciler.refused) == {"large"}
+
+
+# --- catalogues
+
+
+def entry(name, generation=1, **facts):
+    return loader_pb2.Entry(model=common_pb2.ModelSpec(name=name, generation=generation), **facts)
+
+
+def test_catalogues_of_several_nodes_are_one():
+    here = {"m": entry("m", 1), "broken": entry("broken", 0, error="cut")}
+    there = {"m": entry("m", 2, has_image=True), "broken": entry("broken", 3), "only": entry("only", 4)}
+    found = {each.model.name: each for each in merged([here, there])}
+    assert (found["m"].model.generation, found["m"].has_image) == (1, True)
+    assert (found["broken"].model.generation, found["broken"].error) == (3, "")
+    assert found["only"].model.generation == 4
+    assert not here["m"].has_image, "what was heard stays as it was"
+
+
+class FakeLoader:
+    def __init__(self, *models):
+        self.models = list(models)
+        self.told = asyncio.Queue()
+        self.refuses = None
+        self.tell()
+
+    def tell(self):
+        self.told.put_nowait(loader_pb2.Catalogue(entries=[entry(name) for name in self.models]))
+
+    async def watch(self):
+        while True:
+            yield await self.told.get()
+
+    async def add(self, listing):
+        if self.refuses is not None:
+            raise self.refuses
+        self.models.append(listing.name)
+        return common_pb2.ModelSpec(name=listing.name)
+
+    async def remove(self, name):
+        if name not in self.models:
+            raise NotFound(name)
+        self.models.remove(name)
+
+
+@pytest.fixture
+async def nodes():
+    """(loaders, their clients, cluster): two nodes, both heard."""
+    world, clients = FakeCluster(), [FakeLoader("m"), FakeLoader("m")]
+    loaders = Loaders(clients, world.cluster)
+    following = [asyncio.get_running_loop().create_task(loaders.follow(number)) for number in range(2)]
+    await world.heard(lambda: len(loaders._there) == 2)
+    yield loaders, clients, world
+    for task in following:
+        task.cancel()
+
+
+NEW = common_pb2.ModelListing(name="new", path="/new")
+
+
+async def test_a_model_is_added_and_removed_at_all_nodes(nodes):
+    loaders, clients, _ = nodes
+    await loaders.add(NEW)
+    assert [client.models for client in clients] == [["m", "new"]] * 2
+    await loaders.remove("new")
+    assert [client.models for client in clients] == [["m"]] * 2
+    with pytest.raises(NotFound):
+        await loaders.remove("new")
+
+
+async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusal_is_the_answer(nodes):
+    loaders, clients, _ = nodes
+    clients[1].refuses = Exists("taken")
+    with capture_logs() as lines:
+        await loaders.add(NEW)
+    assert [(line["loader"], line["why"]) for line in lines] == [(1, "taken")]
+    clients[0].refuses = Exists("taken here")
+    with pytest.raises(Exists, match="taken here"):
+        await loaders.add(NEW)
+
+
+async def test_while_a_node_is_away_its_models_stay_listed_and_none_is_removed(nodes):
+    loaders, clients, world = nodes
+    clients[0].told.put_nowait(None)
+    await world.heard(lambda: len(loaders._there) == 1)
+    assert set(world.cluster.catalogue) == {"m"}
+    await loaders.add(NEW)
+    assert [client.models for client in clients] == [["m"], ["m", "new"]]
+    with pytest.raises(Unavailable, match="loader 0 of 2 is away"):
+        await loaders.remove("m")
+    clients[1].tell()
+    await world.heard(lambda: "new" in world.cluster.catalogue)
