@@ -40,7 +40,12 @@ async def build(service: Service) -> None:
     tokenizers = Tokenizers(
         threads=config.tokenizer_threads, kept=config.tokenizers_kept, inline_characters=config.inline_characters
     )
-    patience = Patience(park_s=config.park_time_out_s, total_s=config.request_time_out_s, strikes=config.replay_limit)
+    patience = Patience(
+        park_s=config.park_time_out_s,
+        total_s=config.request_time_out_s,
+        strikes=config.replay_limit,
+        reach_s=config.reach_time_out_s,
+    )
     activations = Activations(placement, time_out_s=config.activate_time_out_s)
     relay = Relay(routes, links, activations, patience)
     serving = Serving(routes, tokenizers, relay, most_in_flight=config.most_in_flight)

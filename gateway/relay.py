@@ -42,6 +42,8 @@ class Patience:
     strikes: int
     """How many times in a row its place may fail under it without a token. Then it is given up: it may be what makes
     them fail."""
+    reach_s: float = 15.0
+    """For a group that can be reached at all, when there is none: waiting helps less then."""
     first_pause_s: float = 0.05
     longest_pause_s: float = 2.0
 
@@ -86,6 +88,8 @@ class Attempt:
 
     def lost(self, reason: str, was_sent: bool) -> None:
         if self._tokens is not None:
+            if not was_sent:
+                self._tokens.unreached()
             self._tokens.failed(reason, strike=was_sent)
 
     def leave(self) -> None:
@@ -118,6 +122,7 @@ class Tokens:
         self._attempts = 0
         self._why = ""
         self._failed_address = ""
+        self._unreached_at: float | None = None  # since when nobody could be reached
 
     async def next(self) -> common_pb2.TokenChunk:
         """The next tokens; the last chunk's `finish` is STOP or LENGTH. Raises a PrismError when the request cannot be
@@ -165,6 +170,11 @@ class Tokens:
             self.failed(chunk.error, strike=not chunk.error.startswith(_NOT_HERE))
         else:
             self._end(_fate(finish, chunk.error))
+
+    def unreached(self) -> None:
+        """Who was asked could not be reached."""
+        if self._unreached_at is None:
+            self._unreached_at = time.monotonic()
 
     def failed(self, why: str, strike: bool) -> None:
         """Its place gave it back, or is gone."""
@@ -263,9 +273,12 @@ class Tokens:
 
     async def _find_place(self) -> Place:
         """Another place from the routes; else what placement says, which may know more than our routes; else, while
-        placement is away, the place that failed: it may have recovered. With pauses in between, until one is found."""
+        placement is away, the place that failed: it may have recovered. With pauses in between, until one is found, or
+        nobody could be reached for so long that it is given up."""
         relay = self._relay
         while True:
+            if self._unreached_at is not None and time.monotonic() - self._unreached_at > relay.patience.reach_s:
+                raise Unavailable(f"nobody who serves it was reached within {relay.patience.reach_s:g} s: {self._why}")
             await asyncio.sleep(relay.patience.pause_s(self._tries))
             place = self._routed()
             if place is not None:
@@ -276,8 +289,11 @@ class Tokens:
                 raise ModelFaulty(str(error)) from None
             except Refused as error:
                 self._why = str(error)
+                self._unreached_at = None
             except (Unavailable, TimedOut, Conflict) as error:
                 self._why = str(error)
+                if not isinstance(error, Conflict):
+                    self.unreached()
                 place = self._best(relay.routes.get(self._job.model).places)
                 if place is not None:
                     return place
@@ -308,6 +324,8 @@ class Tokens:
         link = self._relay.links.get(place.address)
         self._attempt = Attempt(self, link, submit.request_id, span)
         self._set_timer(place.address)
+        if link.connected:
+            self._unreached_at = None
         link.submit(submit, self._attempt)
 
     def _ttft_left_ms(self) -> int:

@@ -200,7 +200,7 @@ async def world(
         http=f"127.0.0.1:{free_port()}",
         engine=engine,
         engine_options=options or {},
-        gateway={"park_time_out_s": PATIENCE_S, **(gateway or {})},
+        gateway={"park_time_out_s": PATIENCE_S, "reach_time_out_s": PATIENCE_S, **(gateway or {})},
         **local,
     )
     system = System(plan.processes(), state / "logs", print)

@@ -317,3 +317,37 @@ class TestImpatient:
         await world.groups[0].die()
         await world.placement.die()
         assert refusal(await world.chat(), 503)["code"] == "model_not_ready"
+
+
+class TestNobodyReached:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"park_time_out_s": 60.0, "reach_time_out_s": 0.2}
+
+    async def test_a_request_that_nobody_can_take_is_given_up_long_before_a_model_that_wakes_would_be(
+        self, world: World
+    ) -> None:
+        await world.publish(world.route())
+        world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
+        error = refusal(await world.chat(), 503)
+        assert error["code"] == "unavailable"
+        assert error["message"] == "nobody who serves it was reached within 0.2 s: no group is reachable"
+
+    async def test_places_that_cannot_be_reached_are_tried_no_longer_than_that(self, world: World) -> None:
+        world.say(TEXT)
+        for group in world.groups:
+            await group.die()
+        await both_places(world)
+        world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
+        error = refusal(await world.chat(), 503)
+        assert "within 0.2 s: no connection to" in str(error["message"])
+
+    async def test_a_model_that_waits_for_room_is_waited_for(self, world: World) -> None:
+        world.say(TEXT)
+        await world.publish(world.route())
+        world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
+        answer = asyncio.get_running_loop().create_task(world.chat())
+        while len(world.placement.activations) < 6:  # the pauses in between are longer than the bound, all in all
+            await asyncio.sleep(0.01)
+        await both_places(world)
+        assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
