@@ -106,6 +106,13 @@ class Running:
             await asyncio.sleep(_RESTART_PAUSE_S)
             await self._spawn()
 
+    async def kill(self) -> None:
+        """SIGKILL, and it is not started again."""
+        self._ending = True
+        if self._child is not None and self._child.returncode is None:
+            self._child.kill()
+            await self._child.wait()
+
     async def end(self) -> None:
         self._ending = True
         child = self._child
@@ -150,6 +157,10 @@ class System:
         except* StartFailed as failures:
             await self.end()
             raise failures.exceptions[0] from None
+
+    async def kill(self) -> None:
+        """All at once, as when a host dies."""
+        await asyncio.gather(*(running.kill() for running in self.running.values()))
 
     async def end(self) -> None:
         """In the reverse order: who is asked goes after who asks."""

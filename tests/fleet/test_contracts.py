@@ -1,0 +1,42 @@
+"""What nodes tell each other needs no clock that agrees."""
+
+from protos import (
+    balloond_pb2,
+    common_pb2,
+    engine_pb2,
+    gateway_pb2,
+    gpu_scheduler_pb2,
+    keeper_pb2,
+    loader_pb2,
+    placement_pb2,
+)
+
+FILES = (
+    balloond_pb2,
+    common_pb2,
+    engine_pb2,
+    gateway_pb2,
+    gpu_scheduler_pb2,
+    keeper_pb2,
+    loader_pb2,
+    placement_pb2,
+)
+OF_A_MOMENT = {"time", "timestamp", "at", "deadline", "epoch", "date", "clock", "when", "expires", "created"}
+"""Last words of names; those of durations end with their unit."""
+
+
+def fields(message):
+    yield from message.fields
+    for nested in message.nested_types:
+        yield from fields(nested)
+
+
+def of_a_moment(field):
+    stamp = field.message_type is not None and field.message_type.full_name.startswith("google.protobuf.Timestamp")
+    return stamp or field.name.split("_")[-1] in OF_A_MOMENT
+
+
+def test_no_message_carries_a_point_in_time():
+    found = [field for file in FILES for m in file.DESCRIPTOR.message_types_by_name.values() for field in fields(m)]
+    assert len(found) > 200
+    assert [field.full_name for field in found if of_a_moment(field)] == []

@@ -1,0 +1,169 @@
+"""Several nodes over TCP under one placement, and what can happen to one of them."""
+
+import asyncio
+
+import pytest
+import pytest_asyncio
+
+from protos import common_pb2
+from tests.end_to_end.world import MODELS
+from tests.fleet.network import missing
+from tests.fleet.world import PROMPT, fleet, group_name
+
+_MISSING = missing()
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.skipif(bool(_MISSING), reason=_MISSING),
+]
+MODEL, OTHER, THIRD = MODELS
+TOKENS = 60
+"""Of a stream: more than a second."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
+    async with fleet() as it:
+        yield it
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def nodes(running):
+    await running.whole()
+    return running
+
+
+async def texts(streams):
+    return [told.text for told in await asyncio.gather(*streams)]
+
+
+async def test_models_of_both_nodes_serve_and_one_moves_between_them_while_it_streams(nodes):
+    await nodes.on(MODEL, "a")
+    await nodes.on(OTHER, "b")
+    expected = await nodes.undisturbed(MODEL, TOKENS)
+    for target in ("b", "a"):
+        streams = await nodes.streams(MODEL, TOKENS)
+        await nodes.placement.migrate(MODEL, group_name(target))
+        assert await texts(streams) == expected
+        assert await nodes.places(MODEL) == [target]
+    assert await nodes.places(OTHER) == ["b"], "nobody touched it"
+    assert nodes.said("gateway", "request goes on elsewhere"), "the streams were handed over, not finished"
+
+
+async def test_a_node_with_files_and_clocks_of_its_own_makes_images_and_wakes_from_them(nodes):
+    await nodes.on(MODEL, "b")
+    before = await nodes.complete(MODEL, PROMPT, 8)
+
+    async def asleep():
+        return await nodes.placement.evict(MODEL, common_pb2.HIBERNATING) == common_pb2.HIBERNATING
+
+    assert await asleep()
+    assert (await nodes.complete(MODEL, PROMPT, 8))["choices"] == before["choices"]
+    assert await nodes.places(MODEL) == ["b"]
+
+
+async def test_a_node_is_cut_off_and_its_streams_go_on_elsewhere_and_not_there(nodes):
+    await nodes.on(MODEL, "b")
+    await nodes.on(OTHER, "a")
+    expected = await nodes.undisturbed(MODEL, TOKENS)
+    streams = await nodes.streams(MODEL, TOKENS)
+    endless = asyncio.get_running_loop().create_task(nodes.timed(MODEL, PROMPT, 1500))
+    nodes.network.cut("b")
+    await nodes.complete(OTHER, PROMPT, 4)
+    assert await texts(streams) == expected
+    assert await nodes.places(MODEL) == ["a"]
+    endless.cancel()
+
+    async def nothing_runs():
+        has, made = await nodes.nodes["b"].requests(MODEL)
+        return made if not has else 0
+
+    # Nobody waits for what the node goes on to make: it stops long before its end.
+    assert await nodes.until(nothing_runs, "requests run on where nobody hears them") < 1500
+
+    # And comes back, with a model that is elsewhere by now.
+    nodes.network.mend("b")
+    await nodes.heard("a", "b")
+    assert await nodes.places(MODEL) == ["a"]
+    await nodes.settled()
+    assert await nodes.places(MODEL) == ["a"]
+    await nodes.on(MODEL, "b")
+    assert await nodes.undisturbed(MODEL, TOKENS) == expected
+
+
+async def test_a_node_that_is_killed_loses_no_stream_and_is_used_again_when_it_is_back(nodes):
+    await nodes.on(MODEL, "b")
+    expected = await nodes.undisturbed(MODEL, TOKENS)
+    streams = await nodes.streams(MODEL, TOKENS)
+    await nodes.nodes["b"].kill()
+    assert await texts(streams) == expected
+    assert await nodes.places(MODEL) == ["a"]
+    await nodes.heard("a")
+    await nodes.whole()
+    await nodes.on(MODEL, "b")
+    assert await nodes.undisturbed(MODEL, TOKENS) == expected
+
+
+async def test_placement_is_killed_and_what_is_placed_serves_on_until_it_knows_all_again(nodes):
+    await nodes.on(MODEL, "b")
+    await nodes.on(OTHER, "a")
+    expected = await nodes.undisturbed(MODEL, TOKENS)
+    streams = await nodes.streams(MODEL, TOKENS)
+    nodes.kill("placement")
+    await asyncio.gather(nodes.complete(MODEL, PROMPT, 4), nodes.complete(OTHER, PROMPT, 4))
+    assert await texts(streams) == expected
+    await nodes.heard("a", "b")
+    assert (await nodes.places(MODEL), await nodes.places(OTHER)) == (["b"], ["a"])
+    await nodes.complete(THIRD, PROMPT, 4)
+
+
+async def test_placement_starts_without_a_node_that_is_cut_off_even_the_first(nodes):
+    await nodes.on(MODEL, "b")
+    nodes.network.cut("a")
+    await nodes.heard("b")
+    nodes.kill("placement")
+    await nodes.heard("b")
+    assert (await nodes.complete(MODEL, PROMPT, 4))["choices"] and await nodes.places(MODEL) == ["b"]
+    await nodes.complete(THIRD, PROMPT, 4)
+    assert await nodes.places(THIRD) == ["b"]
+
+
+@pytest.mark.parametrize("version", ["2.0", "1.7"])
+async def test_a_node_of_another_major_version_is_refused_and_one_of_another_minor_version_serves(nodes, version):
+    node = nodes.nodes["b"]
+    await node.kill()
+    await nodes.heard("a")
+    before = len(nodes.said("placement", "stream refused"))
+    await node.start(version)
+    if version == "1.7":
+        await nodes.heard("a", "b")
+        await nodes.on(MODEL, "b")
+        return
+
+    async def refused():
+        lines = nodes.said("placement", "stream refused")[before:]
+        return [line for line in lines if node.group in line["stream"]]
+
+    (line,) = await nodes.until(refused, "nobody said so")
+    assert line["why"] == "protocol 1.0 is not spoken here: this process speaks 2.0"
+    assert await nodes.reachable() == {"a"}
+    await nodes.complete(MODEL, PROMPT, 4)
+    assert await nodes.places(MODEL) == ["a"]
+    await node.kill()
+
+
+async def test_where_nobody_can_be_reached_a_client_is_told_and_not_left_hanging(nodes):
+    await nodes.on(MODEL, "b")
+    for name in nodes.nodes:
+        nodes.network.cut(name)
+
+    async def asked(model):
+        body = {"model": model, "prompt": PROMPT, "max_tokens": 4}
+        async with nodes.http.post(nodes.base_soon + "/v1/completions", json=body) as answer:
+            return answer.status, (await answer.json())["error"]
+
+    for status, error in await asyncio.gather(asked(MODEL), asked(THIRD)):
+        assert (status, error["code"]) == (503, "unavailable")
+        assert "nobody who serves it was reached within 2 s" in error["message"]
+    assert (await asked("nobody"))[0] == 404
+    await nodes.whole()
+    await nodes.complete(MODEL, PROMPT, 4)

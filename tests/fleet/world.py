@@ -1,0 +1,318 @@
+"""A fleet for tests: nodes in network namespaces, speaking TCP with placement and gateway, which run outside of them.
+
+Node b has its own copy of the models' files, and where the kernel allows it a monotonic clock that is a day ahead:
+neither may matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+
+from deploy.local.processes import System
+from deploy.local.topology import Process, to_toml
+from placement.client import PlacementClient
+from protos import common_pb2
+from services.errors import PrismError
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, free_port
+from tests.fleet.network import Network
+
+NODES = ("a", "b")
+DEVICE = "cpu:0"
+PROMPT = list(range(20, 60))
+_BALLOOND, _LOADER, _GROUP = 7001, 7002, 7010
+_STATE = """
+import asyncio, sys
+from gpu_scheduler.client import GpuSchedulerClient
+async def main():
+    for resident in (await GpuSchedulerClient(sys.argv[1]).state()).residents:
+        print(resident.model, resident.running + resident.waiting, resident.decode_tokens)
+asyncio.run(main())
+"""
+
+
+def group_name(node: str) -> str:
+    return f"{node}/{DEVICE}"
+
+
+def _another_clock() -> tuple[str, ...]:
+    """A command that becomes one whose monotonic clock is a day ahead."""
+    command = ("unshare", "--time", "--monotonic", "86400")
+    tried = subprocess.run([*command, "true"], capture_output=True)
+    return command if tried.returncode == 0 else ()
+
+
+class Node:
+    """The processes of one."""
+
+    def __init__(self, name: str, state: Path, network: Network, models: Path) -> None:
+        self.name = name
+        self.state = state / name
+        self.state.mkdir()
+        self.address = network.address(name)
+        self._network = network
+        self._models = models
+        self.under: tuple[str, ...] = ("ip", "netns", "exec", network.namespace(name))
+        if name != NODES[0]:
+            self.under += _another_clock()
+        self.group = f"{self.address}:{_GROUP}"
+        self.loader = f"{self.address}:{_LOADER}"
+        self.balloond = f"{self.address}:{_BALLOOND}"
+        self.system: System | None = None
+
+    def processes(self, version: str = "") -> list[Process]:
+        keeper, handoff = str(self.state / "keeper.sock"), str(self.state / "handoff.sock")
+        plan = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper, under=self.under)]
+        listed = catalogue(self.state, "echo", {model: {"path": str(self._models / model)} for model in MODELS})
+
+        def add(name: str, module: str, after: tuple[str, ...], listen: str, config: dict[str, Any]) -> None:
+            path = self.state / f"{name}.toml"
+            path.write_text(to_toml({"name": name, "listen": listen, "log_format": "json", **config}))
+            arguments: tuple[str, ...] = ("--config", str(path))
+            if version:
+                module, arguments = "tests.fleet.as_version", (version, module, *arguments)
+            plan.append(Process(name, module, arguments, listen, after, self.under))
+
+        devices = [{"name": DEVICE, "capacity_bytes": 64 << 20}]
+        own = {"keeper": keeper, "handoff": handoff}
+        add("balloond", "balloond", ("keeper",), self.balloond, {"node": self.name, "devices": devices, **own})
+        host = {"catalogue": str(listed), "host_capacity_bytes": 256 << 20}
+        add("loader", "loader", ("balloond",), self.loader, {**host, **own})
+        config = {
+            "group": group_name(self.name),
+            "devices": [DEVICE],
+            "balloond": self.balloond,
+            "balloond_handoff": handoff,
+            "loader": self.loader,
+            "engines": {"kind": "echo", "warm": 1, "limit": 4, "options": {"step_ms": "20"}},
+        }
+        add("gpu_scheduler", "gpu_scheduler", ("balloond", "loader"), self.group, config)
+        return plan
+
+    async def start(self, version: str = "") -> None:
+        """All its processes; `version`: of the protocol that its services speak, if it is not ours."""
+        self.system = System(self.processes(version), self.state / "logs", print)
+        await self.system.start()
+
+    async def kill(self) -> None:
+        """All of them, its engines too, at once."""
+        assert self.system is not None
+        await self.system.kill()
+        for pid in self._network.pids(self.name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.system = None
+
+    async def end(self) -> None:
+        if self.system is not None:
+            await self.system.end()
+
+    async def requests(self, model: str) -> tuple[int, int]:
+        """(requests that it has, tokens that it made) of a model, as its gpu_scheduler says on the node itself: it may
+        be cut off."""
+        ask = await asyncio.create_subprocess_exec(
+            *self.under, sys.executable, "-c", _STATE, self.group, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        )
+        out, _ = await ask.communicate()
+        found = [line.split() for line in out.decode().splitlines()]
+        return next(((int(has), int(made)) for name, has, made in found if name == model), (0, 0))
+
+
+class Fleet(World):
+    """Nodes, placement, gateway."""
+
+    def __init__(self, state: Path, network: Network, nodes: dict[str, Node]) -> None:
+        self.state = state
+        self.network = network
+        self.nodes = nodes
+        self._plan = self._control()
+        self.control = System(self._plan, state / "logs", print)
+
+    def _control(self) -> list[Process]:
+        """Placement, a gateway that waits as long as a test may, and one that gives up soon."""
+        http, soon = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+        placement = f"127.0.0.1:{free_port()}"
+        nodes = self.nodes.values()
+        configs: dict[str, dict[str, Any]] = {
+            "placement": {
+                "listen": placement,
+                "groups": [node.group for node in nodes],
+                "loaders": [node.loader for node in nodes],
+                "balloond": [node.balloond for node in nodes],
+                "idle_s": 0.2,
+                "drain_ms": 200,
+                "rebalance": False,
+            },
+            "gateway": {"http": http, "park_time_out_s": PATIENCE_S, "reach_time_out_s": PATIENCE_S},
+            "gateway-soon": {"http": soon, "reach_time_out_s": 2.0},
+        }
+        plan = []
+        for name, config in configs.items():
+            module = name.partition("-")[0]
+            after = ("placement",) if module == "gateway" else ()
+            if module == "gateway":
+                config |= {"listen": f"unix:{self.state}/{name}.sock", "placement": placement}
+            path = self.state / f"{name}.toml"
+            path.write_text(to_toml({"name": name, "log_format": "json", **config}))
+            plan.append(Process(name, module, ("--config", str(path)), str(config["listen"]), after))
+        self.local = SimpleNamespace(http=http)  # type: ignore[assignment]
+        self.base = f"http://{http}"
+        self.base_soon = f"http://{soon}"
+        self.placement = PlacementClient(placement)
+        return plan
+
+    async def start(self) -> None:
+        await asyncio.gather(*(node.start() for node in self.nodes.values()))
+        await self.control.start()
+
+    async def end(self) -> None:
+        await self.placement.close()
+        await self.control.end()
+        await asyncio.gather(*(node.end() for node in self.nodes.values()))
+
+    def kill(self, name: str) -> None:
+        """placement or the gateway; the supervisor starts it again."""
+        os.kill(self.control.running[name].pid, signal.SIGKILL)
+
+    def said(self, name: str, event: str) -> list[dict[str, Any]]:
+        """Such lines of the log of placement or the gateway."""
+        lines = (self.state / "logs" / f"{name}.log").read_text(errors="replace").splitlines()
+        parsed = [json.loads(line) for line in lines if line.startswith("{")]
+        return [line for line in parsed if line.get("event") == event]
+
+    async def reachable(self) -> set[str]:
+        """Nodes whose groups placement hears."""
+        groups = (await self.placement.cluster()).groups
+        return {name for name, node in self.nodes.items() for g in groups if g.reachable and g.address == node.group}
+
+    async def heard(self, *nodes: str) -> None:
+        """Returns when placement hears exactly these."""
+
+        async def so() -> bool:
+            try:
+                return await self.reachable() == set(nodes)
+            except PrismError:
+                return False
+
+        await self.until(so, f"not {nodes}")
+
+    async def whole(self) -> None:
+        """Both nodes run, are connected and heard; every model is on one of them at most."""
+        for node in self.nodes.values():
+            self.network.mend(node.name)
+            if node.system is None:
+                await node.start()
+        await self.heard(*self.nodes)
+        await self.settled()
+
+    async def settled(self) -> None:
+        async def once() -> bool:
+            places = [m.model for g in (await self.placement.cluster()).groups for m in g.models]
+            return len(places) == len(set(places))
+
+        await self.until(once, "a model stays on two nodes")
+
+    async def places(self, model: str) -> list[str]:
+        """Nodes to which requests for a model are sent."""
+        routes = (await self.placement.routes()).routes
+        where = [p.group for r in routes for p in r.places if r.model.name == model]
+        return [node for node in self.nodes if group_name(node) in where]
+
+    async def on(self, model: str, node: str) -> None:
+        """The model serves on the node and nowhere else."""
+        await self.complete(model, PROMPT, 2)
+        await self.wait_residency(model, common_pb2.ACTIVE)
+        if await self.places(model) != [node]:
+            await self.placement.migrate(model, group_name(node))
+
+        async def there() -> bool:
+            return await self.places(model) == [node]
+
+        await self.until(there, f"{model} is not on {node}")
+
+    async def streams(self, model: str, tokens: int, count: int = 4) -> list[asyncio.Task[Told]]:
+        """So many open streams, all past their first token."""
+        started = [asyncio.Event() for _ in range(count)]
+        loop = asyncio.get_running_loop()
+        streams = [
+            loop.create_task(self.timed(model, [7 + i, *PROMPT], tokens, event)) for i, event in enumerate(started)
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            for event in started:
+                await event.wait()
+        return streams
+
+    async def undisturbed(self, model: str, tokens: int, count: int = 4) -> list[str]:
+        told = await asyncio.gather(*(self.timed(model, [7 + i, *PROMPT], tokens) for i in range(count)))
+        return [each.text for each in told]
+
+    async def timed(self, model: str, prompt: Any, tokens: int, started: asyncio.Event | None = None) -> Told:
+        """A greedy stream that must succeed, with the longest time between two of its pieces."""
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+        text, gap, last = "", 0.0, time.monotonic()
+        async with self.http.post(self.base + "/v1/completions", json=body) as answer:
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                if line.startswith(b"data: ["):
+                    return Told(text, gap)
+                if not line.startswith(b"data: "):
+                    continue
+                event = json.loads(line[6:])
+                assert "error" not in event, event
+                now = time.monotonic()
+                gap, last = max(gap, now - last if text else 0.0), now
+                text += event["choices"][0]["text"]
+                if started is not None and text:
+                    started.set()
+        raise AssertionError("a stream must end with [DONE]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What a stream said, and how many seconds it paused at most."""
+
+    text: str
+    gap_s: float
+
+
+@contextlib.asynccontextmanager
+async def fleet() -> AsyncIterator[Fleet]:
+    """Two nodes that serve; ends all whatever happens, and shows the logs' last lines when the test failed."""
+    state = Path(tempfile.mkdtemp(prefix="prism-"))
+    try:
+        with Network(NODES) as network:
+            copy = state / "models"
+            shutil.copytree(FOLDER, copy)
+            nodes = {name: Node(name, state, network, FOLDER if name == NODES[0] else copy) for name in NODES}
+            it = Fleet(state, network, nodes)
+            try:
+                it.http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S))
+                async with it.http:
+                    await it.start()
+                    yield it
+            except BaseException:
+                for log in sorted(state.glob("**/*.log")):
+                    lines = log.read_text(errors="replace").splitlines()[-25:]
+                    print(f"--- {log.relative_to(state)}\n" + "\n".join(lines))
+                raise
+            finally:
+                for node in nodes.values():
+                    network.mend(node.name)
+                await it.end()
+    finally:
+        shutil.rmtree(state, ignore_errors=True)
