@@ -47,11 +47,12 @@ _KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.keepalive_timeout_ms", 3_000),
 ]
 _LOCAL_KEEPALIVE: list[tuple[str, Any]] = [
-    # The kernel tells at once when the peer of a Unix socket is dead. One that stands still may have reason to: to
-    # register a host's memory takes seconds.
+    # On one host the kernel tells at once that a peer is dead. One that stands still may have reason to: to register a
+    # host's memory takes seconds.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
+_THIS_HOST = ("unix:", "127.", "localhost:", "[::1]:")
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
@@ -123,7 +124,7 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 def _options(address: str) -> list[tuple[str, Any]]:
     """Of both sides of a connection."""
-    return [*_OPTIONS, *(_KEEPALIVE if sockets.unix_path(address) is None else _LOCAL_KEEPALIVE)]
+    return [*_OPTIONS, *(_LOCAL_KEEPALIVE if address.startswith(_THIS_HOST) else _KEEPALIVE)]
 
 
 class Server:
