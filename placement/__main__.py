@@ -22,7 +22,7 @@ from protos import placement_pb2, placement_pb2_grpc
 from services.service import Service, read_arguments, run
 from services.watch import Watched
 
-_HEAR_S = 2.0
+_HEAR_S = 1.5
 """How long a start waits for what every node has to say: a group that is there says it at once. What one that is heard
 later has as well, one of the two lets go."""
 

@@ -60,7 +60,8 @@ class Settler:
             spec = self._actuator.spec(model)
             record = self._history.add(model, "go cold", group.name, f"{group.name} is back, and {best.name} has it")
             await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
-            self._cluster.doubtful.discard(doubt)
+            # Until the group itself says that it has left, it would be routed.
+            await self._cluster.until(lambda: doubt not in self._cluster.doubtful or not group.reachable)
         except PrismError as error:  # looked at again when something was heard
             _log.warning("a model stays on two groups", model=model, group=group.name, why=str(error))
         finally:

@@ -113,6 +113,16 @@ async def test_a_group_that_is_back_lets_go_of_what_came_up_elsewhere_and_is_not
     assert world.history.last("m", 1)[0].reason == "g1 is back, and g0 has it"
 
 
+async def test_a_group_is_not_routed_before_it_says_itself_that_the_model_has_left():
+    world = await back_with()
+    group = world.groups[1]
+    group.tell = lambda: None  # the answer to the call is there before its state
+    await run(world, lambda: world.history.last("m", 1) and world.history.last("m", 1)[0].outcome.startswith("done"))
+    assert places(world, "m") == ["g0"]
+    world.tell()
+    assert places(world, "m") == ["g0"] and not world.cluster.doubtful
+
+
 async def test_what_sleeps_elsewhere_by_now_leaves_there_where_the_group_that_is_back_serves():
     world = await back_with()
     world.groups[0].put("m", common_pb2.HIBERNATING)
