@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -113,6 +115,22 @@ async def node_killed(it: Fleet) -> Samples:
     return {"pause": pause, "wrong": wrong, "its processes started in": started, "heard again": started + heard}
 
 
+async def stands_still(it: Fleet) -> Samples:
+    """Its gpu_scheduler is stopped: the kernel still takes what is sent to it."""
+    system = it.nodes["b"].system
+    assert system is not None
+    pid = system.running["gpu_scheduler"].pid
+
+    async def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+
+    try:
+        pause, wrong = await disturbed(it, stop)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    return {"pause": pause, "wrong": wrong}
+
+
 async def _placement_back(it: Fleet, *nodes: str) -> float:
     """Seconds until it knows these nodes and has brought THIRD up, which was nowhere."""
     began = time.monotonic()
@@ -170,6 +188,7 @@ FAULTS: dict[str, Callable[[Fleet], Awaitable[Samples]]] = {
     "a node is cut off for 1 s": blip,
     "a node is cut off": cut_off,
     "it is back": back,
+    "a gpu_scheduler stands still": stands_still,
     "a node is killed and started again": node_killed,
     "placement is killed": placement_killed,
     "placement is killed while the first node is cut off": placement_killed_and_a_node_away,

@@ -80,13 +80,14 @@ class Node:
         plan = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper, under=self.under)]
         listed = catalogue(self.state, "echo", {model: {"path": str(self._models / model)} for model in MODELS})
 
-        def add(name: str, module: str, after: tuple[str, ...], listen: str, config: dict[str, Any]) -> None:
+        def add(name: str, module: str, after: tuple[str, ...], probe: str, config: dict[str, Any]) -> None:
             path = self.state / f"{name}.toml"
+            listen = f"0.0.0.0:{probe.rpartition(':')[2]}"
             path.write_text(to_toml({"name": name, "listen": listen, "log_format": "json", **config}))
             arguments: tuple[str, ...] = ("--config", str(path))
             if version:
                 module, arguments = "tests.fleet.as_version", (version, module, *arguments)
-            plan.append(Process(name, module, arguments, listen, after, self.under))
+            plan.append(Process(name, module, arguments, probe, after, self.under))
 
         devices = [{"name": DEVICE, "capacity_bytes": 64 << 20}]
         own = {"keeper": keeper, "handoff": handoff}
@@ -95,10 +96,11 @@ class Node:
         add("loader", "loader", ("balloond",), self.loader, {**host, **own})
         config = {
             "group": group_name(self.name),
+            "address": self.group,
             "devices": [DEVICE],
-            "balloond": self.balloond,
+            "balloond": f"127.0.0.1:{_BALLOOND}",
             "balloond_handoff": handoff,
-            "loader": self.loader,
+            "loader": f"127.0.0.1:{_LOADER}",
             "engines": {"kind": "echo", "warm": 1, "limit": 4, "options": {"step_ms": "20"}},
         }
         add("gpu_scheduler", "gpu_scheduler", ("balloond", "loader"), self.group, config)
