@@ -64,9 +64,10 @@ def kind(device: str) -> str:
 
 
 @contextmanager
-def extents(device: str, nbytes: int) -> Iterator[list[Borrowed]]:
-    """What an engine would hold for so many bytes of weights."""
-    large, small = EXTENTS[kind(device)]
+def extents(device: str, nbytes: int, large: int | None = None) -> Iterator[list[Borrowed]]:
+    """What an engine would hold for so many bytes of weights; `large`: bytes of most of them, if others than usual."""
+    usual, small = EXTENTS[kind(device)]
+    large = large or usual
     sizes = [large] * (nbytes // large) + [small] * -(-(nbytes % large) // small)
     make = backends.maker(device)
     made = [Borrowed(number, size, make.create(size), device) for number, size in enumerate(sizes)]
@@ -260,8 +261,13 @@ def loads(shape: str, device: str, links: Sequence[str], settings: argparse.Name
 def between(shape: str, source: str, target: str, settings: argparse.Namespace) -> dict[str, Any]:
     """One shape from device to device."""
     nbytes = SHAPES[shape]
-    transfer = Transfers().of(source)
-    with extents(source, nbytes) as here, extents(target, nbytes) as there:
+    transfers = Transfers()
+    transfer = transfers.of(source)
+    large = settings.extent_mib * MIB if settings.extent_mib else None
+    with extents(target, MIB) as made, image(MIB) as view:  # a loader has copied to either before
+        transfers.of(target).into(made, view, plan([made[0].nbytes], MIB, MIB), lambda chunk: None)()
+        transfers.forget(view)
+    with extents(source, nbytes, large) as here, extents(target, nbytes, large) as there:
         sizes = [[extent.nbytes for extent in made] for made in (here, there)]
         steps = pairs(sizes[0], sizes[1], nbytes, settings.between_chunk_mib * MIB)
 
@@ -336,10 +342,11 @@ def series(device: str, links: str) -> list[tuple[str, ...]]:
 def main() -> None:
     parser = _report.arguments("load", __doc__ or "")
     parser.add_argument("--device", default="cpu:0")
-    parser.add_argument("--links", default="1,2", help="numbers of links, or their names")
+    parser.add_argument("--links", default="1,2", help="numbers of links, or their names; empty: only `between`")
     parser.add_argument("--shapes", default="tiny", help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--between", metavar="DEVICE", help="also from the device to this one")
     parser.add_argument("--group", metavar="DEVICES", help="only this: onto all of them at once")
+    parser.add_argument("--extent-mib", type=int, help="of most extents, for `between`")
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--chunk-mib", type=int, default=32)
     parser.add_argument("--between-chunk-mib", type=int, default=64)
@@ -349,7 +356,7 @@ def main() -> None:
         if settings.group:
             rows.append(group(shape, settings.group.split(","), settings))
             continue
-        for links in series(settings.device, settings.links):
+        for links in series(settings.device, settings.links) if settings.links else ():
             rows += loads(shape, settings.device, links, settings)
         if settings.between:
             rows.append(between(shape, settings.device, settings.between, settings))
@@ -378,6 +385,7 @@ def main() -> None:
             "chunk_bytes": settings.chunk_mib * MIB,
             "between_chunk_bytes": settings.between_chunk_mib * MIB,
             "extent_bytes": EXTENTS,
+            "extent_bytes_between": settings.extent_mib * MIB if settings.extent_mib else None,
             "rows": rows,
         },
     )

@@ -198,6 +198,7 @@ async def main() -> None:
     parser.add_argument("--prompt", type=int, default=4000, help="tokens")
     parser.add_argument("--tokens", type=int, default=1500, help="of an answer")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--deterministic", type=int, default=1, help="0: the kernels that a server has")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     given = parser.parse_args()
     context = given.prompt + given.tokens + 64
@@ -208,7 +209,7 @@ async def main() -> None:
             local: dict[str, Any] = {"devices": dict.fromkeys(given.devices, 60 << 30)}
             local["host_capacity_bytes"] = 60 << 30
             local["gateway"] = {"park_time_out_s": 400.0}
-            local["options"] = {"deterministic": "1"}
+            local["options"] = {"deterministic": str(given.deterministic)}
         else:
             path = FOLDER / "llama-debian"
             local = {"devices": dict.fromkeys(given.devices, 256 << 20), "options": {"page_size": "16"}}
