@@ -196,11 +196,13 @@ FAULTS: dict[str, Callable[[Fleet], Awaitable[Samples]]] = {
 }
 
 
-async def measure(times: int) -> dict[str, dict[str, list[float]]]:
+async def measure(times: int, only: str) -> dict[str, dict[str, list[float]]]:
     found: dict[str, dict[str, list[float]]] = {}
     async with fleet() as it:
         for _ in range(times):
             for name, fault in FAULTS.items():
+                if only not in name:
+                    continue
                 if fault is not back:
                     await it.whole()
                     await it.on(MODEL, "b")
@@ -212,11 +214,12 @@ async def measure(times: int) -> dict[str, dict[str, list[float]]]:
 
 def main() -> None:
     parser = _report.arguments("fleet", __doc__ or "")
+    parser.add_argument("--only", default="", help="faults whose names contain this")
     parser.add_argument("--times", type=int, default=5, help="repetitions (default: %(default)s)")
     arguments = parser.parse_args()
     if why := missing():
         raise SystemExit(why)
-    found = asyncio.run(measure(arguments.times))
+    found = asyncio.run(measure(arguments.times, arguments.only))
     rows = [
         (fault, what, _report.quantile(values, 0.5), max(values))
         for fault, samples in found.items()

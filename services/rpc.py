@@ -40,15 +40,17 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 _KEEPALIVE: list[tuple[str, Any]] = [
     # A peer that vanished without closing (another host, a cut cable) is noticed within 5 s, by either side: a ping
-    # goes out when nothing came for 2 s and has 3 s to be answered, and so has any byte that was sent (gRPC makes the
-    # time-out TCP_USER_TIMEOUT as well). A second's silence must not count, nor what the kernel sends again after it:
-    # every stream to the peer would begin anew. gRPC answers pings beside Python, so a busy loop is no silence.
+    # goes out when nothing came for 2 s. It has 3 s to reach the other's kernel (gRPC makes the keepalive's time-out
+    # TCP_USER_TIMEOUT, for all bytes) and to be answered by its process (the ping's time-out, else a minute). A second of
+    # silence must not count, nor what the kernel sends again after it: every stream to the peer would begin anew.
+    # gRPC answers pings beside Python, so a busy loop is no silence.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
+    ("grpc.http2.ping_timeout_ms", 3_000),
 ]
 _LOCAL_KEEPALIVE: list[tuple[str, Any]] = [
     # On one host the kernel tells at once that a peer is dead. One that stands still may have reason to: to register a
-    # host's memory takes seconds.
+    # host's memory takes seconds. A ping has gRPC's own minute.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
