@@ -41,8 +41,8 @@ _OPTIONS: list[tuple[str, Any]] = [
 _KEEPALIVE: list[tuple[str, Any]] = [
     # A peer that vanished without closing (another host, a cut cable) is noticed within 5 s, by either side: a ping
     # goes out when nothing came for 2 s. It has 3 s to reach the other's kernel (gRPC makes the keepalive's time-out
-    # TCP_USER_TIMEOUT, for all bytes) and to be answered by its process (the ping's time-out, else a minute). A second of
-    # silence must not count, nor what the kernel sends again after it: every stream to the peer would begin anew.
+    # TCP_USER_TIMEOUT, for all bytes) and to be answered by its process (the ping's time-out, else a minute). A second
+    # of silence must not count, nor what the kernel sends again after it: every stream to the peer would begin anew.
     # gRPC answers pings beside Python, so a busy loop is no silence.
     ("grpc.keepalive_time_ms", 2_000),
     ("grpc.keepalive_timeout_ms", 3_000),
