@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -26,6 +27,10 @@ _log = log.get(__name__)
 _FLUSH_S = 3.0
 """Of a stop: for spans that were not sent yet. A collector that is away must not keep a process from ending."""
 _TELL_EVERY_S = 60.0
+_SWITCH_S = 0.0005
+"""Encoding a batch of spans is Python that does not let go of the interpreter by itself: each time the loop comes back
+from a system call it waits so long for that thread. With the interpreter's 5 ms a gateway of 256 streams was late with
+3 to 13 % of its tokens on two cores, with this with 0 to 2 %."""
 _KINDS = {"internal": trace.SpanKind.INTERNAL, "server": trace.SpanKind.SERVER, "client": trace.SpanKind.CLIENT}
 
 
@@ -33,6 +38,8 @@ class OtlpTracer:
     """See services.tracing.Tracer."""
 
     def __init__(self, service: str, resource: Attributes) -> None:
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(_SWITCH_S, self._switch_s))
         # The exporter says the same with every batch; `_Telling` says it now and then.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         facts = {"service.namespace": "prism", SERVICE_NAME: service, **resource}
@@ -59,6 +66,7 @@ class OtlpTracer:
                 await asyncio.to_thread(self._provider.shutdown)
         except TimeoutError:
             _log.warning("spans were left when the process ended")
+        sys.setswitchinterval(self._switch_s)
 
 
 class _Recorded(Span):

@@ -99,9 +99,12 @@ async def test_the_sampler_of_the_environment_holds(collector, monkeypatch):
     await close()
 
 
-async def test_after_the_end_nothing_is_traced(collector):
+async def test_after_the_end_nothing_is_traced_and_the_interpreter_switches_threads_as_before(collector):
+    before = sys.getswitchinterval()
     close = tracing.start("a-service")
+    assert sys.getswitchinterval() < before
     await close()
+    assert sys.getswitchinterval() == before
     assert tracing.begin("late") is tracing.UNTRACED
 
 
