@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import starlette.routing
 
-from gateway import app, tokenizer
+from gateway import app, metrics, tokenizer
 from gateway.activation import Activations
 from gateway.config import GatewayConfig
 from gateway.groups import GroupLinks
@@ -36,6 +36,7 @@ async def build(service: Service) -> None:
         service.on_stop(tracing.start(config.name))
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
     routes = RouteTable()
+    metrics.ROUTES_FRESH.set_function(lambda: routes.fresh)
     links = GroupLinks()
     tokenizers = Tokenizers(
         threads=config.tokenizer_threads, kept=config.tokenizers_kept, inline_characters=config.inline_characters

@@ -69,15 +69,17 @@ async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_sys
         body = {"model": model, "prompt": "a b c", "max_tokens": 4, "temperature": 0}
         assert (await at.post("/v1/completions", body, headers=headers))[0] == 200
         await at.wait_residency(model, common_pb2.ACTIVE)
-        told = {}
+        told, values = {}, {}
 
         async def scrape():
             told.clear()
+            values.clear()
             configured = [tomllib.loads(path.read_text()) for path in at.local.state.glob("*.toml")]
             for address in [at.local.http, *(config["metrics"] for config in configured if "metrics" in config)]:
                 async with at.http.get(f"http://{address}/metrics") as answer:
                     for one in text_string_to_metric_families(await answer.text()):
                         told.setdefault(one.name, set()).update(label for s in one.samples for label in s.labels)
+                        values.setdefault(one.name, []).extend(sample.value for sample in one.samples)
             # Gauges are told once a second.
             return "state" in told.get("prism_residency", ()) and "group" in told.get("prism_pressure", ())
 
@@ -88,3 +90,5 @@ async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_sys
             assert base, f"{name} of {expression!r}"
             missing = set(LABEL.findall(labels)) - told[base]
             assert not missing or base in NEVER_HERE, f"{name} has no {missing}"
+    for name in ("prism_gateway_routes_fresh", "prism_group_reachable", "prism_balloond_reachable"):
+        assert set(values[name]) == {1.0}, f"{name} of a system that is well"
