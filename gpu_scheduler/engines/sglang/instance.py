@@ -286,10 +286,10 @@ class Instance:
 
     def _begin_probe(self) -> None:
         tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
-        self.probe = Probe(self.vocab_size, self.context_tokens, tokens)
+        self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together)
 
     def _heard_probe(self, rid: str, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
-        if self.probe is not None and rid == self.probe.rid:
+        if self.probe is not None and self.probe.has(rid):
             self.probe.heard(token_ids, logprobs, ended)
 
     def proven(self) -> engine_pb2.Measured:

@@ -87,8 +87,8 @@ class Loop:
 
     def _probe(self, inputs: list[Any]) -> None:
         instance = self._instance
-        if instance.probe is not None and (generate := instance.probe.next_request()) is not None:
-            inputs.append(instance.to_sglang(generate, generate.request_id))
+        if instance.probe is not None:
+            inputs += [instance.to_sglang(generate, generate.request_id) for generate in instance.probe.next_requests()]
 
     def _memory_news(self) -> bool:
         kv = self._instance.memory.kv
@@ -149,7 +149,7 @@ class Loop:
     def parked(self, request: Any) -> None:
         """SGLang has let go of a request that found no memory: the shared queue gets it back."""
         probe = self._instance.probe
-        if probe is not None and request.rid == probe.rid:
+        if probe is not None and probe.has(request.rid):
             probe.stop(f"no KV memory for a pass of {len(request.origin_input_ids)} tokens under the present limit")
             return
         entry = self._instance.book.by_rid(request.rid)

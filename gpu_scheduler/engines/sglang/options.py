@@ -50,6 +50,8 @@ class Options:
     """1: SGLang prepares a step while the one before runs."""
     cuda_graphs: int = 1
     """0: decode without them, two to six times slower; for looking at what a step does."""
+    probe_together: int = 0
+    """Requests that go on at once where the one ended that an engine measures itself with (`probe`)."""
     prefill_graph_tokens: int = 0
     """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
     size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none; and none with
@@ -94,6 +96,7 @@ _ON_A_GPU = {
     "kv_span_bytes": 192 << 30,  # more than any GPU has: addresses cost nothing
     "reserve_low": 4,
     "reserve_high": 32,
+    "probe_together": 3,
     "prefill_graph_tokens": 512,  # of larger steps the device has more to do than the host
 }
 """Defaults that differ there."""

@@ -1,8 +1,10 @@
-"""A request of the engine's own after a load: proves that the model speaks, and measures it.
+"""Requests of the engine's own after a load: they prove that the model speaks, and measure it.
 
-It goes through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
+They go through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
 measured, then the one that counts. On a GPU that one is a whole chunk, so that the process has taken what it will ever
-take of the device when it is measured.
+take of the device when it is measured; and others follow that go on where it ended, one alone and a few together, as
+requests do that come with all but a few tokens cached. Kernels that are launched for the first time are loaded, or
+compiled, first: half a second that nobody who waits for a token should pay.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from dataclasses import dataclass, field
 from protos import common_pb2, engine_pb2
 
 _FIRST_PROMPT = 5
-"""So short that no graph has it: who goes on with all but a few tokens cached should not be the first to launch these
-kernels, which takes 0.2 s where they are compiled."""
+"""So short that no graph has it."""
 PROMPT_TOKENS = 128
 _NEW_TOKENS = 6
+_MEASURED = 1
+"""The stage that counts."""
 
 
 @dataclass
@@ -31,16 +34,18 @@ class Trace:
 
 
 class Probe:
-    """Runs until `finished`; `next_request` gives the stages in turn."""
+    """Runs until `finished`; `next_requests` gives the stages in turn."""
 
     def __init__(
         self,
         vocab_size: int,
         context_tokens: int,
         prompt_tokens: int = PROMPT_TOKENS,
+        together: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`prompt_tokens`: of the stage that counts."""
+        """`prompt_tokens`: of the stage that counts. `together`: how many go on at once where that ended, after one
+        that does it alone; 0: none does."""
         self.trace = Trace()
         self.finished = False
         self.problem = ""
@@ -48,44 +53,56 @@ class Probe:
         self._clock = clock
         self._vocab_size = vocab_size
         room = context_tokens - _NEW_TOKENS
-        self._stages = [max(1, min(tokens, room)) for tokens in (_FIRST_PROMPT, prompt_tokens)]
+        first, counts = (
+            self._prompt(number, max(1, min(tokens, room)))
+            for number, tokens in enumerate((_FIRST_PROMPT, prompt_tokens))
+        )
+        self._stages = [[first], [counts]]
+        for number, few in enumerate((1, together) if together else (), start=2):
+            longer = [[*counts, *self._prompt(number * few + each, 2 + each)] for each in range(few)]
+            self._stages.append([prompt[-room:] if len(prompt) > room else prompt for prompt in longer])
         self._stage = -1
-        self._waits = True
+        self._open = 0
         self._times: list[float] = []
 
-    @property
-    def rid(self) -> str:
-        return f"0:probe-{self._stage}"
+    def _prompt(self, number: int, tokens: int) -> list[int]:
+        """Others for every number, so that none finds the prefix of another."""
+        return [(7919 * (i + 1) + 31 * number) % self._vocab_size for i in range(tokens)]
 
-    def next_request(self) -> engine_pb2.Generate | None:
+    def has(self, rid: str) -> bool:
+        """Whether it is one of the stage that runs."""
+        return rid.startswith(f"0:probe-{self._stage}.")
+
+    def next_requests(self) -> list[engine_pb2.Generate]:
         """The next stage if the one before has ended."""
-        if not self._waits or self.finished:
-            return None
-        self._waits = False
+        if self._open or self.finished:
+            return []
         self._stage += 1
-        # Different in every stage, so that no stage finds the prefix of another.
-        prompt = [(7919 * (i + 1) + 31 * self._stage) % self._vocab_size for i in range(self._stages[self._stage])]
+        prompts = self._stages[self._stage]
+        self._open = len(prompts)
         self._times = [self._clock()]
-        return engine_pb2.Generate(
-            request_id=self.rid,
-            token_ids=prompt,
-            sampling=common_pb2.Sampling(max_new_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=True),
-        )
+        sampling = common_pb2.Sampling(max_new_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=True)
+        return [
+            engine_pb2.Generate(request_id=f"0:probe-{self._stage}.{number}", token_ids=prompt, sampling=sampling)
+            for number, prompt in enumerate(prompts)
+        ]
 
     def stop(self, problem: str) -> None:
         self.finished, self.problem = True, problem
 
     def heard(self, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
-        """Tokens of the running stage."""
+        """Tokens of one of the running stage."""
         self._times.append(self._clock())
         self.trace.token_ids += token_ids
         self.trace.logprobs += logprobs
         if not ended:
             return
-        self._waits = True
-        if self._stage == len(self._stages) - 1:
+        self._open -= 1
+        if self._open:
+            return
+        if self._stage == _MEASURED:
             steps = [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
-            self.trace.prefill_tokens_per_s = self._stages[-1] / max(steps[0], 1e-9)
+            self.trace.prefill_tokens_per_s = len(self._stages[_MEASURED][0]) / max(steps[0], 1e-9)
             decodes = sorted(steps[1:]) or [0.0]
             self.trace.decode_step_ms = 1e3 * decodes[len(decodes) // 2]
-            self.finished = True
+        self.finished = self._stage == len(self._stages) - 1

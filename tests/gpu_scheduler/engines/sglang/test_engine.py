@@ -129,7 +129,7 @@ async def test_tokens_equal_transformers_with_pages_and_overlapped_steps_as_on_a
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
-        paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48}
+        paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48, "probe_together": 3}
         asked = load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **paged)
         # All of the model is less than one extent of weights, as a small one is there.
         asked.model.weights_bytes = sum(file.stat().st_size for file in models["qwen"].glob("*.safetensors"))

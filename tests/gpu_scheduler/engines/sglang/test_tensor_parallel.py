@@ -100,7 +100,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
 
         # Pages and overlapped steps, as on a GPU, in the same processes.
         await at.book("llama", floor_bytes=FLOOR)
-        paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48}
+        paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48, "probe_together": 3}
         end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, **paged))
         await end.mapped()
         await end.hear("done")
