@@ -47,7 +47,7 @@ from services.checksum import checksum
 MIB, GIB = 1 << 20, 1 << 30
 SHAPES = {"tiny": 64 * MIB, "1b": 2_471_645_608, "3b": 6_425_499_648, "8b": 16_060_522_496, "70b/4": 35_276_726_272}
 """Bytes of Llama 3's weights of that size, in bfloat16; of the largest, those of one device in four."""
-EXTENTS = {"cuda": (256 * MIB, 32 * MIB), "cpu": (8 * MIB, MIB)}
+EXTENTS = {"cuda": (384 * MIB, 32 * MIB), "cpu": (8 * MIB, MIB)}
 """As engines ask for them: large ones as far as they go."""
 LIMIT_BYTES = {"cuda": 2 * GIB, "cpu": 64 * MIB}
 """For each link."""

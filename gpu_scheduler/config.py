@@ -11,7 +11,8 @@ from services.config import Config, Section
 
 _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 32 << 20)}
 """Of KV and of weights, by kind of device. On CUDA mapping costs by the extent, whatever its size; but large ones
-(eight times these) of 512 MiB are pages of another kind, and the first that a peer maps takes 9 ms instead of 1.4."""
+(eight times these, of weights twelve) of 512 MiB are pages of another kind, and the first that a peer maps takes 9 ms
+instead of 1.4."""
 
 GROUP_SIZES = (1, 2, 4)
 """Devices of a group."""

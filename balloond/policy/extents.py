@@ -9,7 +9,9 @@ def whole_pages(nbytes: int, page_bytes: int) -> int:
 
 
 LARGE = 8
-"""Extents of this many times the usual size hold what fills them."""
+"""Extents of KV of this many times the usual size hold what fills them."""
+LARGE_WEIGHTS = 12
+"""The same of weights, which leave together."""
 
 
 def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
@@ -21,10 +23,10 @@ def cut(total_bytes: int, extent_bytes: int, page_bytes: int) -> list[int]:
     """
     if extent_bytes <= 0 or extent_bytes % page_bytes:
         raise ValueError(f"an extent of {extent_bytes} bytes is not whole pages of {page_bytes}")
-    large, rest = divmod(max(0, total_bytes), LARGE * extent_bytes)
+    large, rest = divmod(max(0, total_bytes), LARGE_WEIGHTS * extent_bytes)
     full, rest = divmod(rest, extent_bytes)
     tail = [whole_pages(rest, page_bytes)] if rest else []
-    return [LARGE * extent_bytes] * large + [extent_bytes] * full + tail
+    return [LARGE_WEIGHTS * extent_bytes] * large + [extent_bytes] * full + tail
 
 
 def count_up(nbytes: int, extent_bytes: int) -> int:

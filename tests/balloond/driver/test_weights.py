@@ -43,7 +43,7 @@ def test_many_extents_come_in_parts_and_in_order_the_large_ones_first(shared, le
 
     lease.grow = counting
     weights.grow(8 * MIB - 64 * KIB, timeout_s=TIMEOUT_S)
-    assert asked == [(512 * KIB, 15), (64 * KIB, 7)]
+    assert asked == [(768 * KIB, 10), (64 * KIB, 7)]
     assert weights.mapped_bytes == 8 * MIB - 64 * KIB
     ctypes.memset(weights.address, 1, weights.mapped_bytes)
     weights.close()

@@ -5,7 +5,7 @@ from balloond.policy.extents import count_down, count_up, cut, whole_pages
 
 def test_weights_are_cut_into_full_extents_and_one_of_the_pages_that_are_left():
     assert cut(10, 4, 1) == [4, 4, 2]
-    assert cut(64 + 8 + 1, 4, 1) == [32, 32, 4, 4, 1]
+    assert cut(96 + 8 + 1, 4, 1) == [48, 48, 4, 4, 1]
     assert cut(9, 4, 2) == [4, 4, 2]
     assert cut(8, 4, 2) == [4, 4]
     assert cut(0, 4, 2) == []
