@@ -58,8 +58,8 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
 
 
 async def follow_loader(loader: LoaderClient, images: Images, generations: dict[str, int]) -> None:
-    """Keeps `images` and `generations` fresh, for ever: images in host memory, and those on disk, which the loader reads
-    when they are loaded. While it is away the last is kept."""
+    """Keeps `images` and `generations` fresh, for ever: images in host memory, and those on disk, which the loader
+    reads when they are loaded. While it is away the last is kept."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue

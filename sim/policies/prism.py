@@ -27,7 +27,7 @@ def build(world: World, finished: Callable[[Request], None], settings: dict[str,
         raise FleetError(f"prism has no setting {', '.join(sorted(unknown))}; it has {names}")
     try:
         config = PlacementConfig.model_validate(
-            {"name": "sim", "listen": "", "groups": [], "loaders": [], **placement}, strict=False
+            {"name": "sim", "listen": "", "groups": [], "loaders": ["none"], **placement}, strict=False
         )
         rules = Arbitration.model_validate(arbitration, strict=False)
     except ValidationError as error:
