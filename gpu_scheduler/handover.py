@@ -24,6 +24,9 @@ from services.errors import NotFound, PrismError, Unmet
 _log = log.get(__name__)
 _WITHIN_S = 5.0
 """Clients wait meanwhile: computing again is better than more of it."""
+_COMPUTED_TOKENS = 512
+"""What is left behind by then is computed with the last page of each, in the same step and hardly longer; to fetch it
+takes 30 ms in which clients wait."""
 _HEARD_S = 0.2
 """Until the other group has heard that nobody waits: after that the places may hold something else."""
 _SETTLES_S = 2.0
@@ -50,9 +53,7 @@ class Handover:
                 stopped = time.monotonic()
                 places = await self._places(engine, live=False)
                 told = time.monotonic()
-                # What has filled no page since is not worth the way there and back: clients wait.
-                sent = [one.token_ids for one in ahead.sequences]
-                more = any(one.token_ids not in sent for one in places.sequences)
+                more = _tokens_behind(ahead, places) > _COMPUTED_TOKENS
                 rest = await self._send(client, resident, places) if more else 0
                 ended = time.monotonic()
         except (PrismError, TimeoutError) as error:
@@ -150,6 +151,12 @@ class Handover:
         if resident.spec.generation != generation:
             raise Unmet(f"{model} is of generation {resident.spec.generation} here, the KV is of {generation}")
         return resident.engine
+
+
+def _tokens_behind(ahead: engine_pb2.KvPlaces, places: engine_pb2.KvPlaces) -> int:
+    """Tokens whose KV is in `places` and did not go ahead."""
+    sent = {one.request_id: len(one.token_ids) for one in ahead.sequences}
+    return sum(max(0, len(one.token_ids) - sent.get(one.request_id, 0)) for one in places.sequences)
 
 
 def _cached(places: engine_pb2.KvPlaces, room: engine_pb2.KvPlaces) -> Iterator[Sequence[int]]:
