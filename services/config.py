@@ -1,12 +1,18 @@
 """Configuration: one TOML file a service, checked by a schema. An unknown key or an impossible value refuses to
-start, in one line."""
+start, in one line.
+
+`${NAME}` in a string is the environment's NAME when a service reads its file: for what differs between nodes that have
+the same file.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import pydantic
 
@@ -34,19 +40,35 @@ class Config(Section):
 
 
 C = TypeVar("C", bound=pydantic.BaseModel)
+_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
 
 
-def parse(kind: type[C], text: str, source: str) -> C:
-    """Checks `text` (TOML) against `kind`. Raises ValueError with one line that names `source`, the key and the
-    problem."""
+def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] | None = None) -> C:
+    """Checks `text` (TOML) against `kind`. With `environment` its variables are filled in, without they stay as they
+    are. Raises ValueError with one line that names `source`, the key and the problem."""
     try:
         values = tomllib.loads(text)
+        if environment is not None:
+            values = _filled(values, environment)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from None
+    except KeyError as error:
+        raise ValueError(f"{source}: {error.args[0]} is not set in the environment") from None
     try:
         return kind.model_validate(values)
     except pydantic.ValidationError as error:
         raise ValueError(f"{source}: " + "; ".join(f"{fault.key}: {fault.what}" for fault in faults(error))) from None
+
+
+def _filled(value: Any, environment: Mapping[str, str]) -> Any:
+    """Raises KeyError with the name of a variable that is not set."""
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda found: environment[found[1]], value)
+    if isinstance(value, list):
+        return [_filled(each, environment) for each in value]
+    if isinstance(value, dict):
+        return {key: _filled(each, environment) for key, each in value.items()}
+    return value
 
 
 class Fault(NamedTuple):
@@ -68,13 +90,19 @@ def faults(error: pydantic.ValidationError) -> list[Fault]:
     ]
 
 
-def load(kind: type[C], path: str | os.PathLike[str]) -> C:
-    """Reads and checks the configuration file of a service; ends the process with one line when it cannot be used."""
+def read(kind: type[C], path: str | os.PathLike[str]) -> C:
+    """The configuration file of a service, checked, with the environment's variables filled in. Raises ValueError with
+    one line when it cannot be used."""
     try:
         text = Path(path).read_text()
     except OSError as error:
-        raise SystemExit(f"{path}: {error.strerror}") from None
+        raise ValueError(f"{path}: {error.strerror}") from None
+    return parse(kind, text, str(path), os.environ)
+
+
+def load(kind: type[C], path: str | os.PathLike[str]) -> C:
+    """As `read`; ends the process with one line when it cannot be used."""
     try:
-        return parse(kind, text, str(path))
+        return read(kind, path)
     except ValueError as error:
         raise SystemExit(str(error)) from None

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import Field
 
-from services.config import Config, Section, load, parse
+from services.config import Config, Section, load, parse, read
 
 
 class Inner(Section):
@@ -48,3 +48,20 @@ def test_a_configuration_cannot_be_changed_later():
     config = parse(Example, GOOD, "f.toml")
     with pytest.raises(ValueError):
         config.name = "other"
+
+
+def test_variables_are_the_environments_where_a_service_reads_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", 'n"1')
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}/x"\nnames = ["${NODE_NAME}", "$5 ${lower} {}"]'))
+    config = read(Example, path)
+    assert (config.name, config.names) == ('n"1/x', ['n"1', "$5 ${lower} {}"])
+    assert parse(Example, path.read_text(), "f.toml").name == "${NODE_NAME}/x", "elsewhere it is not known"
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}"'))
+    with pytest.raises(ValueError, match=r"f\.toml: NODE_NAME is not set in the environment"):
+        read(Example, path)
