@@ -7,22 +7,25 @@ from collections.abc import Mapping
 
 import starlette.routing
 
-from gateway import app, metrics, tokenizer
+from gateway import app, keys, metrics, tokenizer
+from gateway.access import Access
 from gateway.activation import Activations
 from gateway.config import GatewayConfig
 from gateway.groups import GroupLinks
 from gateway.inference import InferenceServicer
+from gateway.keys import Keys
 from gateway.relay import Patience, Relay
 from gateway.routes import Route, RouteTable
 from gateway.server import HttpServer
 from gateway.serving import Serving
 from gateway.tokenizer import Tokenizers
-from gateway.ui import access
+from gateway.ui import access as ui_access
 from gateway.ui.live import Live
 from gateway.ui.look import Looker
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services import log, rpc, tracing
+from services.files import Followed
 from services.service import Service, read_arguments, run
 from services.watch import follow_stream
 
@@ -34,6 +37,8 @@ async def build(service: Service) -> None:
     assert isinstance(config, GatewayConfig)
     if config.traces:
         service.on_stop(tracing.start(config.name))
+    access = Access(_keys(service, config.keys_file))
+    service.server.guard = access.of_call
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
     routes = RouteTable()
     metrics.ROUTES_FRESH.set_function(lambda: routes.fresh)
@@ -51,14 +56,14 @@ async def build(service: Service) -> None:
     relay = Relay(routes, links, activations, patience)
     serving = Serving(routes, tokenizers, relay, most_in_flight=config.most_in_flight)
     page: list[starlette.routing.Route] = []
-    may_see = access.by_setting(config.ui, config.http)
+    may_see = ui_access.by_setting(config.ui, config.http, keys=bool(config.keys_file))
     if may_see is not None:
         looker = Looker(config.placement)
         pages = Pages(Live(looker.look), routes, may_see)
         page = pages.routes()
         service.on_drain(pages.close)
         service.on_stop(looker.close)
-    server = HttpServer(app.build(serving, most_body_bytes=config.most_body_bytes, page=page), config.http)
+    server = HttpServer(app.build(serving, access, most_body_bytes=config.most_body_bytes, page=page), config.http)
 
     heard = asyncio.Event()
 
@@ -73,7 +78,9 @@ async def build(service: Service) -> None:
         "follow routes",
     )
     service.add(
-        gateway_pb2_grpc.add_InferenceServicer_to_server, InferenceServicer(serving), "prism.gateway.v1.Inference"
+        gateway_pb2_grpc.add_InferenceServicer_to_server,
+        InferenceServicer(serving, access),
+        "prism.gateway.v1.Inference",
     )
     service.on_stop(links.close)
     service.on_drain(server.stop)
@@ -85,6 +92,14 @@ async def build(service: Service) -> None:
         _log.warning("serving before placement was heard: every model is unavailable until then")
     await server.start()
     await service.ready()
+
+
+def _keys(service: Service, path: str) -> Followed[Keys] | None:
+    """Those of the file, while it changes; None: there are none. Raises Invalid."""
+    if not path:
+        _log.warning("no keys_file: whoever reaches this gateway may use it")
+        return None
+    return service.follow(Followed("keys", [path], lambda: keys.load(path)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway import errors, http, openai
+from gateway.access import Access, Caller
 from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
 from gateway.errors import BadField
 from gateway.openai import DetokenizeRequest, TokenizeRequest
@@ -26,8 +27,8 @@ from protos import common_pb2
 from services.errors import PrismError
 
 
-def build(serving: Serving, *, most_body_bytes: int, page: Sequence[Route] = ()) -> ASGIApp:
-    """The application over `serving`, with the paths of its `page`."""
+def build(serving: Serving, access: Access, *, most_body_bytes: int, page: Sequence[Route] = ()) -> ASGIApp:
+    """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first."""
     other = Endpoints(serving, most_body_bytes)
     generate = {
         form.path: GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes)
@@ -50,7 +51,13 @@ def build(serving: Serving, *, most_body_bytes: int, page: Sequence[Route] = ())
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         # What generates needs none of the layers that a general framework puts around a response, each of which every
         # token's event would pass.
-        hot = generate.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        assert scope["type"] == "http"  # the server speaks nothing else
+        try:
+            scope[http.CALLER] = access.of_http(scope["path"], http.headers_of(scope))
+        except PrismError as error:
+            await http.respond_error(_echoing_id(scope, send), error)
+            return
+        hot = generate.get(scope["path"]) if scope["method"] == "POST" else None
         if hot is not None:
             await hot(scope, receive, send)
         else:
@@ -80,10 +87,12 @@ class Endpoints:
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": [self._card(route) for route in self._serving.routes.all()]})
+        caller = _caller(request)
+        routes = [route for route in self._serving.routes.all() if caller.may_use(route.model.name)]
+        return _json({"object": "list", "data": [self._card(route) for route in routes]})
 
     async def model(self, request: Request) -> Response:
-        return _json(self._card(self._serving.routes.get(request.path_params["model"])))
+        return _json(self._card(self._route(request, request.path_params["model"])))
 
     def _card(self, route: ModelRoute) -> dict[str, Any]:
         model = route.model
@@ -117,7 +126,8 @@ class Endpoints:
         asked = openai.parse(TokenizeRequest, await self._body(request))
         if (asked.prompt is None) == (asked.messages is None):
             raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
-        route = self._serving.routes.get(asked.model)
+        route = self._route(request, asked.model)
+        await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
         if asked.messages is not None:
             prompt, field = Prompt(messages=[message.model_dump() for message in asked.messages]), "messages"
@@ -128,10 +138,23 @@ class Endpoints:
 
     async def detokenize(self, request: Request) -> Response:
         asked = openai.parse(DetokenizeRequest, await self._body(request))
-        return _json({"prompt": await self._serving.text(self._serving.routes.get(asked.model), asked.tokens)})
+        route = self._route(request, asked.model)
+        await _caller(request).take_request()
+        return _json({"prompt": await self._serving.text(route, asked.tokens)})
+
+    def _route(self, request: Request, model: str) -> ModelRoute:
+        """Raises UnknownModel."""
+        _caller(request).check_model(model)
+        return self._serving.routes.get(model)
 
     async def _body(self, request: Request) -> bytes:
         return await http.read_body(request.receive, self._most_body_bytes)
+
+
+def _caller(request: Request) -> Caller:
+    caller = request.scope[http.CALLER]
+    assert isinstance(caller, Caller)
+    return caller
 
 
 def _json(value: Any, status: int = 200) -> Response:
@@ -140,10 +163,8 @@ def _json(value: Any, status: int = 200) -> Response:
 
 async def _prism_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PrismError)
-    looks = errors.shape(error)
-    response = _json(errors.body(error), looks.status)
-    if looks.retry_after_s is not None:
-        response.headers["retry-after"] = str(looks.retry_after_s)
+    response = _json(errors.body(error), errors.shape(error).status)
+    response.raw_headers += errors.headers(error)
     return response
 
 

@@ -15,6 +15,7 @@ import orjson
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors, http, openai, sse, traces
+from gateway.access import Caller
 from gateway.answer import Scored
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
@@ -150,7 +151,8 @@ class GenerateEndpoint:
         headers = http.headers_of(scope)
         request_id = http.request_id(headers)
         span = traces.of_http(self._form.path, headers, arrival_s)
-        log.bind(request_id=request_id, **span.log_fields)
+        caller: Caller = scope[http.CALLER]
+        log.bind(request_id=request_id, **caller.log_fields, **span.log_fields)
         reply = Reply(send, request_id, span)
         try:
             data = await http.read_body(receive, self._most_body_bytes)
@@ -158,7 +160,7 @@ class GenerateEndpoint:
             request = body.request(request_id, http.slo(headers), arrival_s)
             traces.asked(span, request, self._form.operation, streams=body.streams)
             async with http.WhileConnected(receive) as client:
-                await self._answer(body, request, reply)
+                await self._answer(body, request, reply, caller)
             if client.gone:
                 span.fail("client_gone")
         except http.ClientGone:
@@ -171,8 +173,9 @@ class GenerateEndpoint:
         finally:
             span.end()
 
-    async def _answer(self, body: Body, request: Request, reply: Reply) -> None:
-        with await self._serving.begin(request, reply.span) as served:
+    async def _answer(self, body: Body, request: Request, reply: Reply, caller: Caller) -> None:
+        with await self._serving.begin(request, reply.span, caller) as served:
+            reply.add(await caller.headers())
             echoes = await self._echoes(body, served)
             if body.streams:
                 await self._stream(body, served, echoes, reply)
@@ -248,6 +251,10 @@ class Reply:
         self._send = send
         self._headers = http.echo_id(request_id)
         self._streaming = False
+
+    def add(self, headers: errors.Headers) -> None:
+        """To those of a response that has not begun."""
+        self._headers += headers
 
     async def whole(self, body: bytes) -> None:
         traces.replied(self.span, 200)

@@ -42,9 +42,13 @@ class GatewayConfig(Config):
     """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
     where to, and of how many (docs/monitoring.md)."""
 
+    keys_file: str = ""
+    """API keys (docs/security.md); empty: whoever reaches the gateway may ask for anything."""
+
     ui: bool | None = None
     """Whether the page at /ui is served (docs/ui.md). Nothing said: where `http` is a loopback address, to who asks for
-    it by a loopback name. True: to whoever reaches the gateway, without any check."""
+    it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is served
+    to admin keys wherever it is not false."""
 
     @field_validator("http")
     @classmethod

@@ -10,7 +10,21 @@ from typing import Any
 
 import orjson
 
-from services.errors import Conflict, Exists, Invalid, NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.errors import (
+    Conflict,
+    Exists,
+    Forbidden,
+    Invalid,
+    NotFound,
+    PrismError,
+    Refused,
+    TimedOut,
+    Unavailable,
+    Unknown,
+    Unmet,
+)
+
+Headers = list[tuple[bytes, bytes]]
 
 
 class BadField(Invalid):
@@ -41,8 +55,27 @@ class NotUp(Unavailable):
     """The model could not be brought up in the time that a request may wait."""
 
 
-class Denied(Unmet):
+class NoKey(Unknown):
+    """No key, or none that is known. `scheme` is how one is asked for."""
+
+    def __init__(self, message: str, scheme: str = "Bearer") -> None:
+        super().__init__(message)
+        self.scheme = scheme
+
+
+class Denied(Forbidden):
     """Not for who asks."""
+
+
+class OverLimit(Refused):
+    """More than a key may ask for in a minute."""
+
+    def __init__(self, message: str, kind: str, headers: Headers, retry_after_s: int | None) -> None:
+        """`kind` is "requests" or "tokens"; without `retry_after_s` asking again cannot help."""
+        super().__init__(message)
+        self.kind = kind
+        self.headers = headers
+        self.retry_after_s = retry_after_s
 
 
 class Late(Unavailable):
@@ -64,7 +97,9 @@ _SHAPES: dict[type[PrismError], Shape] = {
     Invalid: Shape(400, "invalid_request_error", "invalid_value"),
     UnknownModel: Shape(404, "invalid_request_error", "model_not_found"),
     NotFound: Shape(404, "invalid_request_error", "not_found"),
-    Denied: Shape(403, "permission_error", "denied"),
+    Unknown: Shape(401, "invalid_request_error", "invalid_api_key"),
+    Forbidden: Shape(403, "permission_error", "denied"),
+    OverLimit: Shape(429, "rate_limit_error", "rate_limit_exceeded"),
     TooMany: Shape(429, "rate_limit_error", "too_many_in_flight", 1),
     Refused: Shape(503, "service_unavailable_error", "no_room", 5),
     ModelFaulty: Shape(503, "service_unavailable_error", "model_error"),
@@ -91,7 +126,20 @@ def body(error: PrismError) -> dict[str, Any]:
     looks = shape(error)
     code = error.code if isinstance(error, BadField) else looks.code
     field = error.field if isinstance(error, BadField) else "model" if isinstance(error, UnknownModel) else None
-    return envelope(str(error), looks.type, code, field)
+    kind = error.kind if isinstance(error, OverLimit) else looks.type
+    return envelope(str(error), kind, code, field)
+
+
+def headers(error: PrismError) -> Headers:
+    """What a response says of the error beside its body."""
+    if isinstance(error, NoKey):
+        return [(b"www-authenticate", f'{error.scheme} realm="prism"'.encode())]
+    if isinstance(error, OverLimit):
+        again = error.retry_after_s
+        # OpenAI's clients try a 429 again, unless they are told not to.
+        return [*error.headers, (b"x-should-retry", b"false") if again is None else (b"retry-after", b"%d" % again)]
+    again = shape(error).retry_after_s
+    return [] if again is None else [(b"retry-after", b"%d" % again)]
 
 
 def envelope(message: str, kind: str, code: str | None, field: str | None = None) -> dict[str, Any]:

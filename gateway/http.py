@@ -16,6 +16,8 @@ from services import tasks
 from services.errors import PrismError
 
 JSON = b"application/json"
+CALLER = "prism.caller"
+"""Where a request's scope has who asks."""
 _LONGEST_ID = 128
 
 
@@ -107,11 +109,8 @@ async def respond(
 
 
 async def respond_error(send: Send, error: PrismError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    looks = errors.shape(error)
-    fields = list(headers or ())
-    if looks.retry_after_s is not None:
-        fields.append((b"retry-after", b"%d" % looks.retry_after_s))
-    await respond(send, looks.status, errors.encode(error), fields)
+    fields = [*(headers or ()), *errors.headers(error)]
+    await respond(send, errors.shape(error).status, errors.encode(error), fields)
 
 
 def headers_of(scope: Scope) -> Headers:

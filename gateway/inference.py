@@ -9,33 +9,38 @@ from collections.abc import AsyncIterator
 import grpc
 
 from gateway import traces
+from gateway.access import Access, Caller
 from gateway.errors import BadField
 from gateway.openai import MOST_STOPS, MOST_TOP_LOGPROBS
 from gateway.request import Prompt, Request
 from gateway.serving import Serving
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services import log
 from services.errors import PrismError
 from services.tracing import Span
 
 _LONGEST_ID = 128
+_SERVICE = f"/{gateway_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/"
 _FINISH = {"stop": common_pb2.STOP, "length": common_pb2.LENGTH}
 
 
 class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
     """Domain errors raised here become statuses in the server."""
 
-    def __init__(self, serving: Serving) -> None:
+    def __init__(self, serving: Serving, access: Access) -> None:
         self._serving = serving
+        self._access = access
 
     async def Generate(
         self, message: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         arrival_s = time.monotonic()
+        caller = self._caller(context)
         span = traces.of_rpc(context.invocation_metadata() or (), arrival_s)
         try:
             request = decode(message, arrival_s)
             traces.asked(span, request, "chat" if message.HasField("chat") else "text_completion", streams=True)
-            async for part in self._generate(request, span):
+            async for part in self._generate(request, span, caller):
                 yield part
         except PrismError as error:
             span.fail(type(error).__name__, str(error))
@@ -43,8 +48,10 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         finally:
             span.end()
 
-    async def _generate(self, request: Request, span: Span) -> AsyncIterator[gateway_pb2.GenerateResponse]:
-        with await self._serving.begin(request, span) as served:
+    async def _generate(
+        self, request: Request, span: Span, caller: Caller
+    ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
+        with await self._serving.begin(request, span, caller) as served:
             choice = served.choices[0]
             while choice.finish_reason is None:
                 text = await choice.next()
@@ -61,6 +68,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
     async def ListModels(
         self, message: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:
+        caller = self._caller(context)
         return gateway_pb2.ListModelsResponse(
             models=[
                 gateway_pb2.ListModelsResponse.Model(
@@ -71,8 +79,15 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
                     weights_bytes=route.measured_weights_bytes or route.model.weights_bytes,
                 )
                 for route in self._serving.routes.all()
+                if caller.may_use(route.model.name)
             ]
         )
+
+    def _caller(self, context: grpc.aio.ServicerContext) -> Caller:
+        """Raises NoKey."""
+        caller = self._access.of_call(_SERVICE, context.invocation_metadata() or ())
+        log.bind(**caller.log_fields)
+        return caller
 
 
 def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from gateway import metrics, traces
+from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
 from gateway.errors import BadField, ModelFaulty, TooMany
+from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
@@ -36,12 +38,13 @@ class Serving:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    async def begin(self, request: Request, span: Span = UNTRACED) -> Served:
-        """Starts making the answers; the caller leaves the result's `with` block when it is done with them or gives
-        up. `span`, the caller's to end, is told what comes of it. Raises UnknownModel, BadField, TooMany, ModelFaulty,
-        Unavailable."""
+    async def begin(self, request: Request, span: Span = UNTRACED, caller: Caller = ANYBODY) -> Served:
+        """Starts making the answers for `caller`; whoever calls this leaves the result's `with` block when it is done
+        with them or gives up. `span`, theirs to end, is told what comes of it. Raises UnknownModel, BadField, TooMany,
+        OverLimit, ModelFaulty, Unavailable."""
         if self._draining:
             raise Unavailable("this gateway is stopping")
+        caller.check_model(request.model)
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
@@ -52,12 +55,14 @@ class Serving:
                 f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
                 f"{self._most_in_flight} are taken"
             )
+        await caller.take_request()
         self._count(count)
         tokenizing = span.child("tokenize")
         try:
             tokenizer = await self.tokenizer(route)
             prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
+            charge = await self._hold(caller, request, prompts, jobs)
         except BaseException:
             self._count(-count)
             raise
@@ -73,7 +78,16 @@ class Serving:
             )
             for index, job in enumerate(jobs)
         ]
-        return Served(self, request, tokenizer, prompts, choices, span)
+        return Served(self, request, tokenizer, prompts, choices, span, charge)
+
+    async def _hold(
+        self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[Job]
+    ) -> Charge:
+        """Of the caller's tokens a minute, those that the request may come to."""
+        said = request.sampling.max_new_tokens > 0
+        most = (job.sampling.max_new_tokens for job in jobs)
+        answers = sum(most if said else (min(each, UNSAID_TOKENS) for each in most))
+        return await caller.hold(sum(map(len, prompts)), answers, said)
 
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
@@ -247,8 +261,10 @@ class Served:
         prompts: Sequence[Sequence[int]],
         choices: list[Choice],
         span: Span,
+        charge: Charge,
     ) -> None:
         self._serving = serving
+        self._charge = charge
         self._span = span
         self.request = request
         self.tokenizer = tokenizer
@@ -265,6 +281,7 @@ class Served:
         for choice in self.choices:
             choice.close()
         self._serving.ended(len(self.choices))
+        self._charge.settle(sum(map(len, self.prompts)) + self._output_tokens())
         if self._span.recorded:
             self._tell_span()
 

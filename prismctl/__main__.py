@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from prismctl import config, models, steer
+from prismctl import config, keys, models, steer
 from prismctl.drain import drain
 from prismctl.explain import explain
 from prismctl.logs import logs
@@ -27,6 +27,7 @@ for command in _ON_MODELS:
     models.app.command()(command)
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
+app.add_typer(keys.app, name="keys")
 
 
 @app.callback()

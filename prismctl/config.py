@@ -13,6 +13,7 @@ import typer
 
 from balloond.config import BalloondConfig
 from gateway.config import GatewayConfig
+from gateway.keys import KeysFile, repeated
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import Catalogue
 from loader.config import LoaderConfig
@@ -21,8 +22,8 @@ from placement.config import PlacementConfig
 from prismctl.agreement import Given, disagreements
 from prismctl.system import NO, USAGE, failed
 from prismctl.terminal import Json, show_json
-from prismctl.toml_lines import line_of
 from services.config import Config, Fault, Section, faults
+from services.toml_lines import line_of
 
 app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 _KINDS: dict[str, tuple[type[Section], str]] = {
@@ -32,6 +33,7 @@ _KINDS: dict[str, tuple[type[Section], str]] = {
     "placement": (PlacementConfig, "groups"),
     "gateway": (GatewayConfig, "http"),
     "catalogue": (Catalogue, "model"),
+    "keys": (KeysFile, "key"),
 }
 """Schema, and a key that no other has."""
 
@@ -104,6 +106,8 @@ def _check(file: _File, as_: str) -> None:
         file.parsed = _KINDS[file.kind][0].model_validate(values)
     except pydantic.ValidationError as error:
         file.faults += faults(error)
+    if isinstance(file.parsed, KeysFile):
+        file.faults += repeated(file.parsed)
 
 
 def _kind(path: str, values: dict[str, Any]) -> str:

@@ -15,6 +15,14 @@ class Invalid(PrismError):
     """The request makes no sense; sending it again cannot help."""
 
 
+class Unknown(PrismError):
+    """Nobody knows who asks."""
+
+
+class Forbidden(PrismError):
+    """Not for who asks."""
+
+
 class NotFound(PrismError):
     """No such thing."""
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import structlog
 
+PLAIN = structlog.dev.plain_traceback
+"""How a trace is written: without the values of variables, prompts and keys among them, as the prettier ones have."""
+
 
 def configure(service: str, level: str = "info", style: str = "auto") -> None:
     """Sets up logging of this process, the standard library's loggers included. Call once, before anything logs."""
@@ -31,7 +34,9 @@ def configure(service: str, level: str = "info", style: str = "auto") -> None:
         cache_logger_on_first_use=True,
     )
     last: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()) if as_text else structlog.processors.JSONRenderer()
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=PLAIN)
+        if as_text
+        else structlog.processors.JSONRenderer()
     )
 
     def name_service(_logger: Any, _method: str, event: Any) -> Any:

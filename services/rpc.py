@@ -70,16 +70,28 @@ def _other_version(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     return f"protocol {said[1]}.{said[2]} is not spoken here: this process speaks {PROTOCOL[0]}.{PROTOCOL[1]}"
 
 
+Guard = Callable[[str, Iterable[tuple[str, str | bytes]]], Any]
+"""Of a call's method ("/package.Service/Method") and metadata: raises the PrismError by which it is refused."""
+
+
 class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Refuses callers of another major version. Answers a PrismError with its status. Anything else is a fault of ours:
-    logged with its trace, told as INTERNAL."""
+    """Refuses callers of another major version, and whom the server's guard does. Answers a PrismError with its status.
+    Anything else is a fault of ours: logged with its trace, told as INTERNAL."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
         if handler is None:
             return None
         ours = details.method.startswith("/prism.")  # health and reflection are everybody's
-        refusal = _other_version(details.invocation_metadata) if ours else ""
+        other = _other_version(details.invocation_metadata) if ours else ""
+        refusal: PrismError | None = Unmet(other) if other else None
+        try:
+            self._guard(details.method, details.invocation_metadata)
+        except PrismError as error:
+            refusal = error
 
         async def refuse(context: Any, error: Exception) -> None:
             if isinstance(error, PrismError):
@@ -91,8 +103,8 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         def unary(behaviour: Callable[..., Any]) -> Callable[..., Any]:
             async def call(request: Any, context: Any) -> Any:
-                if refusal:
-                    await refuse(context, Unmet(refusal))
+                if refusal is not None:
+                    await refuse(context, refusal)
                 try:
                     return await behaviour(request, context)
                 except grpc.aio.AbortError:
@@ -104,8 +116,8 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         def stream(behaviour: Callable[..., Any]) -> Callable[..., Any]:
             async def call(request: Any, context: Any) -> Any:
-                if refusal:
-                    await refuse(context, Unmet(refusal))
+                if refusal is not None:
+                    await refuse(context, refusal)
                 try:
                     async for message in behaviour(request, context):
                         yield message
@@ -134,8 +146,11 @@ class Server:
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.guard: Guard = lambda method, metadata: None
+        """Asked before each call, health's and reflection's included."""
         options = [*_options(address), *_SERVER_OPTIONS]
-        self._server = grpc.aio.server(interceptors=[_TranslateErrors()], options=options)
+        interceptor = _TranslateErrors(lambda method, metadata: self.guard(method, metadata))
+        self._server = grpc.aio.server(interceptors=[interceptor], options=options)
         self._health = health.aio.HealthServicer()
         self._names: list[str] = []
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

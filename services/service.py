@@ -6,6 +6,8 @@ below.
 
 A service manager that started it hears when it is ready, that its loop turns, and when it stops (`services/notify.py`).
 
+SIGHUP has the files that it follows (`services/files.py`) looked at at once; whoever reads more at it says so itself.
+
 SIGTERM and SIGINT stop it: health turns NOT_SERVING, the drains run (at most `drain_s`), then the stops, last added
 first. A spawned task that fails ends the process with status 1: a supervisor starts it afresh, which is safer than half
 a service.
@@ -28,9 +30,11 @@ from services import config as config_module
 from services import log, metrics, notify, rpc, tasks
 from services.config import Config
 from services.errors import PrismError
+from services.files import Followed, follow
 
 _log = log.get(__name__)
 C = TypeVar("C", bound=Config)
+F = TypeVar("F")
 
 
 class Service:
@@ -39,6 +43,8 @@ class Service:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.server = rpc.Server(config.listen)
+        self._followed: list[Followed[Any]] = []
+        self._hangup = asyncio.Event()
         self._manager = notify.Manager()
         self._drains: list[Callable[[], Awaitable[None]]] = []
         self._stops: list[Callable[[], Awaitable[None]]] = []
@@ -56,6 +62,11 @@ class Service:
         self._tasks.append(task)
         return task
 
+    def follow(self, files: Followed[F]) -> Followed[F]:
+        """Keeps them fresh from `ready` on: once a second, and at SIGHUP."""
+        self._followed.append(files)
+        return files
+
     def on_drain(self, drain: Callable[[], Awaitable[None]]) -> None:
         """`drain` finishes what is under way; it is cancelled after `drain_s`."""
         self._drains.append(drain)
@@ -66,6 +77,8 @@ class Service:
 
     async def ready(self) -> None:
         """Starts the gRPC server and turns healthy."""
+        if self._followed:
+            self.spawn(follow(self._followed, self._hangup), "follow files")
         await self.server.start()
         await self.server.set_serving(True)
         _log.info("ready", listen=self.config.listen)
@@ -83,6 +96,7 @@ class Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._hangup.set)
         # Until the process exits: a drain whose loop stands still is missed as well.
         tasks.spawn(self._manager.beat(), "watchdog")
         try:
@@ -138,6 +152,11 @@ def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
 
 def read_arguments(kind: type[C], description: str) -> C:
     """The command line that every service has: `--config FILE`."""
+    return config_module.load(kind, config_path(description))
+
+
+def config_path(description: str) -> str:
+    """FILE of it, for a service that reads it again while it runs."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--config", required=True, metavar="FILE", help="TOML; an unknown key refuses to start")
-    return config_module.load(kind, parser.parse_args().config)
+    return str(parser.parse_args().config)

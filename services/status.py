@@ -7,17 +7,21 @@ import grpc
 from services.errors import (
     Conflict,
     Exists,
+    Forbidden,
     Invalid,
     NotFound,
     PrismError,
     Refused,
     TimedOut,
     Unavailable,
+    Unknown,
     Unmet,
 )
 
 _CODES: dict[type[PrismError], grpc.StatusCode] = {
     Invalid: grpc.StatusCode.INVALID_ARGUMENT,
+    Unknown: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
     NotFound: grpc.StatusCode.NOT_FOUND,
     Exists: grpc.StatusCode.ALREADY_EXISTS,
     Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -1,4 +1,4 @@
-"""Who may see the page. Every path of it asks here before anything else: keys, once there are some, belong here."""
+"""Who may see the page, where there are no keys. (With keys, `gateway/access.py` has asked for an admin's before.)"""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ Access = Callable[[Headers], None]
 """Of a request's headers: raises Denied."""
 
 
-def by_setting(ui: bool | None, http: str) -> Access | None:
-    """What the gateway's setting `ui` means where it listens on `http`, "host:port"; None: there is no page."""
+def by_setting(ui: bool | None, http: str, keys: bool) -> Access | None:
+    """What the gateway's setting `ui` means where it listens on `http`, "host:port", with or without keys; None: there
+    is no page."""
+    if keys:
+        return None if ui is False else _anyone
     if ui is None:
         return _by_loopback_name if _is_loopback(_host(http)) else None
     return _anyone if ui else None
 
 
 def _anyone(headers: Headers) -> None:
-    """Whoever reaches the gateway: the operator said so."""
+    """Whoever comes so far: by a key, or because the operator said so."""
 
 
 def _by_loopback_name(headers: Headers) -> None:

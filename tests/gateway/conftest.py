@@ -60,16 +60,19 @@ class World:
             group.script = Output(ids, end=end)
         return ids
 
-    async def publish(self, *routes: placement_pb2.Route) -> None:
-        """Sets the routes and waits until the gateway has them."""
+    async def publish(self, *routes: placement_pb2.Route, key: str = "") -> None:
+        """Sets the routes and waits until the gateway has them; `key`: by which it answers, if it has keys."""
         self.placement.routes.set(list(routes))
         wanted = sorted((r.model.name, r.residency, len(r.places)) for r in routes)
         while True:
-            cards = (await self.http.get("/v1/models")).json()["data"]
+            cards = (await self.http.get("/v1/models", headers=self.bearer(key))).json()["data"]
             here = sorted((c["id"], c["residency"], len(c["groups"])) for c in cards)
             if here == [(name, fakes.common_pb2.Residency.Name(r).lower(), n) for name, r, n in wanted]:
                 return
             await asyncio.sleep(0.005)
+
+    def bearer(self, key: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {key}"} if key else {}
 
     def route(self, *places: placement_pb2.Place, name: str = MODEL, **more: Any) -> placement_pb2.Route:
         return fakes.route(name, self.folder, *places, **more)
@@ -91,7 +94,13 @@ def settings() -> dict[str, Any]:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, folder: str, settings: dict[str, Any]) -> AsyncIterator[World]:
+def key() -> str:
+    """By which the gateway answers a first question; of modules whose gateway has keys."""
+    return ""
+
+
+@pytest.fixture
+async def world(tmp_path: Path, folder: str, settings: dict[str, Any], key: str) -> AsyncIterator[World]:
     """The gateway with one model, active on the first of two groups."""
     placement = FakePlacement(str(tmp_path / "placement.sock"))
     groups = [FakeGroup(str(tmp_path / f"group{n}.sock"), Output([])) for n in range(2)]
@@ -111,7 +120,7 @@ async def world(tmp_path: Path, folder: str, settings: dict[str, Any]) -> AsyncI
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
         world = World(folder, tmp_path, placement, groups, http, client, service, url, config.listen)
-        await world.publish(world.route(fakes.place(groups[0])))
+        await world.publish(world.route(fakes.place(groups[0])), key=key)
         yield world
     await service._end()
     await asyncio.gather(*(group.die() for group in groups))

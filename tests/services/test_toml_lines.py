@@ -1,6 +1,6 @@
 import pytest
 
-from prismctl.toml_lines import line_of
+from services.toml_lines import line_of
 
 TEXT = """\
 # Models.

@@ -1,0 +1,30 @@
+"""What the log shows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAIL = """
+from services import log
+log.configure("test", "info", {style!r})
+def call(secret):
+    raise RuntimeError("by the test")
+try:
+    call("sk-" + "prism-secret")
+except RuntimeError:
+    log.get("test").exception("call failed")
+"""
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_trace_shows_no_values(style: str) -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", FAIL.format(style=style)], capture_output=True, text=True, cwd=root, check=True
+    )
+    assert "by the test" in done.stderr and "Traceback" in done.stderr
+    assert "sk-prism-secret" not in done.stderr
