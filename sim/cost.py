@@ -5,9 +5,9 @@ A decode step reads all weights, once, and the KV of every request of the batch:
     decode  = step_s + weights / weight_bytes_per_s + batch * sequence_s + KV / kv_bytes_per_s
 
 A prefill step computes, and does the same few things around it whatever its size, but the host needs time as well to
-give the device all its kernels, which are so many for each layer:
+give the device all its kernels, which are so many for each layer, and fewer where a graph has most of them:
 
-    prefill = max(prefill_launch_s + layers * prefill_layer_s,
+    prefill = max(prefill_launch_s + layers * (prefill_graph_layer_s up to prefill_graph_tokens, else prefill_layer_s),
                   prefill_step_s + tokens * weights * prefill_s_per_token_byte
                   + tokens * KV of their contexts * attention_s)
 
@@ -31,25 +31,30 @@ class Hardware:
 
     capacity_bytes: int = 149_500_000_000
     """Of one device, for models: an H200's 150.8 GB less balloond's reserve and spares."""
-    step_s: float = 0.000565
-    weight_bytes_per_s: float = 3.436e12
+    step_s: float = 0.000566
+    weight_bytes_per_s: float = 3.442e12
     sequence_s: float = 0.0
-    kv_bytes_per_s: float = 4.95e12
-    prefill_launch_s: float = 0.0049
-    prefill_layer_s: float = 0.000493
+    kv_bytes_per_s: float = 4.94e12
+    prefill_launch_s: float = 0.00091
+    prefill_layer_s: float = 0.0004925
     """Of a prefill step at least, with the one above: for each layer. The host's time, so no number of devices changes
     it."""
+    prefill_graph_tokens: int = 512
+    """Steps of so many tokens and fewer are replayed from CUDA graphs."""
+    prefill_graph_layer_s: float = 0.0001975
+    """The same for each layer of such a step."""
     prefill_step_s: float = 0.0
-    prefill_s_per_token_byte: float = 1.833e-15
+    prefill_s_per_token_byte: float = 1.746e-15
     attention_s: float = 1.0e-16
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 1.262
-    """Above 1: engines use the devices while others' hosts are between two steps."""
-    path_s: float = 0.0147
+    sharing: float = 0.905
+    """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
+    turns."""
+    path_s: float = 0.0125
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
-    prefill_chunk: int = 8192
+    prefill_chunk: int = 2048
     """Tokens of an engine's prefill step at most."""
     most_running: int = 256
     """Requests that an engine decodes at a time."""
@@ -59,18 +64,20 @@ class Hardware:
     host_bytes_per_s: float = 122.5 * GB
     """To all GPUs together; counted within a group only."""
     wake_base_s: float = 0.01545
-    cold_base_s: float = 2.42
+    cold_base_s: float = 0.978
+    cold_layer_s: float = 0.089
+    """Of a cold start for each layer: graphs are captured."""
     hibernate_s: float = 0.009
     reclaim_base_s: float = 0.003
     reclaim_bytes_per_s: float = 155.0 * GB
     """Memory that others give back, until it can be had."""
 
-    quota_bytes: int = 1_600_000_000
+    quota_bytes: int = 1_650_000_000
     """Of an engine for itself, awake."""
-    kept_bytes: int = 627_000_000
+    kept_bytes: int = 663_000_000
     """Of it, asleep."""
-    graph_bytes: int = 320 * MIB
-    weights_extent_bytes: int = 64 * MIB
+    graph_bytes: int = 448 * MIB
+    weights_extent_bytes: int = 384 * MIB
     kv_extent_bytes: int = 64 * MIB
     """Large extents alone: an eighth of the events."""
 
@@ -97,6 +104,7 @@ class Cost:
         "_kv",
         "_look",
         "_prefill_fixed",
+        "_prefill_graph",
         "_prefill_least",
         "_token",
         "hardware",
@@ -112,7 +120,11 @@ class Cost:
         self._each = hardware.sequence_s
         self._kv = kv / hardware.kv_bytes_per_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
-        self._prefill_least = hardware.prefill_launch_s + shape.layers * hardware.prefill_layer_s + exchange
+        launch = hardware.prefill_launch_s + exchange
+        self._prefill_least = launch + shape.layers * hardware.prefill_layer_s
+        # Engines of several ranks have no graphs for prefill.
+        each = hardware.prefill_graph_layer_s if shape.devices == 1 else hardware.prefill_layer_s
+        self._prefill_graph = launch + shape.layers * each
         self._token = weights * hardware.prefill_s_per_token_byte
         self._look = kv * hardware.attention_s
 
@@ -137,15 +149,16 @@ class Cost:
         """Of a prefill step, one prompt's: `tokens` that follow `before` others."""
         return tokens * (self._token + self._look * (before + tokens / 2))
 
-    def prefill(self, parts: float) -> float:
-        """Seconds of a prefill step with these parts, together."""
-        return max(self._prefill_least, self._prefill_fixed + parts)
+    def prefill(self, parts: float, tokens: int) -> float:
+        """Seconds of a prefill step with these parts, together, which have so many tokens."""
+        least = self._prefill_graph if tokens <= self.hardware.prefill_graph_tokens else self._prefill_least
+        return max(least, self._prefill_fixed + parts)
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Of one whole chunk, as an engine measures it when it comes up."""
         tokens = self.hardware.prefill_chunk
-        return tokens / self.prefill(self.prefill_part(tokens, 0))
+        return tokens / self.prefill(self.prefill_part(tokens, 0), tokens)
 
     @property
     def decode_step_s(self) -> float:
@@ -160,7 +173,7 @@ class Cost:
     @property
     def cold_s(self) -> float:
         """From an image, in a warm engine: graphs are captured again."""
-        return self.hardware.cold_base_s + self._copy_s
+        return self.hardware.cold_base_s + self.shape.layers * self.hardware.cold_layer_s + self._copy_s
 
     @property
     def _copy_s(self) -> float:

@@ -283,7 +283,7 @@ class Engine:
         self._began = self._clock.now
         if not self._batch:
             self._lead.alone()
-        self._processor.work(self._task, self.cost.prefill(seconds))
+        self._processor.work(self._task, self.cost.prefill(seconds, most - left))
         return True
 
     def _stuck(self) -> None:

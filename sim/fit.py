@@ -3,10 +3,13 @@
     python -m sim.fit --results benchmarks/results
 
 Fitted to: steps and starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
-(`gpu_overhead_one`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four GPUs that
-load at once (`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
-(`gpu_residency_two_shapes`: the launch of a layer), one engine at 28 requests/s (`gpu_overhead_one`: TPOT and TTFT) and
-two (`gpu_overhead_two`: TPOT). The rest of what it prints was held out.
+(`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four
+GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
+(`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
+and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT) and two
+(`gpu_overhead_two_graphs`: TPOT). Requests of those two go past the gateway; what is left of the way is fitted by the
+first one's TTFT, and is no number of the model.
+The rest of what it prints was held out.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from sim.system import World
 _PROMPT, _OUTPUT, _IN_FLIGHT = 256, 128, 256
 """Of `benchmarks/gpu/overhead.py`."""
 _WARM_UP_S, _SECONDS = 10.0, 60.0
+_SHORT, _LONG = 16, 1024
+"""Tokens of a step with graphs, and of one without."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +60,10 @@ class Line:
         return self.modelled / self.measured - 1
 
 
-def simulate(hardware: Hardware, engines: int, rate: float | None) -> Load:
-    """The load of `overhead.py` on so many 8B engines of one GPU. `rate` None: always `_IN_FLIGHT` requests."""
+def simulate(hardware: Hardware, engines: int, rate: float | None, path_s: float = 0.0) -> Load:
+    """The load of `overhead.py` on so many 8B engines of one GPU, past any gateway: `path_s` is what is left of the
+    way. `rate` None: always `_IN_FLIGHT` requests."""
     clock, draw = Clock(), random.Random(1)
-    path_s = hardware.path_s  # requests go straight to the engine
     specs = [Spec(f"engine-{i}", SHAPES["8b"], context_tokens=4096) for i in range(engines)]
     done: list[Request] = []
     numbers = iter(range(1 << 30))
@@ -112,7 +117,7 @@ class Results:
         """Means over all windows of our side."""
         windows = [
             window
-            for window in self.read(f"gpu_overhead_{part}")["windows"]
+            for window in self.read(f"gpu_overhead_{part}_graphs")["windows"]
             if window["load"] == load and window["side"] == "elastic"
         ]
         return Load(
@@ -132,24 +137,30 @@ def lone_s(rows: dict[str, Any]) -> float:
     return median(rows["warm_s"])
 
 
+def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:
+    """Of a request of 16 tokens, in a step that counts as one of `tokens`."""
+    cost = Cost(shape, hardware)
+    return cost.prefill(cost.prefill_part(16, 0), tokens)
+
+
 def fit(results: Results) -> Hardware:
     eight, one = SHAPES["8b"], SHAPES["1b"]
     shapes = results.read("gpu_residency_two_shapes")
     slow, fast = wake_s(shapes["8b"]), wake_s(shapes["1b"])
     link = (eight.weights_bytes - one.weights_bytes) / (slow - fast)
     wake_base = fast - one.weights_bytes / link
-    cold_base = fmean(
-        cold_s - lone_s(shapes[name]) - SHAPES[name].weights_bytes / link
-        for name in ("8b", "1b")
-        for cold_s in shapes[name]["cold_s"]
-    )
+    # Cold starts capture graphs, of every layer, those for prefill too. The first of a process compiles besides.
+    graphs = results.read("gpu_residency_graphs")["8b"]
+    cold = {name: min(shapes[name]["cold_s"]) - SHAPES[name].weights_bytes / link for name in ("8b", "1b")}
+    cold_8b = fmean(graphs["cold_s"]) - lone_s(graphs) - eight.weights_bytes / link
+    cold_layer = (cold["8b"] - cold["1b"]) / (eight.layers - one.layers) + (cold_8b - cold["8b"]) / eight.layers
 
     group = results.read("gpu_load_group")["rows"][0]
 
     # Decode steps: one request of 8B, one of 1B, and 16 of 8B with much KV.
     reclaim = results.read("gpu_reclaim")
     tensor = results.read("gpu_tensor_parallel")["measured"]
-    alone = results.read("gpu_overhead_one")["measured"]["elastic-0"]
+    alone = results.read("gpu_overhead_one_graphs")["measured"]["elastic-0"]
     eight_s = fmean([alone["decode_step_ms"], *(each["decode_step_ms"] for each in reclaim["measured"].values())]) / 1e3
     one_s = tensor["ours-on-one"]["decode_step_ms"] / 1e3
     # That engine's embeddings were not tied: what it loaded is what it measured.
@@ -163,7 +174,8 @@ def fit(results: Results) -> Hardware:
         link_bytes_per_s=link,
         host_bytes_per_s=group["bytes"] / median(group["seconds"]),
         wake_base_s=wake_base,
-        cold_base_s=cold_base,
+        cold_base_s=cold_8b - eight.layers * cold_layer,
+        cold_layer_s=cold_layer,
         weight_bytes_per_s=weight_rate,
         step_s=step,
         kv_bytes_per_s=kv_rate,
@@ -177,7 +189,13 @@ def fit(results: Results) -> Hardware:
     attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(hardware.prefill_chunk, 0)
     each = (hardware.prefill_chunk / chunk_rate - attention) / hardware.prefill_chunk / eight.weights_bytes
     layer = (lone_s(shapes["8b"]) - lone_s(shapes["1b"])) / (eight.layers - one.layers)
-    hardware = replace(hardware, prefill_step_s=0.0, prefill_s_per_token_byte=each, prefill_layer_s=layer)
+    hardware = replace(
+        hardware,
+        prefill_step_s=0.0,
+        prefill_s_per_token_byte=each,
+        prefill_layer_s=layer,
+        prefill_graph_layer_s=layer - (lone_s(shapes["8b"]) - lone_s(graphs)) / eight.layers,
+    )
 
     def with_launch(launch_s: float) -> Hardware:
         return replace(hardware, prefill_launch_s=launch_s)
@@ -187,7 +205,8 @@ def fit(results: Results) -> Hardware:
     hardware = with_launch(solve(lambda s: simulate(with_launch(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
     target = results.load("two", "28").tpot_s
     shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
-    return replace(hardware, sharing=shared, path_s=max(0.0, measured.ttft_s - simulate(hardware, 1, 28.0).ttft_s))
+    path = lone_s(graphs) - lone_prefill_s(eight, hardware, _SHORT)
+    return replace(hardware, sharing=shared, path_s=max(0.0, path))
 
 
 def compare(results: Results, hardware: Hardware) -> list[Line]:
@@ -196,32 +215,35 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
     def line(what: str, measured: float, modelled: float, fitted: bool = False) -> None:
         lines.append(Line(what, measured, modelled, fitted))
 
+    direct_s = results.load("one", "28").ttft_s - simulate(hardware, 1, 28.0).ttft_s
     for part, engines, load in (
         ("one", 1, "28"),
+        ("one", 1, "32"),
         ("one", 1, "full"),
         ("two", 2, "28"),
         ("two", 2, "32"),
         ("two", 2, "full"),
     ):
         told = results.load(part, load)
-        found = simulate(hardware, engines, None if load == "full" else float(load))
+        found = simulate(hardware, engines, None if load == "full" else float(load), direct_s)
         name = f"{part}, {load}"
         line(f"{name}: mean TTFT, s", told.ttft_s, found.ttft_s, name == "one, 28")
         line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, load == "28")
         line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
     eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
     shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")
-    warm = {
-        name: hardware.path_s + cost.prefill(cost.prefill_part(16, 0)) for name, cost in (("8b", eight), ("1b", one))
-    }
+    warm = {name: hardware.path_s + lone_prefill_s(SHAPES[name], hardware, _LONG) for name in ("8b", "1b")}
     for name, modelled in warm.items():
-        line(f"TTFT of a lone {name.upper()} request, s", lone_s(shapes[name]), modelled)
+        line(f"TTFT of a lone {name.upper()} request without prefill graphs, s", lone_s(shapes[name]), modelled, True)
+    graphs = results.read("gpu_residency_graphs")["8b"]
+    modelled = hardware.path_s + lone_prefill_s(SHAPES["8b"], hardware, _SHORT)
+    line("TTFT of a lone 8B request, s", lone_s(graphs), modelled, True)
     more_s = lone_s(shapes["8b"]) - lone_s(shapes["1b"])
     line("8B's longer than 1B's by, s", more_s, warm["8b"] - warm["1b"], True)
     line("wake 8B, s", wake_s(shapes["8b"]), eight.wake_s, True)
     line("wake 1B, s", wake_s(shapes["1b"]), one.wake_s, True)
     line("wake 8B, 100 cycles on another host, s", wake_s(again["8b"]), eight.wake_s)
-    line("cold 8B on another host, s", fmean(again["8b"]["cold_s"]), eight.cold_s + hardware.path_s)
+    line("cold 8B with prefill graphs, s", fmean(graphs["cold_s"]), eight.cold_s + hardware.path_s, True)
     turn = results.read("gpu_prefill_turn")
     line(
         "step of 16 short streams, s",
@@ -235,7 +257,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         eight.decode(1, 16, 1600) * 2 / hardware.sharing,
     )
     prompt = turn["arguments"]["prompt"]
-    seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0))
+    seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0), int(prompt))
     line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
     group = results.read("gpu_load_group")["rows"][0]
     four = Cost(Shape(SHAPES["70b"].weights_bytes, SHAPES["70b"].kv_bytes_per_token, 4), hardware)
@@ -256,7 +278,7 @@ def main() -> None:
     lines = compare(results, hardware)
     for line in lines:
         print(
-            f"{line.what:45} {line.measured:10.4g} {line.modelled:10.4g} {line.error:+7.1%}{'  fitted' * line.fitted}"
+            f"{line.what:55} {line.measured:10.4g} {line.modelled:10.4g} {line.error:+7.1%}{'  fitted' * line.fitted}"
         )
     held_out = [abs(line.error) for line in lines if not line.fitted]
     print(f"held out: mean error {fmean(held_out):.1%}, median {median(held_out):.1%}, worst {max(held_out):.1%}")
