@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any
 
 from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
@@ -11,37 +14,43 @@ from placement import metrics
 from placement import routes as routes_module
 from placement.actuate import Actuator
 from placement.cluster import Cluster
-from placement.config import PlacementConfig
+from placement.config import MEMBERS, PlacementConfig
 from placement.drain import Drain
 from placement.history import History
 from placement.judge import Judge
 from placement.loaders import Loaders
+from placement.members import Kind, Members
+from placement.names import Names
 from placement.reconcile import Reconciler
 from placement.server import NAME, PlacementServicer
 from protos import placement_pb2, placement_pb2_grpc
-from services.service import Service, read_arguments, run
+from services import log, tasks
+from services.config import load, read
+from services.files import Followed
+from services.service import Service, config_path, run
 from services.watch import Watched
 
+_log = log.get(__name__)
 _HEAR_S = 1.5
 """How long a start waits for what every node has to say: a group that is there says it at once. What one that is heard
 later has as well, one of the two lets go."""
 
 
-async def build(service: Service) -> None:
+async def build(path: str, service: Service) -> None:
     config = service.config
     assert isinstance(config, PlacementConfig)
     routes: Watched[placement_pb2.Routes] = Watched(placement_pb2.Routes())
 
     def changed() -> None:
+        members.look()
         fresh = routes_module.build(cluster, reconciler.refused, actuator.leaving, actuator.removing)
         if fresh.routes != routes.value.routes:
             fresh.revision = routes.revision + 1
             routes.set(fresh)
         reconciler.changed()
 
-    clients = [GpuSchedulerClient(address) for address in config.groups]
-    cluster = Cluster(clients, changed)
-    loaders = Loaders([LoaderClient(address) for address in config.loaders], cluster)
+    cluster = Cluster([], changed)
+    loaders = Loaders(cluster)
     history = History()
     actuator = Actuator(cluster, config.drain_ms, changed, move_kv=config.move_kv)
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
@@ -52,12 +61,41 @@ async def build(service: Service) -> None:
         PlacementServicer(cluster, reconciler, history, routes, loaders, drain),
         NAME,
     )
-    for number, address in enumerate(config.loaders):
-        service.spawn(loaders.follow(number), f"follow {address}")
-    for client in clients:
-        service.spawn(cluster.follow_group(client), f"follow {client.address}")
-    for address in config.balloond:
-        service.spawn(cluster.follow_balloond(BalloondClient(address), address), f"follow {address}")
+
+    def follow_group(address: str) -> Coroutine[Any, Any, None]:
+        client = GpuSchedulerClient(address)
+        cluster.add_group(client)
+        return cluster.follow_group(client)
+
+    def follow_loader(address: str) -> Coroutine[Any, Any, None]:
+        loaders.join(address, LoaderClient(address))
+        return loaders.follow(address)
+
+    def follow_balloond(address: str) -> Coroutine[Any, Any, None]:
+        return cluster.follow_balloond(BalloondClient(address), address)
+
+    def looked_up() -> None:
+        members.renew()
+        cluster.searching = names.unanswered
+        cluster.changed()
+
+    def read_again(fresh: PlacementConfig) -> None:
+        members.named(fresh.members)
+        looked_up()
+        if fresh.model_dump(exclude=set(MEMBERS)) != config.model_dump(exclude=set(MEMBERS)):
+            _log.warning("settings other than lists of addresses need a restart", file=path)
+
+    spawn = partial(tasks.spawn, on_failure=service.fail)
+    names = Names(config.look_up_s, looked_up, spawn)
+    kinds = {
+        "groups": Kind(follow_group, cluster.has_group, cluster.forget_group),
+        "loaders": Kind(follow_loader, loaders.is_there, loaders.forget),
+        "balloond": Kind(follow_balloond, cluster.has_ledger, lambda address: None),
+    }
+    members = Members(kinds, names, spawn)
+    members.named(config.members)
+    cluster.searching = names.unanswered
+    service.follow(Followed("addresses", [path], partial(read, PlacementConfig, path))).on_change(read_again)
     service.spawn(reconciler.run(), "reconcile")
     service.spawn(metrics.keep(cluster, reconciler.demands), "metrics")
     # A gateway that asked before the catalogue is here would be told that no model exists.
@@ -66,7 +104,8 @@ async def build(service: Service) -> None:
 
 
 def main() -> None:
-    run(read_arguments(PlacementConfig, "Which model lives on which group."), build)
+    path = config_path("Which model lives on which group.")
+    run(load(PlacementConfig, path), partial(build, path))
 
 
 if __name__ == "__main__":

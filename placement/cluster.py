@@ -19,6 +19,8 @@ Ledger = dict[str, balloond_pb2.DeviceState]
 """Of a node's devices, by name."""
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
+_EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
+"""Whoever listens so does not say where it is reached."""
 
 
 class Group:
@@ -41,7 +43,9 @@ class Group:
         self.state = state
         self.node = state.node
         self.name = state.group or self.client.address
-        self.address = state.address or self.client.address
+        says_where = state.address and not state.address.startswith(_EVERY_INTERFACE)
+        self.address = state.address if says_where else self.client.address
+        """Where gateways reach it: where we do, unless it says another place."""
         self.residents = {resident.model: resident for resident in state.residents}
         self.hear_ledger()
 
@@ -64,17 +68,19 @@ class Cluster:
 
     def __init__(
         self,
-        clients: list[GpuSchedulerClient],
+        clients: Iterable[GpuSchedulerClient],
         on_change: Callable[[], None],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ledgers: dict[str, Ledger] = {}
-        self.groups = {client.address: Group(client, self.ledgers) for client in clients}
+        self.groups: dict[str, Group] = {}
+        self.searching = False
+        """Whether there may be groups whose addresses are not known yet: names are still to be looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
         self.weights_extent_bytes = 1
         """The largest in which a group was heard to hold weights."""
-        self._names = {address: group for address, group in self.groups.items()}
+        self._names: dict[str, Group] = {}
         """Groups by name and by address."""
         self._with: dict[str, dict[str, Group]] = {}
         """Model -> groups that have it, by the address of their client."""
@@ -89,6 +95,30 @@ class Cluster:
         self._on_change = on_change
         self._now = now
         self._heard: Watched[None] = Watched(None)
+        for client in clients:
+            self.add_group(client)
+
+    def add_group(self, client: GpuSchedulerClient) -> None:
+        """There is one at its address, of which nothing was heard yet."""
+        self.groups[client.address] = self._names[client.address] = Group(client, self.ledgers)
+
+    def has_group(self, address: str) -> bool:
+        """Whether the group at that address is there now."""
+        return self.groups[address].reachable
+
+    def forget_group(self, address: str) -> None:
+        """There is none any more."""
+        self.heard_group(address, None)
+        group = self.groups.pop(address)
+        for model in group.residents:
+            self._with[model].pop(address, None)
+        self._names = {name: each for name, each in self._names.items() if each is not group}
+        self.doubtful = {each for each in self.doubtful if each[0] != address}
+        self._refused.pop(address, None)
+
+    def has_ledger(self, address: str) -> bool:
+        """Whether a node's ledger is told by the balloond at that address."""
+        return address in self._told_ledgers.values()
 
     def changed(self) -> None:
         """Something that others are told of is new."""

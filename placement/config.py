@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from placement import names
 from placement.policy.decisions import LifecycleRules
 from services.config import Config
 
+MEMBERS = ("groups", "loaders", "balloond")
+
 
 class PlacementConfig(Config):
-    """One cluster."""
+    """One cluster. The lists of MEMBERS are taken up again when the file changes; in each, `dns:HOST:PORT` stands for
+    PORT at every address of HOST."""
 
     groups: list[str]
     """gRPC addresses of the gpu_schedulers, whose `group`s have names of their own in the cluster."""
@@ -19,6 +23,8 @@ class PlacementConfig(Config):
     balloond: list[str] = []
     """gRPC addresses of the nodes' balloonds: their ledgers are the S of pressure. Without them the groups' reports
     count."""
+    look_up_s: float = Field(default=5.0, gt=0)
+    """How often names are looked up."""
     period_s: float = Field(default=1.0, gt=0)
     """How often placement looks whether a model should move."""
     tau: float = Field(default=0.3, ge=0)
@@ -84,6 +90,18 @@ class PlacementConfig(Config):
             kv_idle_s=self.kv_idle_s,
             headroom=self.headroom,
         )
+
+    @property
+    def members(self) -> dict[str, list[str]]:
+        """The addresses of each kind."""
+        return {kind: getattr(self, kind) for kind in MEMBERS}
+
+    @field_validator(*MEMBERS)
+    @classmethod
+    def _names_can_be_looked_up(cls, addresses: list[str]) -> list[str]:
+        for address in addresses:
+            names.parse(address)
+        return addresses
 
     @model_validator(mode="after")
     def _what_has_its_place_does_not_move(self) -> PlacementConfig:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from loader.client import LoaderClient
 from placement.cluster import Cluster
@@ -34,30 +34,56 @@ def merged(catalogues: Iterable[Entries]) -> list[loader_pb2.Entry]:
 
 
 class Loaders:
-    """All of a cluster, in the order of placement's configuration."""
+    """All of a cluster, in the order in which they joined."""
 
-    def __init__(self, clients: Sequence[LoaderClient], cluster: Cluster) -> None:
-        self.clients = clients
+    def __init__(self, cluster: Cluster) -> None:
+        self.clients: dict[str, LoaderClient] = {}
+        """By address."""
         self._cluster = cluster
-        self._heard: dict[int, Entries] = {}
-        """By number. Of one that is away what it said last is kept, and counts after the others'."""
-        self._there: set[int] = set()
+        self._heard: dict[str, Entries] = {}
+        """Of one that is away what it said last is kept, and counts after the others'."""
+        self._there: set[str] = set()
 
-    async def follow(self, number: int) -> None:
+    def join(self, address: str, client: LoaderClient) -> None:
+        """There is one, of which nothing was heard yet."""
+        self.clients[address] = client
+
+    def is_there(self, address: str) -> bool:
+        """Whether it can be reached."""
+        return address in self._there
+
+    def forget(self, address: str) -> None:
+        """There is none any more."""
+        del self.clients[address]
+        self._there.discard(address)
+        self._heard.pop(address, None)
+        self._tell()
+
+    async def follow(self, address: str) -> None:
         """Keeps what one says fresh, for ever."""
-        async for catalogue in self.clients[number].watch():
+        async for catalogue in self.clients[address].watch():
             if catalogue is None:
-                self._there.discard(number)
-                continue
-            self._there.add(number)
-            self._heard[number] = {entry.model.name: entry for entry in catalogue.entries}
-            order = sorted(self._heard, key=lambda each: (each not in self._there, each))
-            self._cluster.heard_catalogue(merged(self._heard[each] for each in order))
+                self._there.discard(address)
+            else:
+                self._there.add(address)
+                self._heard[address] = {entry.model.name: entry for entry in catalogue.entries}
+                self._tell()
             self._cluster.changed()
 
+    def _tell(self) -> None:
+        """What they say together; as long as none is there, what they said last."""
+        if self._there:
+            order = sorted((each for each in self.clients if each in self._heard), key=self._is_away)
+            self._cluster.heard_catalogue(merged(self._heard[each] for each in order))
+
+    def _is_away(self, address: str) -> bool:
+        return address not in self._there
+
     def _first(self) -> LoaderClient:
-        """One that is there; else the first, for which its client waits a while."""
-        return self.clients[min(self._there, default=0)]
+        """One that is there; else the first, for which its client waits a while. Raises Unavailable."""
+        if not self.clients:
+            raise Unavailable("no loader has been found yet")
+        return self.clients[min(self.clients, key=self._is_away)]
 
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
         """What adding it would give. Raises as LoaderClient does."""
@@ -68,26 +94,26 @@ class Loaders:
         Raises what the first refused it with."""
         first = self._first()
         spec = await first.add(listing)
-        for number, other in enumerate(self.clients):
+        for address, other in list(self.clients.items()):
             if other is first:
                 continue
             try:
-                if number not in self._there:
+                if address not in self._there:
                     raise Unavailable("it is away")
                 await other.add(listing)
             except PrismError as error:
                 _log.warning(
-                    "a node's loader has not added the model", model=listing.name, loader=number, why=str(error)
+                    "a node's loader has not added the model", model=listing.name, loader=address, why=str(error)
                 )
         return spec
 
     async def remove(self, name: str) -> None:
         """At all. Raises Unavailable when one is away: the model would come back with it; NotFound when none has it."""
-        missing = [number for number in range(len(self.clients)) if number not in self._there]
+        missing = [address for address in self.clients if address not in self._there]
         if self._there and missing:
-            raise Unavailable(f"loader {missing[0]} of {len(self.clients)} is away: the model would come back with it")
+            raise Unavailable(f"the loader at {missing[0]} is away: the model would come back with it")
         found = False
-        for client in self.clients:
+        for client in list(self.clients.values()):
             try:
                 await client.remove(name)
                 found = True

@@ -58,7 +58,8 @@ class Reconciler:
     def changed(self) -> None:
         """The cluster said something."""
         self._changed.set()
-        if self._cluster.catalogue_known and all(group.reachable for group in self._cluster.groups.values()):
+        known = self._cluster.catalogue_known and not self._cluster.searching
+        if known and all(group.reachable for group in self._cluster.groups.values()):
             self._heard_all = True
             self._informed.set()
 

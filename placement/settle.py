@@ -45,7 +45,7 @@ class Settler:
             best = places[0][0]
             if best is not group:
                 self._leaving.add(doubt)
-                tasks.spawn(self._leave(doubt, best), f"{model} leaves {group.name}")
+                tasks.spawn(self._leave(doubt, group, best), f"{model} leaves {group.name}")
             elif len(places) == 1:
                 self._cluster.doubtful.discard(doubt)
 
@@ -53,9 +53,8 @@ class Settler:
         doubtful = (group.client.address, model) in self._cluster.doubtful
         return resident.residency not in TAKES_REQUESTS, doubtful, -(resident.running + resident.waiting)
 
-    async def _leave(self, doubt: tuple[str, str], best: Group) -> None:
-        address, model = doubt
-        group = self._cluster.groups[address]
+    async def _leave(self, doubt: tuple[str, str], group: Group, best: Group) -> None:
+        model = doubt[1]
         try:
             spec = self._actuator.spec(model)
             record = self._history.add(model, "go cold", group.name, f"{group.name} is back, and {best.name} has it")

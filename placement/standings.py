@@ -106,7 +106,7 @@ class Standings:
             return []
         ripe = [address for address, until in self._until.items() if until <= now]
         self._soonest = min((until for until in self._until.values() if until > now), default=inf)
-        return [self._cluster.groups[address] for address in ripe]
+        return [group for address in ripe if (group := self._cluster.groups.get(address)) is not None]
 
     def _stand(self, group: Group) -> None:
         """Brings the group up to date in its standing."""
@@ -131,6 +131,8 @@ class Standings:
         if firm != self._footings.get(address):
             self._footings[address] = firm
             self.changes += 1
+        if address not in self._cluster.groups:
+            self._footings.pop(address, None)
 
     # --- demand
 

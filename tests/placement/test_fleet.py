@@ -9,7 +9,7 @@ from placement import routes
 from placement.loaders import Loaders, merged
 from protos import balloond_pb2, common_pb2, loader_pb2
 from services.errors import Exists, NotFound, Unavailable
-from tests.placement.fakes import MIB, FakeCluster
+from tests.placement.fakes import MIB, FakeCluster, FakeGroup
 
 
 def two_nodes():
@@ -201,9 +201,11 @@ class FakeLoader:
 async def nodes():
     """(loaders, their clients, cluster): two nodes, both heard."""
     world, clients = FakeCluster(), [FakeLoader("m"), FakeLoader("m")]
-    loaders = Loaders(clients, world.cluster)
-    following = [asyncio.get_running_loop().create_task(loaders.follow(number)) for number in range(2)]
-    await world.heard(lambda: len(loaders._there) == 2)
+    loaders = Loaders(world.cluster)
+    for address, client in zip(("one", "two"), clients, strict=True):
+        loaders.join(address, client)
+    following = [asyncio.get_running_loop().create_task(loaders.follow(address)) for address in ("one", "two")]
+    await world.heard(lambda: loaders.is_there("one") and loaders.is_there("two"))
     yield loaders, clients, world
     for task in following:
         task.cancel()
@@ -227,7 +229,7 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
     clients[1].refuses = Exists("taken")
     with capture_logs() as lines:
         await loaders.add(NEW)
-    assert [(line["loader"], line["why"]) for line in lines] == [(1, "taken")]
+    assert [(line["loader"], line["why"]) for line in lines] == [("two", "taken")]
     clients[0].refuses = Exists("taken here")
     with pytest.raises(Exists, match="taken here"):
         await loaders.add(NEW)
@@ -236,11 +238,90 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
 async def test_while_a_node_is_away_its_models_stay_listed_and_none_is_removed(nodes):
     loaders, clients, world = nodes
     clients[0].told.put_nowait(None)
-    await world.heard(lambda: len(loaders._there) == 1)
+    await world.heard(lambda: not loaders.is_there("one"))
     assert set(world.cluster.catalogue) == {"m"}
     await loaders.add(NEW)
     assert [client.models for client in clients] == [["m"], ["m", "new"]]
-    with pytest.raises(Unavailable, match="loader 0 of 2 is away"):
+    with pytest.raises(Unavailable, match="the loader at one is away"):
         await loaders.remove("m")
     clients[1].tell()
     await world.heard(lambda: "new" in world.cluster.catalogue)
+
+
+async def test_a_node_that_is_forgotten_takes_its_models_along_and_is_not_missed_by_a_removal(nodes):
+    loaders, clients, world = nodes
+    clients[0].models.append("only")
+    clients[0].tell()
+    await world.heard(lambda: set(world.cluster.catalogue) == {"m", "only"})
+    clients[0].told.put_nowait(None)
+    await world.heard(lambda: not loaders.is_there("one"))
+    loaders.forget("one")
+    assert set(world.cluster.catalogue) == {"m"}
+    await loaders.remove("m")
+    assert clients[1].models == []
+
+
+async def test_what_the_last_loader_said_counts_until_another_is_heard(nodes):
+    loaders, clients, world = nodes
+    for client in clients:
+        client.told.put_nowait(None)
+    await world.heard(lambda: not loaders.is_there("one") and not loaders.is_there("two"))
+    loaders.forget("one")
+    loaders.forget("two")
+    assert set(world.cluster.catalogue) == {"m"}
+    with pytest.raises(Unavailable):
+        await loaders.add(NEW)
+
+
+# --- groups that come and go
+
+
+async def test_a_group_that_joins_is_used_and_one_that_is_forgotten_leaves_nothing():
+    world = FakeCluster(groups=1)
+    world.model("m", weights=60 * MIB)
+    world.model("n", weights=60 * MIB)
+    assert (await world.reconciler.activate("m")).name == "g0"
+    joined = FakeGroup("g1")
+    joined.tell = world.tell
+    world.groups.append(joined)
+    world.cluster.add_group(joined)
+    world.tell()
+    assert (await world.reconciler.activate("n")).name == "g1"
+    assert places(world, "n") == ["g1"]
+
+    world.groups.remove(joined)
+    world.cluster.forget_group(joined.address)
+    assert places(world, "n") == [] and world.cluster.residents("n") == []
+    assert world.cluster.group("g1") is None and world.cluster.group(joined.address) is None
+    world.model("o")
+    world.judge.observe()
+    assert world.judge.activation(world.cluster.entry("o").model).group is None, "there is no room on g0"
+
+
+async def test_a_group_may_come_back_at_another_address_under_its_name():
+    world = FakeCluster()
+    world.cluster.forget_group("unix:/g1")
+    world.groups[1].address = "unix:/elsewhere"
+    world.cluster.add_group(world.groups[1])
+    world.tell()
+    assert world.cluster.group("g1").client.address == "unix:/elsewhere"
+
+
+def test_a_group_that_listens_everywhere_is_reached_where_placement_reaches_it():
+    world = FakeCluster(groups=1)
+    for told, reached in (("0.0.0.0:7", "unix:/g0"), ("[::]:7", "unix:/g0"), ("", "unix:/g0"), ("a:7", "a:7")):
+        world.groups[0].state.address = told
+        world.tell()
+        assert world.cluster.group("g0").address == reached
+
+
+async def test_nothing_is_refused_for_good_while_names_are_still_looked_up():
+    world = FakeCluster()
+    world.model("large", weights=500 * MIB)
+    world.cluster.searching = True
+    world.reconciler.changed()
+    await world.reconciler.informed(0.0)
+    assert world.reconciler.refused == {}
+    world.cluster.searching = False
+    world.reconciler.changed()
+    assert set(world.reconciler.refused) == {"large"}
