@@ -1,6 +1,7 @@
 """Several nodes over TCP under one placement, and what can happen to one of them."""
 
 import asyncio
+import signal
 
 import pytest
 import pytest_asyncio
@@ -146,6 +147,57 @@ async def test_a_node_of_another_major_version_is_refused_and_one_of_another_min
     await nodes.complete(MODEL, PROMPT, 4)
     assert await nodes.places(MODEL) == ["a"]
     await node.kill()
+
+
+async def test_a_node_leaves_dns_and_is_kept_while_it_is_there_forgotten_once_it_is_not_and_joins_again(nodes):
+    await nodes.on(MODEL, "b")
+    expected = await nodes.undisturbed(MODEL, TOKENS)
+    streams = await nodes.streams(MODEL, TOKENS)
+    nodes.resolve("a")
+    await nodes.until(lambda: nodes.looked_up("a"), "the name was not looked up again")
+    assert await texts(streams) == expected
+    assert (await nodes.places(MODEL), await nodes.reachable()) == (["b"], {"a", "b"})
+    await nodes.on(OTHER, "b")  # it is used like any other
+
+    await nodes.nodes["b"].kill()
+    await nodes.until(lambda: nodes.knows("a"), "what is gone is still listed")
+    await nodes.complete(MODEL, PROMPT, 4)
+    assert await nodes.places(MODEL) == ["a"]
+    # Its loader is not missed either.
+    folder = str(nodes.nodes["a"].models / THIRD)
+    added = await nodes.placement.add_model(common_pb2.ModelListing(name="added", path=folder, engine="echo"))
+    assert added.name == "added"
+    await nodes.placement.remove_model("added")
+
+    await nodes.nodes["b"].start()
+    assert await nodes.named() == {"a"}, "nobody has named it"
+    nodes.resolve("a", "b")
+    await nodes.heard("a", "b")
+    await nodes.on(MODEL, "b")
+    assert await nodes.undisturbed(MODEL, TOKENS) == expected
+
+
+async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_restart(nodes):
+    a, b = nodes.nodes.values()
+    before = nodes.control.running["placement"].pid
+    nodes.list_groups(a.group)
+    await b.kill()
+    await nodes.until(lambda: nodes.knows("a"), "what is gone is still listed")
+    await b.start()
+    nodes.list_groups(a.group, "dns:nowhere")
+    nodes.kill("placement", signal.SIGHUP)
+
+    async def refused():
+        return [line["why"] for line in nodes.said("placement", "new file refused, the old one holds")]
+
+    (why,) = await nodes.until(refused, "a bad file is taken")
+    assert "groups: Value error, 'dns:nowhere' is not dns:HOST:PORT" in why
+    assert await nodes.reachable() == {"a"}
+    nodes.list_groups(a.group, b.group)
+    nodes.kill("placement", signal.SIGHUP)
+    await nodes.heard("a", "b")
+    await nodes.on(MODEL, "b")
+    assert nodes.control.running["placement"].pid == before
 
 
 async def test_where_nobody_can_be_reached_a_client_is_told_and_not_left_hanging(nodes):

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,8 @@ from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, cata
 from tests.fleet.network import Network
 
 NODES = ("a", "b")
+NAME = "nodes.prism.test"
+"""Of all nodes, for placement."""
 DEVICE = "cpu:0"
 PROMPT = list(range(20, 60))
 _BALLOOND, _LOADER, _GROUP = 7001, 7002, 7010
@@ -66,7 +69,8 @@ class Node:
         self.state.mkdir()
         self.address = network.address(name)
         self._network = network
-        self._models = models
+        self.models = models
+        """The folder of its models' files."""
         self.under: tuple[str, ...] = ("ip", "netns", "exec", network.namespace(name))
         if name != NODES[0]:
             self.under += _another_clock()
@@ -78,7 +82,7 @@ class Node:
     def processes(self, version: str = "") -> list[Process]:
         keeper, handoff = str(self.state / "keeper.sock"), str(self.state / "handoff.sock")
         plan = [Process("keeper", "balloond.keeper", ("--socket", keeper), keeper, under=self.under)]
-        listed = catalogue(self.state, "echo", {model: {"path": str(self._models / model)} for model in MODELS})
+        listed = catalogue(self.state, "echo", {model: {"path": str(self.models / model)} for model in MODELS})
 
         def add(name: str, module: str, after: tuple[str, ...], probe: str, config: dict[str, Any]) -> None:
             path = self.state / f"{name}.toml"
@@ -96,7 +100,6 @@ class Node:
         add("loader", "loader", ("balloond",), self.loader, {**host, **own})
         config = {
             "group": group_name(self.name),
-            "address": self.group,
             "devices": [DEVICE],
             "balloond": f"127.0.0.1:{_BALLOOND}",
             "balloond_handoff": handoff,
@@ -145,17 +148,33 @@ class Fleet(World):
         self._plan = self._control()
         self.control = System(self._plan, state / "logs", print)
 
+    def _resolving(self) -> tuple[str, ...]:
+        """A command under which names are looked up in the fleet's own file of hosts."""
+        self.hosts = self.state / "hosts"
+        self.resolve(*self.nodes)
+        return "unshare", "--mount", "sh", "-c", f'mount --bind {self.hosts} /etc/hosts && exec "$@"', "sh"
+
+    def resolve(self, *nodes: str) -> None:
+        """NODES is the name of these from now on."""
+        self.hosts.write_text("".join(f"{self.nodes[node].address} {NAME}\n" for node in nodes))
+
+    def list_groups(self, *addresses: str) -> None:
+        """Placement's file has these from now on."""
+        path = self.state / "placement.toml"
+        config = tomllib.loads(path.read_text())
+        path.write_text(to_toml(config | {"groups": list(addresses)}))
+
     def _control(self) -> list[Process]:
         """Placement, a gateway that waits as long as a test may, and one that gives up soon."""
         http, soon = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         placement = f"127.0.0.1:{free_port()}"
-        nodes = self.nodes.values()
         configs: dict[str, dict[str, Any]] = {
             "placement": {
                 "listen": placement,
-                "groups": [node.group for node in nodes],
-                "loaders": [node.loader for node in nodes],
-                "balloond": [node.balloond for node in nodes],
+                "groups": [f"dns:{NAME}:{_GROUP}"],
+                "loaders": [f"dns:{NAME}:{_LOADER}"],
+                "balloond": [f"dns:{NAME}:{_BALLOOND}"],
+                "look_up_s": 0.2,
                 "idle_s": 0.2,
                 "drain_ms": 200,
                 "rebalance": False,
@@ -171,7 +190,8 @@ class Fleet(World):
                 config |= {"listen": f"unix:{self.state}/{name}.sock", "placement": placement}
             path = self.state / f"{name}.toml"
             path.write_text(to_toml({"name": name, "log_format": "json", **config}))
-            plan.append(Process(name, module, ("--config", str(path)), str(config["listen"]), after))
+            under = self._resolving() if name == "placement" else ()
+            plan.append(Process(name, module, ("--config", str(path)), str(config["listen"]), after, under))
         self.local = SimpleNamespace(http=http)  # type: ignore[assignment]
         self.base = f"http://{http}"
         self.base_soon = f"http://{soon}"
@@ -187,9 +207,9 @@ class Fleet(World):
         await self.control.end()
         await asyncio.gather(*(node.end() for node in self.nodes.values()))
 
-    def kill(self, name: str) -> None:
-        """placement or the gateway; the supervisor starts it again."""
-        os.kill(self.control.running[name].pid, signal.SIGKILL)
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """placement or the gateway; the supervisor starts it again if that ends it."""
+        os.kill(self.control.running[name].pid, number)
 
     def said(self, name: str, event: str) -> list[dict[str, Any]]:
         """Such lines of the log of placement or the gateway."""
@@ -201,6 +221,20 @@ class Fleet(World):
         """Nodes whose groups placement hears."""
         groups = (await self.placement.cluster()).groups
         return {name for name, node in self.nodes.items() for g in groups if g.reachable and g.address == node.group}
+
+    async def named(self) -> set[str]:
+        """Nodes whose groups placement knows of, there or not."""
+        groups = (await self.placement.cluster()).groups
+        return {name for name, node in self.nodes.items() for g in groups if g.address == node.group}
+
+    async def knows(self, *nodes: str) -> bool:
+        """Whether it knows of exactly these."""
+        return await self.named() == set(nodes)
+
+    async def looked_up(self, *nodes: str) -> bool:
+        """Whether that was the last answer."""
+        lines = self.said("placement", "name looked up")
+        return bool(lines) and lines[-1]["addresses"] == sorted(self.nodes[node].address for node in nodes)
 
     async def heard(self, *nodes: str) -> None:
         """Returns when placement hears exactly these."""
@@ -214,7 +248,8 @@ class Fleet(World):
         await self.until(so, f"not {nodes}")
 
     async def whole(self) -> None:
-        """Both nodes run, are connected and heard; every model is on one of them at most."""
+        """Both nodes run, are connected, named and heard; every model is on one of them at most."""
+        self.resolve(*self.nodes)
         for node in self.nodes.values():
             self.network.mend(node.name)
             if node.system is None:
