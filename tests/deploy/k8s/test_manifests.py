@@ -15,6 +15,7 @@ from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader import catalogue
 from loader.config import LoaderConfig
+from placement import names
 from placement.config import PlacementConfig
 from services.config import parse
 from tests.deploy.compose.composed import ROOT, Container
@@ -47,6 +48,18 @@ FILES = kind("ConfigMap")["prism-configuration"]["data"]
 def containers(pod):
     """In the order of their start."""
     return [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+
+
+def environment(container, node):
+    """As a container on that node has it."""
+    return {
+        variable["name"]: variable["value"] if "value" in variable else {"spec.nodeName": node}[field_path(variable)]
+        for variable in container.get("env", ())
+    }
+
+
+def field_path(variable):
+    return variable["valueFrom"]["fieldRef"]["fieldPath"]
 
 
 # The oldest with what is used, and the newest.
@@ -119,6 +132,24 @@ def test_configuration_can_be_used_and_a_stop_leaves_time_to_drain():
     assert used == set(FILES)
 
 
+def configured(module, node):
+    """What the container with that service on that node is configured to be."""
+    (container,) = [each for each in containers(PODS["prism-node"]) if each["command"][2] == module]
+    name = Path(container["command"][-1]).name
+    return parse(KINDS[module], FILES[name], name, environment(container, node))
+
+
+def test_nodes_have_names_of_their_own_and_placement_finds_all_by_the_services_name():
+    found = {node: [configured(module, node) for module in ("balloond", "loader", "gpu_scheduler")] for node in "ab"}
+    for node, (balloond, _, group) in found.items():
+        assert (balloond.node, group.group) == (node, f"{node}/cuda:0")
+    service = kind("Service")["prism-node"]["spec"]
+    assert service["clusterIP"] == "None", "its name has to be the pods' addresses"
+    placement = parse(PlacementConfig, FILES["placement.toml"], "placement.toml")
+    for address, config in zip(placement.balloond + placement.loaders + placement.groups, found["a"], strict=True):
+        assert names.parse(address) == ("prism-node", int(config.listen.removeprefix("0.0.0.0:")))
+
+
 def test_the_node_claims_as_many_gpus_as_are_configured():
     (request,) = kind("ResourceClaimTemplate")["prism-gpus"]["spec"]["spec"]["devices"]["requests"]
     assert request["exactly"]["count"] == len(tomllib.loads(FILES["balloond.toml"])["devices"])
@@ -157,7 +188,7 @@ async def test_all_containers_run_with_their_commands_and_configuration_and_serv
             sources = {volume["name"]: volume for volume in PODS[pod]["spec"]["volumes"]}
             for container in containers(PODS[pod]):
                 service = {"command": container["command"], "stop_grace_period": "60s", "volumes": []}
-                service["environment"] = {variable["name"]: variable["value"] for variable in container.get("env", ())}
+                service["environment"] = environment(container, node="node-1")
                 for mount in container["volumeMounts"]:
                     config_map = sources[mount["name"]].get("configMap")
                     service["volumes"].append(

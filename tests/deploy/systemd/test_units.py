@@ -17,6 +17,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from loader import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
+from prismctl.agreement import Given, disagreements
 from services.config import parse
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd import machine as machines
@@ -63,6 +64,21 @@ def test_configuration_files_are_the_ones_that_units_name_and_can_be_used(name):
     assert command.endswith(f" -m {name.removesuffix('-0').replace('-', '_')} --config /etc/prism/{name}.toml")
     # Drains, then what stops after them.
     assert int(unit(service)["Service"]["TimeoutStopSec"].removesuffix("s")) >= 2 * config.drain_s + 10
+
+
+def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_on():
+    texts = {path.stem: path.read_text() for path in (FOLDER / "fleet").glob("*.toml")}
+    assert set(texts) == {"balloond", "loader", "gpu-scheduler-0", "placement"}
+    for service in ("balloond", "gpu-scheduler@"):
+        assert "\nEnvironment=NODE_NAME=%H\n" in (FOLDER / f"prism-{service}.service").read_text()
+    read = {name: parse(KINDS[name], text, name, {"NODE_NAME": "node-a"}) for name, text in texts.items()}
+    group, placement = read["gpu-scheduler-0"], read["placement"]
+    assert (read["balloond"].node, group.group) == ("node-a", "node-a/cuda:0")
+    assert (group.balloond, group.loader) == ("127.0.0.1:7001", "127.0.0.1:7002")
+    assert not list(disagreements([Given(name, config) for name, config in read.items()]))
+    for name, listed in (("balloond", "balloond"), ("loader", "loaders"), ("gpu-scheduler-0", "groups")):
+        port = read[name].listen.removeprefix("0.0.0.0:")
+        assert placement.members[listed] == [f"node-a:{port}", f"node-b:{port}"]
 
 
 def test_the_catalogue_can_be_used():
