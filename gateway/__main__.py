@@ -63,7 +63,8 @@ async def build(service: Service) -> None:
         page = pages.routes()
         service.on_drain(pages.close)
         service.on_stop(looker.close)
-    server = HttpServer(app.build(serving, access, most_body_bytes=config.most_body_bytes, page=page), config.http)
+    application = app.build(serving, access, most_body_bytes=config.most_body_bytes, page=page)
+    server = HttpServer(application, config.http, service.identity)
 
     heard = asyncio.Event()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from services.config import Config
+from services.config import Config, ServerTls
 
 
 class GatewayConfig(Config):
@@ -42,6 +42,9 @@ class GatewayConfig(Config):
     """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
     where to, and of how many (docs/monitoring.md)."""
 
+    public_tls: ServerTls | None = None
+    """For clients, at `http` and `listen`, where that is TCP; none: in the clear. (`tls` is for the way to placement
+    and groups.)"""
     keys_file: str = ""
     """API keys (docs/security.md); empty: whoever reaches the gateway may ask for anything."""
 
@@ -49,6 +52,10 @@ class GatewayConfig(Config):
     """Whether the page at /ui is served (docs/ui.md). Nothing said: where `http` is a loopback address, to who asks for
     it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is served
     to admin keys wherever it is not false."""
+
+    @property
+    def serving_tls(self) -> ServerTls | None:
+        return self.public_tls
 
     @field_validator("http")
     @classmethod

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from services import tasks
 from services.errors import Unavailable
+from services.tls import Identity
 
 _BACKLOG = 2048
 
@@ -24,9 +25,9 @@ class _Uvicorn(uvicorn.Server):
 
 
 class HttpServer:
-    """Serves `app` on "host:port"."""
+    """Serves `app` on "host:port", with TLS where there is an `identity`."""
 
-    def __init__(self, app: ASGIApp, address: str) -> None:
+    def __init__(self, app: ASGIApp, address: str, identity: Identity | None = None) -> None:
         self._address = address
         self._uvicorn = _Uvicorn(
             uvicorn.Config(
@@ -43,6 +44,7 @@ class HttpServer:
                 date_header=False,
                 timeout_keep_alive=75,
                 backlog=_BACKLOG,
+                ssl_context_factory=None if identity is None else lambda config, default: identity.server_context(),
             )
         )
         self._serving: asyncio.Task[None] | None = None
@@ -57,6 +59,7 @@ class HttpServer:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((host, int(port)))
+            listener.listen(_BACKLOG)  # who connects from now on waits, and is not refused
         except OSError as error:
             listener.close()
             raise Unavailable(f"cannot serve HTTP on {self._address}: {error.strerror or error}") from None

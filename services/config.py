@@ -23,6 +23,24 @@ class Section(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
 
+class ServerTls(Section):
+    """What a server shows of itself. The files may change while it runs (`services/tls.py`)."""
+
+    certificate: str
+    """PEM: the server's own first, then those in between."""
+    key: str
+
+
+class NodeTls(ServerTls):
+    """What a process shows to the others of the system, as a server and as a client, and whom it takes for one of
+    them: who has a certificate of `ca`."""
+
+    ca: str
+    """PEM, of one or more."""
+    server_name: str = ""
+    """The name that all servers' certificates have; empty: each has its address's host."""
+
+
 class Config(Section):
     """What every service has."""
 
@@ -35,8 +53,15 @@ class Config(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
     """"auto": text on a terminal, JSON lines otherwise."""
+    tls: NodeTls | None = None
+    """For gRPC with other processes over TCP; none: in the clear. Unix sockets need none."""
     drain_s: float = pydantic.Field(default=10.0, ge=0)
     """How long a stop waits for what is under way."""
+
+    @property
+    def serving_tls(self) -> ServerTls | None:
+        """What is shown to who connects to `listen`."""
+        return self.tls
 
 
 C = TypeVar("C", bound=pydantic.BaseModel)

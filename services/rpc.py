@@ -15,10 +15,14 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services import log, sockets
+from services.channels import RenewedChannel
 from services.errors import PrismError, Unavailable, Unmet
 from services.status import to_status
+from services.tls import Identity
 
 _log = log.get(__name__)
+_identity: Identity | None = None
+"""Of this process: channels are made in many places, and a process is one."""
 PROTOCOL = (1, 0)
 """Major and minor version of protos/. The minor one rises with what an older process may leave out or step over (a new
 field, a new call), the major one with what it would understand wrongly."""
@@ -144,8 +148,10 @@ def _options(address: str) -> list[tuple[str, Any]]:
 class Server:
     """A gRPC server on one address, NOT_SERVING until `set_serving(True)`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, identity: Identity | None = None) -> None:
+        """Over TCP with TLS where there is an `identity`."""
         self.address = address
+        self._identity = identity
         self.guard: Guard = lambda method, metadata: None
         """Asked before each call, health's and reflection's included."""
         options = [*_options(address), *_SERVER_OPTIONS]
@@ -167,7 +173,10 @@ class Server:
             sockets.clear_stale(path)
         reflection.enable_server_reflection([*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
         try:
-            self.port = self._server.add_insecure_port(self.address)
+            if path is None and self._identity is not None:
+                self.port = self._server.add_secure_port(self.address, self._identity.server_credentials())
+            else:
+                self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise Unavailable(f"cannot listen on {self.address}: address in use or not ours") from None
         await self._server.start()
@@ -183,10 +192,26 @@ class Server:
         await self._server.stop(grace_s)
 
 
+def identify(identity: Identity | None) -> None:
+    """What all channels of this process over TCP show, and demand of servers, from now on; None: nothing, in the
+    clear."""
+    global _identity
+    _identity = identity
+
+
 def channel(address: str) -> grpc.aio.Channel:
     """A channel to `address`; it connects when first used and again whenever the other side comes back."""
     agent = f"prism-protocol/{PROTOCOL[0]}.{PROTOCOL[1]}"
-    return grpc.aio.insecure_channel(address, options=[*_options(address), ("grpc.primary_user_agent", agent)])
+    options = [*_options(address), ("grpc.primary_user_agent", agent)]
+    identity = _identity
+    if identity is None or sockets.unix_path(address) is not None:
+        return grpc.aio.insecure_channel(address, options=options)
+    options += identity.channel_options()
+
+    def open_now() -> grpc.aio.Channel:
+        return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
+
+    return RenewedChannel(open_now, lambda: identity.revision)
 
 
 async def healthy(address: str, timeout_s: float) -> bool:

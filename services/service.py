@@ -28,9 +28,10 @@ import uvloop
 
 from services import config as config_module
 from services import log, metrics, notify, rpc, tasks
-from services.config import Config
+from services.config import Config, ServerTls
 from services.errors import PrismError
 from services.files import Followed, follow
+from services.tls import Identity
 
 _log = log.get(__name__)
 C = TypeVar("C", bound=Config)
@@ -41,8 +42,8 @@ class Service:
     """What `build` gets."""
 
     def __init__(self, config: Config) -> None:
+        """Raises Invalid when certificates cannot be used."""
         self.config = config
-        self.server = rpc.Server(config.listen)
         self._followed: list[Followed[Any]] = []
         self._hangup = asyncio.Event()
         self._manager = notify.Manager()
@@ -51,6 +52,18 @@ class Service:
         self._tasks: list[asyncio.Task[Any]] = []
         self._stopping = asyncio.Event()
         self._failure: BaseException | None = None
+        of_node = self._identity(config.tls)
+        rpc.identify(of_node)
+        self.identity = of_node if config.serving_tls is config.tls else self._identity(config.serving_tls)
+        """What is shown to who connects; None: connections are in the clear."""
+        self.server = rpc.Server(config.listen, self.identity)
+
+    def _identity(self, files: ServerTls | None) -> Identity | None:
+        if files is None:
+            return None
+        identity = Identity(files)
+        self.follow(identity.followed)
+        return identity
 
     def add(self, adder: Callable[[Any, Any], None], servicer: Any, name: str) -> None:
         """Adds a gRPC servicer; only before `ready`."""
@@ -137,7 +150,12 @@ def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
     log.configure(config.name, config.log_level, config.log_format)
 
     async def main() -> int:
-        return await Service(config)._run(build)
+        try:
+            service = Service(config)
+        except PrismError as error:
+            print(f"{config.name}: {error}", file=sys.stderr, flush=True)
+            return 1
+        return await service._run(build)
 
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     status = runner.run(main())
