@@ -1,9 +1,11 @@
 """Dashboard and alerts ask for what a running system tells."""
 
 import json
+import random
 import re
 import socket
 import tomllib
+from pathlib import Path
 
 import promql_parser
 import pytest
@@ -47,11 +49,10 @@ def test_every_expression_is_promql(expression):
 
 
 def free_ports(count):
-    """The first of so many in a row."""
+    """The first of so many in a row, below those that the kernel gives to whoever connects somewhere."""
+    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for _ in range(100):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
+        first = random.randrange(10_000, lowest_given - count)
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:
@@ -92,3 +93,12 @@ async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_sys
             assert not missing or base in NEVER_HERE, f"{name} has no {missing}"
     for name in ("prism_gateway_routes_fresh", "prism_group_reachable", "prism_balloond_reachable"):
         assert set(values[name]) == {1.0}, f"{name} of a system that is well"
+
+
+def test_every_alert_is_tried_where_it_should_fire_and_where_it_should_not():
+    rules = yaml.safe_load(monitoring.ALERTS.read_text())["groups"]
+    tried = yaml.safe_load(Path(__file__).with_name("alerts_test.yaml").read_text())["tests"]
+    cases = [case for test in tried for case in test["alert_rule_test"]]
+    every = {rule["alert"] for group in rules for rule in group["rules"]}
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == every
+    assert {case["alertname"] for case in cases if not case["exp_alerts"]} == every
