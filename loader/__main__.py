@@ -40,10 +40,17 @@ async def build(service: Service) -> None:
 
     def changed() -> None:
         entries = [
-            wire.entry(model, images.parts(model.listed.name), disk.offered(model.generation), is_pinned(model))
+            wire.entry(
+                model,
+                images.parts(model.listed.name),
+                disk.offered(model.generation),
+                is_pinned(model),
+                models.change(model.listed.name),
+            )
             for model in models.all()
         ]
-        catalogue.set(wire.catalogue(entries, images.capacity_bytes, images.used_bytes, catalogue.revision + 1))
+        revision = catalogue.revision + 1
+        catalogue.set(wire.catalogue(entries, models.removed, images.capacity_bytes, images.used_bytes, revision))
         metrics.HELD.set(images.used_bytes)
         metrics.DISK_HELD.set(disk.used_bytes)
         broken = sum(bool(entry.error) for entry in entries)

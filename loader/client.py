@@ -57,9 +57,11 @@ class LoaderClient:
         request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
         return await self._call(self._stub.Inspect, request)  # type: ignore[no-any-return]
 
-    async def add(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
-        """Adds a model. Raises Exists when the name has another path, and as `inspect` does."""
-        return await self._call(self._stub.Add, loader_pb2.AddRequest(model=listing))  # type: ignore[no-any-return]
+    async def add(self, listing: common_pb2.ModelListing, change: int = 0) -> common_pb2.ModelSpec:
+        """Adds a model; `change` is the number that placement gave to that. Raises Exists when the name has another
+        path, and as `inspect` does."""
+        request = loader_pb2.AddRequest(model=listing, change=change)
+        return await self._call(self._stub.Add, request)  # type: ignore[no-any-return]
 
     async def register(
         self, listing: common_pb2.ModelListing, *, prefetch: bool = False, on_progress: Progressed | None = None
@@ -75,9 +77,9 @@ class LoaderClient:
                 on_progress(message.progress)
         return spec
 
-    async def remove(self, name: str) -> None:
-        """Raises NotFound."""
-        await self._call(self._stub.Remove, loader_pb2.RemoveRequest(name=name))
+    async def remove(self, name: str, change: int = 0) -> None:
+        """`change`: as of `add`; it is kept, where the model is not there as well. Raises NotFound."""
+        await self._call(self._stub.Remove, loader_pb2.RemoveRequest(name=name, change=change))
 
     async def save_image(
         self,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from balloond.keeper_client import KeeperClient, Kept
 from loader import added, catalogue, checkpoint
+from loader.added import Called
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
 from loader.errors import BrokenCheckpoint
@@ -104,6 +105,8 @@ class Models:
         self._on_change = on_change
         self._keeper = keeper
         self._models: dict[str, Model] = {}
+        self._changes: dict[str, int] = {}
+        """Names whose last change was a call, with its number: models that were added, and what was removed."""
         self._changing = asyncio.Lock()
 
     def all(self) -> Sequence[Model]:
@@ -111,6 +114,15 @@ class Models:
 
     def find(self, name: str) -> Model | None:
         return self._models.get(name)
+
+    def change(self, name: str) -> int:
+        """The number of the call that changed it last; 0: none did."""
+        return self._changes.get(name, 0)
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """Names that calls took out, with the numbers of these."""
+        return {name: change for name, change in self._changes.items() if name not in self._models}
 
     def get(self, name: str) -> Model:
         """Raises NotFound."""
@@ -131,10 +143,10 @@ class Models:
             raise BrokenCheckpoint(model.error)
         return model
 
-    async def add(self, listed: Listed) -> Model:
+    async def add(self, listed: Listed, change: int = 0) -> Model:
         """Adds it, for the successors of this process too: returns once the keeper knows. Of the same path as one that
-        is there it reads the files afresh; the settings of one that the file lists stay the operator's. Raises Exists
-        for another path, BrokenCheckpoint."""
+        is there it reads the files afresh; the settings of one that the file lists stay the operator's. `change`: see
+        protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
         async with self._changing:
             present = self._models.get(listed.name)
             if present is not None:
@@ -143,20 +155,32 @@ class Models:
                 listed = listed if present.added else present.listed
             model = replace(await self.inspect(listed), added=present is None or present.added)
             self._models[listed.name] = model
+            if model.added:
+                self._changes[listed.name] = change or 1 + max(self._changes.values(), default=0)
             _log.info("model added", model=listed.name, path=listed.path)
             self._on_change()
             if model.added:
-                await self._keeper.keep([_kept(model)])
+                await self._keeper.keep([self._kept(listed.name)])
         return model
 
-    async def remove(self, name: str) -> None:
-        """Raises NotFound. One that the file lists is back at the next start or reload."""
+    async def remove(self, name: str, change: int = 0) -> None:
+        """Raises NotFound. One that the file lists is back at the next start or reload. Of any other a `change` is
+        kept, also for the successors of this process."""
         async with self._changing:
-            if self.get(name).added:
-                self._keeper.forget_soon([added.record_id(name)])
-            del self._models[name]
-        _log.info("model removed", model=name)
-        self._on_change()
+            model = self._models.pop(name, None)
+            if model is None or model.added:
+                self._changes.pop(name, None)
+                if change:
+                    self._changes[name] = change
+                elif model is not None:
+                    self._keeper.forget_soon([added.record_id(name)])
+            if model is not None:
+                _log.info("model removed", model=name)
+            self._on_change()
+            if name in self._changes:
+                await self._keeper.keep([self._kept(name)])
+            if model is None:
+                raise NotFound(f"no model {name!r} in the catalogue")
 
     async def reload(self, path: str) -> None:
         """Makes the catalogue what the file at `path` says now, plus what was added by calls and the file does not
@@ -172,7 +196,7 @@ class Models:
     async def restore(self, records: Iterable[keeper_pb2.Record]) -> None:
         """Takes in what calls added to a predecessor, after the file was read; what cannot be understood is
         forgotten."""
-        called = []
+        called: list[Called] = []
         for record in records:
             try:
                 called.append(added.restore(record))
@@ -180,12 +204,18 @@ class Models:
                 _log.warning("added model not understood, forgotten", why=str(error))
                 self._keeper.forget_soon([record.id])
         async with self._changing:
-            self._models |= await self._read((), self._unlisted(called, self._models))
+            self._changes |= {one.name: one.change for one in called}
+            listed = [one.listed for one in called if one.listed is not None]
+            self._models |= await self._read((), self._unlisted(listed, set(self._models)))
         self._on_change()
 
     def _unlisted(self, called: Sequence[Listed], names: Container[str]) -> Sequence[Listed]:
-        """Those of `called` that the file, with its `names`, leaves to calls; the others are the operator's now."""
-        self._keeper.forget_soon([added.record_id(one.name) for one in called if one.name in names])
+        """Those of `called` that the file, with its `names`, leaves to calls; the others are the operator's now, and so
+        are names that were removed."""
+        taken = [name for name in self._changes if name in names]
+        self._keeper.forget_soon([added.record_id(name) for name in taken])
+        for name in taken:
+            del self._changes[name]
         return [one for one in called if one.name not in names]
 
     async def _read(self, listed: Iterable[Listed], called: Iterable[Listed]) -> dict[str, Model]:
@@ -199,8 +229,8 @@ class Models:
 
     def everything(self) -> Iterable[Kept]:
         """For a keeper that came back empty."""
-        return [_kept(model) for model in self._models.values() if model.added]
+        return [self._kept(name) for name in self._changes]
 
-
-def _kept(model: Model) -> Kept:
-    return added.record(model.listed), None
+    def _kept(self, name: str) -> Kept:
+        model = self._models.get(name)
+        return added.record(Called(name, self._changes[name], None if model is None else model.listed)), None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pydantic
@@ -39,6 +39,21 @@ def listed(told: common_pb2.ModelListing) -> Listed:
         raise Invalid("; ".join(problems)) from None
 
 
+def listing(listed: Listed) -> common_pb2.ModelListing:
+    """What `listed` understands."""
+    return common_pb2.ModelListing(
+        name=listed.name,
+        path=listed.path,
+        default_slo=common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms),
+        pinned=listed.pinned,
+        devices=listed.devices,
+        engine=listed.engine,
+        quota_bytes=listed.quota_bytes,
+        context_tokens=listed.context_tokens,
+        floor_tokens=listed.floor_tokens,
+    )
+
+
 def model_spec(model: Model) -> common_pb2.ModelSpec:
     spec = common_pb2.ModelSpec(
         name=model.listed.name,
@@ -63,11 +78,15 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
 
 
 def entry(
-    model: Model, parts: Sequence[Image], stored: Sequence[Stored] = (), image_pinned: bool = False
+    model: Model, parts: Sequence[Image], stored: Sequence[Stored] = (), image_pinned: bool = False, change: int = 0
 ) -> loader_pb2.Entry:
     """`parts` and `stored` are what there is of its image in host memory and on disk, by rank. An image that is not
-    whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it."""
+    whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it. `change`:
+    the number of the call that added it."""
     shown = loader_pb2.Entry(model=model_spec(model), error=model.error, image_pinned=image_pinned)
+    if model.added:
+        shown.listing.CopyFrom(listing(model.listed))
+        shown.change = change
     here = _whole(model, parts)
     on_disk = _whole(model, stored)
     shown.has_image, shown.on_disk = bool(here), bool(on_disk)
@@ -84,8 +103,12 @@ def _whole(model: Model, parts: Sequence[Image] | Sequence[Stored]) -> Sequence[
     return usable if [part.rank for part in usable] == list(range(model.listed.devices)) else []
 
 
-def catalogue(entries: Sequence[loader_pb2.Entry], capacity: int, used: int, revision: int) -> loader_pb2.Catalogue:
-    return loader_pb2.Catalogue(revision=revision, entries=entries, host_capacity_bytes=capacity, host_used_bytes=used)
+def catalogue(
+    entries: Sequence[loader_pb2.Entry], removed: Mapping[str, int], capacity: int, used: int, revision: int
+) -> loader_pb2.Catalogue:
+    return loader_pb2.Catalogue(
+        revision=revision, entries=entries, removed=removed, host_capacity_bytes=capacity, host_used_bytes=used
+    )
 
 
 def manifest_bytes(manifest: bytes) -> int:

@@ -78,6 +78,8 @@ class Cluster:
         """Whether there may be groups whose addresses are not known yet: names are still to be looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
+        self.removed: frozenset[str] = frozenset()
+        """Names that a call took out of the catalogue."""
         self.weights_extent_bytes = 1
         """The largest in which a group was heard to hold weights."""
         self._names: dict[str, Group] = {}
@@ -201,8 +203,9 @@ class Cluster:
                 group.hear_ledger()
                 self._fresh[address] = group
 
-    def heard_catalogue(self, entries: Iterable[loader_pb2.Entry]) -> None:
-        """The loaders have exactly these."""
+    def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:
+        """The loaders have exactly these, and know that those were removed."""
+        self.removed = frozenset(removed)
         before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
         self.catalogue_known = True
         for model in before.keys() | self.catalogue.keys():

@@ -1,5 +1,5 @@
-"""A model lives on one group. While a group was away its models may have come up elsewhere: when it is found again,
-they leave one of the two."""
+"""A model lives on one group, and one that was removed on none. While a group was away its models may have come up
+elsewhere, or been removed: when it is found again, they leave one of the two, or it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Settler:
         self._leaving: set[tuple[str, str]] = set()
 
     def settle(self) -> None:
-        """Has models leave where they are twice. One stays where it takes requests, and where it was while the other
-        group was away."""
+        """Has models leave where they are twice, or are nobody's any more. One that is twice stays where it takes
+        requests, and where it was while the other group was away."""
         for doubt in sorted(self._cluster.doubtful - self._leaving):
             address, model = doubt
             if model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating:
@@ -43,9 +43,11 @@ class Settler:
             if all(each is not group for each, _ in places):
                 continue  # away again, or it is in error there
             best = places[0][0]
-            if best is not group:
+            was_removed = model in self._cluster.removed and self._cluster.entry(model) is None
+            if was_removed or best is not group:
+                why = "it was removed" if was_removed else f"{best.name} has it"
                 self._leaving.add(doubt)
-                tasks.spawn(self._leave(doubt, group, best), f"{model} leaves {group.name}")
+                tasks.spawn(self._leave(doubt, group, why), f"{model} leaves {group.name}")
             elif len(places) == 1:
                 self._cluster.doubtful.discard(doubt)
 
@@ -53,11 +55,12 @@ class Settler:
         doubtful = (group.client.address, model) in self._cluster.doubtful
         return resident.residency not in TAKES_REQUESTS, doubtful, -(resident.running + resident.waiting)
 
-    async def _leave(self, doubt: tuple[str, str], group: Group, best: Group) -> None:
+    async def _leave(self, doubt: tuple[str, str], group: Group, why: str) -> None:
         model = doubt[1]
         try:
-            spec = self._actuator.spec(model)
-            record = self._history.add(model, "go cold", group.name, f"{group.name} is back, and {best.name} has it")
+            entry = self._cluster.entry(model)
+            spec = common_pb2.ModelSpec(name=model) if entry is None else entry.model
+            record = self._history.add(model, "go cold", group.name, f"{group.name} is back, and {why}")
             await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
             # Until the group itself says that it has left, it would be routed.
             await self._cluster.until(lambda: doubt not in self._cluster.doubtful or not group.reachable)

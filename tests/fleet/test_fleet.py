@@ -6,6 +6,7 @@ import signal
 import pytest
 import pytest_asyncio
 
+from loader.client import LoaderClient
 from protos import common_pb2
 from tests.end_to_end.world import MODELS
 from tests.fleet.network import missing
@@ -164,10 +165,10 @@ async def test_a_node_leaves_dns_and_is_kept_while_it_is_there_forgotten_once_it
     await nodes.complete(MODEL, PROMPT, 4)
     assert await nodes.places(MODEL) == ["a"]
     # Its loader is not missed either.
-    folder = str(nodes.nodes["a"].models / THIRD)
-    added = await nodes.placement.add_model(common_pb2.ModelListing(name="added", path=folder, engine="echo"))
-    assert added.name == "added"
-    await nodes.placement.remove_model("added")
+    for name in ("added", "gone"):
+        listing = common_pb2.ModelListing(name=name, path=str(nodes.nodes["a"].models / THIRD), engine="echo")
+        await nodes.placement.add_model(listing)
+    await nodes.placement.remove_model("gone")
 
     await nodes.nodes["b"].start()
     assert await nodes.named() == {"a"}, "nobody has named it"
@@ -175,6 +176,18 @@ async def test_a_node_leaves_dns_and_is_kept_while_it_is_there_forgotten_once_it
     await nodes.heard("a", "b")
     await nodes.on(MODEL, "b")
     assert await nodes.undisturbed(MODEL, TOKENS) == expected
+
+    # What was added meanwhile is its as well.
+    async def has_images_of(name):
+        entries = (await loader.catalogue()).entries
+        return [entry for entry in entries if entry.model.name == name and entry.has_image]
+
+    loader = LoaderClient(nodes.nodes["b"].loader)
+    await nodes.on("added", "b")
+    await nodes.until(lambda: has_images_of("added"), "its loader was not told")
+    await nodes.placement.remove_model("added")
+    assert set((await loader.catalogue()).removed) == {"gone", "added"}
+    await loader.close()
 
 
 async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_restart(nodes):

@@ -163,6 +163,39 @@ async def test_what_was_added_by_a_call_is_there_again_in_the_next_process_as_it
     assert models.keeper.records == {} and list(again.everything()) == []
 
 
+async def test_changes_have_numbers_that_survive_with_what_was_removed(tmp_path, folder, models):
+    other = checkpoints.write(tmp_path / "other")
+    await models.add(listed(folder), 7)
+    await models.add(listed(other, "other"))
+    assert (models.change("m"), models.change("other"), models.removed) == (7, 8, {})
+    await models.remove("m", 9)
+    with pytest.raises(NotFound):
+        await models.remove("never", 10)
+    again = successor(models)
+    await again.restore(list(models.keeper.records.values()))
+    assert again.removed == models.removed == {"m": 9, "never": 10}
+    assert [model.listed.name for model in again.all()] == ["other"] and again.change("other") == 8
+    await again.add(listed(folder))
+    assert again.change("m") == 11 and again.removed == {"never": 10}
+
+
+async def test_what_the_file_names_has_no_number_and_takes_up_what_a_call_removed(tmp_path, models):
+    one = checkpoints.write(tmp_path / "one")
+    path = write_catalogue(tmp_path, one)
+    with pytest.raises(NotFound):
+        await models.remove("one", 3)
+    await models.reload(path)
+    assert models.change("one") == 0 and models.removed == {} and models.keeper.records == {}
+    await models.remove("one", 4)
+    assert models.removed == {} and models.keeper.records == {}, "it is back with the next reading"
+
+
+async def test_a_record_of_before_changes_had_numbers_is_understood(folder, models):
+    detail = listed(folder).model_dump_json().encode()
+    await models.restore([keeper_pb2.Record(id="model/m", owner="loader", kind="model", detail=detail)])
+    assert models.get("m").added and models.change("m") == 1
+
+
 async def test_a_model_that_the_file_names_is_the_files_whoever_added_it_before(tmp_path, models):
     one = checkpoints.write(tmp_path / "one")
     await models.add(listed(one, "one", pinned=True))

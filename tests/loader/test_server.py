@@ -28,10 +28,14 @@ async def test_the_catalogue_has_the_models_with_what_their_checkpoints_say(node
 async def test_models_are_inspected_added_and_removed(node):
     path = str(node.checkpoint("c"))
     request = common_pb2.ModelListing(name="c", path=path, pinned=True, engine="echo", context_tokens=32, quota_bytes=0)
+    request.default_slo.ttft_ms = 9
     inspected = await node.client.inspect(request)
     added = await node.client.add(request)
     assert added == inspected and added.weights_bytes > 0 and (added.context_tokens, added.quota_bytes) == (32, 0)
-    assert (await node.entry("c")).model == added
+    entry = await node.entry("c")
+    assert entry.model == added and entry.change == 1
+    request.devices = 1
+    assert entry.listing == request
     assert added.pinned and added.engine == "echo"
     assert (await node.add("c", path)).generation == added.generation
     with pytest.raises(Exists, match="'c' is taken"):
@@ -40,7 +44,8 @@ async def test_models_are_inspected_added_and_removed(node):
         await node.add("a", path)
     await node.client.remove("c")
     with pytest.raises(NotFound, match="no model 'c'"):
-        await node.client.remove("c")
+        await node.client.remove("c", 5)
+    await node.until(lambda catalogue: catalogue.removed == {"c": 5})
 
 
 @pytest.mark.parametrize(

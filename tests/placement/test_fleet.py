@@ -172,29 +172,53 @@ def test_catalogues_of_several_nodes_are_one():
 
 
 class FakeLoader:
+    """Its file lists `models`."""
+
     def __init__(self, *models):
         self.models = list(models)
+        self.added = {}
+        self.removed = {}
+        self.calls = []
         self.told = asyncio.Queue()
         self.refuses = None
         self.tell()
 
+    @property
+    def all(self):
+        return [*self.models, *self.added]
+
     def tell(self):
-        self.told.put_nowait(loader_pb2.Catalogue(entries=[entry(name) for name in self.models]))
+        entries = [entry(name) for name in self.models]
+        entries += [entry(name, listing=listing, change=change) for name, (listing, change) in self.added.items()]
+        self.told.put_nowait(loader_pb2.Catalogue(entries=entries, removed=self.removed))
+
+    def lose(self):
+        self.told.put_nowait(None)
 
     async def watch(self):
         while True:
             yield await self.told.get()
 
-    async def add(self, listing):
+    async def add(self, listing, change):
+        self.calls.append(("add", listing.name, change))
         if self.refuses is not None:
             raise self.refuses
-        self.models.append(listing.name)
+        if listing.name not in self.models:
+            self.added[listing.name] = (listing, change)
+            self.removed.pop(listing.name, None)
+        self.tell()
         return common_pb2.ModelSpec(name=listing.name)
 
-    async def remove(self, name):
-        if name not in self.models:
-            raise NotFound(name)
-        self.models.remove(name)
+    async def remove(self, name, change):
+        self.calls.append(("remove", name, change))
+        if name in self.models:
+            self.models.remove(name)
+        else:
+            self.removed[name] = change
+            if self.added.pop(name, None) is None:
+                self.tell()
+                raise NotFound(name)
+        self.tell()
 
 
 @pytest.fixture
@@ -217,9 +241,9 @@ NEW = common_pb2.ModelListing(name="new", path="/new")
 async def test_a_model_is_added_and_removed_at_all_nodes(nodes):
     loaders, clients, _ = nodes
     await loaders.add(NEW)
-    assert [client.models for client in clients] == [["m", "new"]] * 2
+    assert [client.all for client in clients] == [["m", "new"]] * 2
     await loaders.remove("new")
-    assert [client.models for client in clients] == [["m"]] * 2
+    assert [client.all for client in clients] == [["m"]] * 2
     with pytest.raises(NotFound):
         await loaders.remove("new")
 
@@ -235,17 +259,94 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
         await loaders.add(NEW)
 
 
-async def test_while_a_node_is_away_its_models_stay_listed_and_none_is_removed(nodes):
+async def away(loaders, clients, world, which=0):
+    clients[which].lose()
+    await world.heard(lambda: not loaders.is_there(("one", "two")[which]))
+
+
+async def test_a_node_that_was_away_is_told_what_was_added_and_removed_meanwhile(nodes):
     loaders, clients, world = nodes
-    clients[0].told.put_nowait(None)
-    await world.heard(lambda: not loaders.is_there("one"))
-    assert set(world.cluster.catalogue) == {"m"}
+    old = common_pb2.ModelListing(name="old", path="/old", pinned=True)
+    await loaders.add(old)
+    await away(*nodes)
+    assert set(world.cluster.catalogue) == {"m", "old"}
     await loaders.add(NEW)
-    assert [client.models for client in clients] == [["m"], ["m", "new"]]
-    with pytest.raises(Unavailable, match="the loader at one is away"):
-        await loaders.remove("m")
+    await loaders.remove("old")
+    assert [client.all for client in clients] == [["m", "old"], ["m", "new"]]
+    await world.heard(lambda: set(world.cluster.catalogue) == {"m", "new"})  # whatever who is away said
+
+    clients[0].tell()
+    await world.heard(lambda: clients[0].all == ["m", "new"])
+    assert clients[0].added["new"] == (NEW, 2) and clients[0].removed == {"old": 3}
+    await world.heard(lambda: clients[0].told.empty() and not any(loaders._lacking()))
+    assert len(clients[0].calls) == 3 and set(world.cluster.catalogue) == {"m", "new"}
+
+
+async def test_a_node_that_joins_gets_what_calls_added_to_the_others_and_not_what_their_files_list(nodes):
+    loaders, clients, world = nodes
+    clients[0].models.append("of the file")
+    clients[0].tell()
+    await loaders.add(NEW)
+    third = FakeLoader("m")
+    loaders.join("three", third)
+    following = asyncio.get_running_loop().create_task(loaders.follow("three"))
+    await world.heard(lambda: third.all == ["m", "new"])
+    following.cancel()
+    assert [client.calls for client in (*clients, third)] == [[("add", "new", 1)]] * 3
+
+
+async def test_the_later_change_of_a_name_counts_whichever_node_knows_it(nodes):
+    loaders, clients, world = nodes
+    clients[0].added = {"x": (common_pb2.ModelListing(name="x"), 4)}
+    clients[1].removed = {"x": 5, "y": 1}
     clients[1].tell()
-    await world.heard(lambda: "new" in world.cluster.catalogue)
+    clients[0].tell()
+    await world.heard(lambda: clients[0].removed == {"x": 5, "y": 1})
+    assert set(world.cluster.catalogue) == {"m"}
+    await loaders.add(common_pb2.ModelListing(name="x"))
+    assert clients[0].added["x"][1] == clients[1].added["x"][1] == 6
+
+
+async def test_a_node_that_cannot_take_a_change_is_asked_again_when_it_has_been_away(nodes):
+    loaders, clients, world = nodes
+    clients[1].refuses = Exists("taken")
+    await loaders.add(NEW)
+    clients[1].tell()
+    await world.heard(lambda: clients[1].told.empty())
+    assert len(clients[1].calls) == 1
+    await away(*nodes, which=1)
+    clients[1].refuses = None
+    clients[1].tell()
+    await world.heard(lambda: "new" in clients[1].added)
+
+
+async def test_what_a_file_lists_is_not_removed_while_its_node_is_away(nodes):
+    loaders, clients, world = nodes
+    await away(*nodes)
+    with pytest.raises(Unavailable, match="the loader at one is away, and its catalogue file lists the model"):
+        await loaders.remove("m")
+    assert clients[1].calls == []
+
+
+async def test_a_model_that_was_removed_while_its_group_was_away_leaves_it(nodes):
+    world = await back_with()
+    world.groups[0].remove("m")
+    world.cluster.heard_group("unix:/g0", world.groups[0].state)
+    world.cluster.heard_catalogue([], ["m"])
+    await run(world, lambda: world.groups[1].calls)
+    assert world.groups[1].calls == [("m", "COLD", [])]
+    assert world.history.last("m", 1)[0].reason == "g1 is back, and it was removed"
+
+
+async def test_what_no_loader_has_told_of_yet_is_left_alone():
+    world = await back_with()
+    world.groups[0].remove("m")
+    world.cluster.heard_group("unix:/g0", world.groups[0].state)
+    world.cluster.heard_catalogue([])
+    looked = []
+    world.judge.observe = lambda: looked.append(1)
+    await run(world, lambda: len(looked) > 2 or world.reconciler.changed())
+    assert world.groups[1].calls == []
 
 
 async def test_a_node_that_is_forgotten_takes_its_models_along_and_is_not_missed_by_a_removal(nodes):
@@ -258,7 +359,7 @@ async def test_a_node_that_is_forgotten_takes_its_models_along_and_is_not_missed
     loaders.forget("one")
     assert set(world.cluster.catalogue) == {"m"}
     await loaders.remove("m")
-    assert clients[1].models == []
+    assert clients[1].models == [] and clients[0].calls == []
 
 
 async def test_what_the_last_loader_said_counts_until_another_is_heard(nodes):
