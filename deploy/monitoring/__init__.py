@@ -38,9 +38,7 @@ class Panel:
     most: float | None = None
 
 
-def _quantiles(
-    metric: str, labels: str, by: str, quantiles: tuple[float, ...] = (0.5, 0.99)
-) -> tuple[tuple[str, str], ...]:
+def _quantiles(metric: str, labels: str, by: str) -> Queries:
     """Of a histogram, over the dashboard's interval."""
     rate = f"sum by (le, {by}) (rate({metric}_bucket{{{labels}}}[$__rate_interval]))"
     return tuple((f"histogram_quantile({q}, {rate})", f"{{{{{by}}}}} p{100 * q:g}") for q in (0.5, 0.99))
