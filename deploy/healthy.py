@@ -1,7 +1,8 @@
 """`python -m deploy.healthy ADDRESS`: status 0 when the service there is healthy, for supervisors that run a command.
 
 ADDRESS is that of a gRPC server with health ("unix:/run/prism/balloond.sock", "127.0.0.1:8001") or the path of a
-SEQPACKET socket whose owner serves it (the keeper's).
+SEQPACKET socket whose owner serves it (the keeper's). Where TCP is mTLS, PRISM_TLS_CA, PRISM_TLS_CERTIFICATE,
+PRISM_TLS_KEY and PRISM_TLS_SERVER_NAME say what is shown (docs/security.md).
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import socket
 import sys
 
-from services import rpc, seqpacket
+from services import rpc, seqpacket, tls
+from services.errors import PrismError
 from services.sockets import unix_path
 
 
@@ -43,6 +45,10 @@ def _answers(path: str, timeout_s: float) -> bool:
 def main() -> None:
     if len(sys.argv) != 2 or not (sys.argv[1].startswith("/") or ":" in sys.argv[1]):
         sys.exit("usage: python -m deploy.healthy unix:/SOCKET | HOST:PORT | /SEQPACKET-SOCKET")
+    try:
+        rpc.identify(tls.from_environment())
+    except PrismError as error:
+        sys.exit(str(error))
     if not asyncio.run(healthy(sys.argv[1], timeout_s=3.0)):
         sys.exit(f"{sys.argv[1]} is not healthy")
 

@@ -87,7 +87,7 @@ async def build(service: Service) -> None:
     servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, changes)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 
-    local = LocalServer(config.listen, dispatcher)
+    local = LocalServer(config.listen, dispatcher, int(config.socket_mode, 8))
     await local.start()
     service.on_stop(local.stop)
 

@@ -8,6 +8,7 @@ and gateway and gpu_scheduler together take a quarter less processor time for ea
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 from gpu_scheduler.dispatcher import Dispatcher
@@ -49,8 +50,9 @@ class LocalStream:
 class LocalServer:
     """Listens beside the gRPC server of `address`; nothing where that is not a Unix socket."""
 
-    def __init__(self, address: str, dispatcher: Dispatcher) -> None:
+    def __init__(self, address: str, dispatcher: Dispatcher, socket_mode: int) -> None:
         self._path = sockets.stream_path(address)
+        self._socket_mode = socket_mode
         self._dispatcher = dispatcher
         self._server: asyncio.AbstractServer | None = None
         self._streams: set[LocalStream] = set()
@@ -62,6 +64,7 @@ class LocalServer:
             return
         sockets.clear_stale(self._path)
         self._server = await asyncio.get_running_loop().create_unix_server(self._connect, self._path)
+        os.chmod(self._path, self._socket_mode)
 
     def _connect(self) -> asyncio.Protocol:
         self._numbers += 1

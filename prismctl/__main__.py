@@ -13,9 +13,10 @@ from prismctl.drain import drain
 from prismctl.explain import explain
 from prismctl.logs import logs
 from prismctl.plan import plan
-from prismctl.system import System
+from prismctl.system import USAGE, System, failed
 from prismctl.top import status, top
-from services import log
+from services import log, rpc, tls
+from services.errors import PrismError
 
 # Plain lines, whatever the terminal: help and errors are read by scripts and logs too.
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -42,6 +43,10 @@ def main_options(
 ) -> None:
     """Look at a Prism system and steer it. Status: 0 done, 1 no, 2 the command line or a file, 3 a service does not
     answer, 4 another change is under way."""
+    try:
+        rpc.identify(tls.from_environment())
+    except PrismError as error:
+        raise failed(str(error), USAGE) from None
     context.obj = System(state, placement, loader, balloond, gateway, wait)
 
 

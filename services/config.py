@@ -53,6 +53,9 @@ class Config(Section):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
     """"auto": text on a terminal, JSON lines otherwise."""
+    socket_mode: Literal["0600", "0660", "0666"] = "0600"
+    """Who may connect to `listen` where that is a Unix socket, and to the stream beside it, whatever the umask: the
+    kernel asks for the right to write. "0660": also the group; root always."""
     tls: NodeTls | None = None
     """For gRPC with other processes over TCP; none: in the clear. Unix sockets need none."""
     drain_s: float = pydantic.Field(default=10.0, ge=0)

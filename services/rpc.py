@@ -6,6 +6,7 @@ with FAILED_PRECONDITION. Callers that say nothing (probes, grpcurl) are served.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -148,9 +149,10 @@ def _options(address: str) -> list[tuple[str, Any]]:
 class Server:
     """A gRPC server on one address, NOT_SERVING until `set_serving(True)`."""
 
-    def __init__(self, address: str, identity: Identity | None = None) -> None:
-        """Over TCP with TLS where there is an `identity`."""
+    def __init__(self, address: str, identity: Identity | None = None, socket_mode: int = 0o600) -> None:
+        """Over TCP with TLS where there is an `identity`; a Unix socket with that mode."""
         self.address = address
+        self._socket_mode = socket_mode
         self._identity = identity
         self.guard: Guard = lambda method, metadata: None
         """Asked before each call, health's and reflection's included."""
@@ -179,6 +181,8 @@ class Server:
                 self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise Unavailable(f"cannot listen on {self.address}: address in use or not ours") from None
+        if path is not None:
+            os.chmod(path, self._socket_mode)
         await self._server.start()
         await self.set_serving(False)
 

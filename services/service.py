@@ -56,7 +56,7 @@ class Service:
         rpc.identify(of_node)
         self.identity = of_node if config.serving_tls is config.tls else self._identity(config.serving_tls)
         """What is shown to who connects; None: connections are in the clear."""
-        self.server = rpc.Server(config.listen, self.identity)
+        self.server = rpc.Server(config.listen, self.identity, int(config.socket_mode, 8))
 
     def _identity(self, files: ServerTls | None) -> Identity | None:
         if files is None:

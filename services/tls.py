@@ -5,6 +5,7 @@ A new certificate counts for connections that are made after it was read; those 
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import grpc
 
 from services.config import NodeTls, ServerTls
+from services.errors import Invalid
 from services.files import Followed
 
 
@@ -27,6 +29,15 @@ class Certificate:
     """Whose certificates peers must have; empty: they need none."""
     context: ssl.SSLContext
     """For servers that are not gRPC's."""
+
+
+_VARIABLES = {
+    "ca": "PRISM_TLS_CA",
+    "certificate": "PRISM_TLS_CERTIFICATE",
+    "key": "PRISM_TLS_KEY",
+    "server_name": "PRISM_TLS_SERVER_NAME",
+}
+"""Of tools that have no configuration file, as `tls` of one."""
 
 
 class Identity:
@@ -90,6 +101,17 @@ class Identity:
 
         context.sni_callback = take_newest  # called without a name as well
         return context
+
+
+def from_environment() -> Identity | None:
+    """Of a tool; None: it speaks in the clear. Raises Invalid with one line."""
+    given = {field: os.environ[name] for field, name in _VARIABLES.items() if os.environ.get(name)}
+    if not given:
+        return None
+    missing = [name for field, name in _VARIABLES.items() if field not in given and field != "server_name"]
+    if missing:
+        raise Invalid(f"{', '.join(missing)} must be set too")
+    return Identity(NodeTls(**given))
 
 
 def _server_context() -> ssl.SSLContext:

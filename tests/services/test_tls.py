@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from protos import placement_pb2, placement_pb2_grpc
 from services import rpc, tasks
 from services.config import NodeTls
 from services.errors import Invalid
-from services.tls import Identity
+from services.tls import Identity, from_environment
 from services.watch import Watched
 from tests.services import certificates
 from tests.services.certificates import Files, issued
@@ -199,3 +201,25 @@ def test_files_that_cannot_be_used_are_one_line_that_names_them(
 def test_the_settings_are_all_or_none() -> None:
     with pytest.raises(ValueError):
         NodeTls.model_validate({"certificate": "a", "key": "b"})
+
+
+async def test_tools_take_theirs_from_the_environment(
+    tmp_path: Path, ca: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))
+    assert from_environment() is None
+    tool = issued(tmp_path, "tool", ca)
+    os.environ["PRISM_TLS_CA"] = str(tool.ca)
+    with pytest.raises(Invalid, match="PRISM_TLS_CERTIFICATE, PRISM_TLS_KEY must be set too"):
+        from_environment()
+    os.environ |= {"PRISM_TLS_CERTIFICATE": str(tool.certificate), "PRISM_TLS_KEY": str(tool.key)}
+    async with Node(issued(tmp_path, "server", ca)) as node:
+        checked = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "deploy.healthy", node.address, env=dict(os.environ)
+        )
+        assert await checked.wait() == 0
+        del os.environ["PRISM_TLS_CA"], os.environ["PRISM_TLS_CERTIFICATE"], os.environ["PRISM_TLS_KEY"]
+        checked = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "deploy.healthy", node.address, env=dict(os.environ)
+        )
+        assert await checked.wait() == 1
