@@ -18,8 +18,8 @@ class PlacementConfig(Config):
     groups: list[str]
     """gRPC addresses of the gpu_schedulers, whose `group`s have names of their own in the cluster."""
     loaders: list[str] = Field(min_length=1)
-    """gRPC addresses of the nodes' loaders. Every node lists the same models; one that only some list is served too,
-    and where it is not listed without an image."""
+    """gRPC addresses of the nodes' loaders. Every node's file lists the same models; one that only some list is served
+    too, and where it is not listed without an image. What calls add, all get."""
     balloond: list[str] = []
     """gRPC addresses of the nodes' balloonds: their ledgers are the S of pressure. Without them the groups' reports
     count."""
