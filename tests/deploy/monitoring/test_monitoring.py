@@ -48,6 +48,13 @@ def test_every_expression_is_promql(expression):
     promql_parser.parse(plain(expression))
 
 
+def documented():
+    """Families of the table of metrics."""
+    text = (Path(monitoring.__file__).parents[2] / "docs" / "monitoring.md").read_text()
+    table = text.partition("\n## ")[0]
+    return {name.removesuffix("_total") for name in re.findall(r"`((?:prism|vllm:)_?[a-z_]+)`", table)}
+
+
 def free_ports(count):
     """The first of so many in a row, below those that the kernel gives to whoever connects somewhere."""
     lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
@@ -91,6 +98,8 @@ async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_sys
             assert base, f"{name} of {expression!r}"
             missing = set(LABEL.findall(labels)) - told[base]
             assert not missing or base in NEVER_HERE, f"{name} has no {missing}"
+    ours = {name for name in told if name.startswith(("prism_", "vllm:")) and not name.endswith("_created")}
+    assert ours == documented(), "docs/monitoring.md"
     for name in ("prism_gateway_routes_fresh", "prism_group_reachable", "prism_balloond_reachable"):
         assert set(values[name]) == {1.0}, f"{name} of a system that is well"
 
