@@ -150,6 +150,7 @@ class Tokens:
     def arrived(self, chunk: common_pb2.TokenChunk) -> None:
         attempt = self._attempt
         assert attempt is not None
+        self._unreached_at = None
         if chunk.token_ids:
             self._emitted += chunk.token_ids
             self._tries = self._strikes = 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+import types
 from typing import Any
 
 import grpc
 import pytest
 
+from gateway import relay
 from gateway.relay import Patience
 from protos import common_pb2, placement_pb2
 from tests.gateway import fakes
@@ -255,6 +258,32 @@ async def test_active_places_come_before_waking_ones(world: World) -> None:
     await world.publish(world.route(waking, active, residency=common_pb2.ACTIVE))
     await world.chat()
     assert (len(world.groups[0].requests), len(world.groups[1].requests)) == (0, 1)
+
+
+async def test_how_long_nobody_was_reached_begins_anew_where_a_request_was_taken(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody at first, then a group to which there was no connection yet, which has it for longer than that bound."""
+    world.say(TEXT)
+
+    async def leaves_late(running: Running) -> None:
+        running.tokens(world.ids(TEXT)[:3])
+        monkeypatch.setattr(relay, "time", types.SimpleNamespace(monotonic=lambda: time.monotonic() + 18.0))
+        running.finish(common_pb2.FAILED, "not here")
+
+    world.groups[1].script = leaves_late
+
+    async def first_one_then_the_other(_: Any) -> placement_pb2.Place:
+        return fakes.place(world.groups[0 if world.groups[1].requests else 1])
+
+    world.placement.activate = first_one_then_the_other
+    world.placement.refusal = (grpc.StatusCode.UNAVAILABLE, "no group is reachable")
+    await world.publish(world.route())
+    answer = asyncio.get_running_loop().create_task(world.chat())
+    while not world.placement.activations:
+        await asyncio.sleep(0.005)
+    world.placement.refusal = None
+    assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
 
 
 async def test_a_model_in_error_is_a_503_with_its_reason(world: World) -> None:
