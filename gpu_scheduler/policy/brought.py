@@ -30,7 +30,7 @@ class Brought:
         """How many of the first tokens are."""
         self._forget(now)
         there = (tokens for _, tokens in self._came.get(model, ()))
-        return max((len(tokens) for tokens in there if list(token_ids[: len(tokens)]) == tokens), default=0)
+        return max((len(tokens) for tokens in there if _begins(token_ids, tokens)), default=0)
 
     def _forget(self, now: float) -> None:
         for model, some in list(self._came.items()):
@@ -39,3 +39,9 @@ class Brought:
                 self._came[model] = kept
             else:
                 del self._came[model]
+
+
+def _begins(token_ids: Sequence[int], tokens: list[int]) -> bool:
+    """Their last token first: hundreds of texts begin with one system prompt, and all are compared with all."""
+    end = len(tokens)
+    return 0 < end <= len(token_ids) and token_ids[end - 1] == tokens[-1] and list(token_ids[:end]) == tokens
