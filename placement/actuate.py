@@ -106,7 +106,8 @@ class Actuator:
     ) -> float:
         """The target is prepared, where `yields` make way for it, while the source serves; then the route turns; then
         the source hands over what it runs, on one node with its KV, or finishes it, and lets go. Seconds it took.
-        Raises what refused it; the source then serves on."""
+        Raises what refused it: the source serves on then, unless it was the source that did not let go. It is asked
+        again (`placement/settle.py`)."""
         if model in self.moving:
             raise Unmet(f"{model} is moving already")
         began = time.monotonic()
@@ -129,6 +130,8 @@ class Actuator:
             return seconds
         except PrismError as error:
             record.outcome = f"failed: {error}"
+            if model in self.leaving:
+                self._cluster.doubtful.add((source.client.address, model))
             raise
         finally:
             self.leaving.pop(model, None)

@@ -1,14 +1,15 @@
 """Groups of several nodes: names, catalogues, groups that were away."""
 
 import asyncio
+import types
 
 import pytest
 from structlog.testing import capture_logs
 
-from placement import routes
+from placement import routes, settle
 from placement.loaders import Loaders, merged
 from protos import balloond_pb2, common_pb2, loader_pb2
-from services.errors import Exists, NotFound, Unavailable
+from services.errors import Conflict, Exists, NotFound, Unavailable
 from tests.placement.fakes import MIB, FakeCluster, FakeGroup
 
 
@@ -110,7 +111,7 @@ async def test_a_group_that_is_back_lets_go_of_what_came_up_elsewhere_and_is_not
     await run(world, lambda: world.groups[1].calls)
     assert world.groups[1].calls == [("m", "COLD", [])] and world.groups[1].drained == [700]
     assert world.groups[0].calls == []
-    assert world.history.last("m", 1)[0].reason == "g1 is back, and g0 has it"
+    assert world.history.last("m", 1)[0].reason == "g0 has it as well"
 
 
 async def test_a_group_is_not_routed_before_it_says_itself_that_the_model_has_left():
@@ -126,11 +127,25 @@ async def test_a_group_is_not_routed_before_it_says_itself_that_the_model_has_le
 async def test_what_sleeps_elsewhere_by_now_leaves_there_where_the_group_that_is_back_serves():
     world = await back_with()
     world.groups[0].put("m", common_pb2.HIBERNATING)
-    world.cluster.doubtful.add(("unix:/g0", "m"))
     world.cluster.heard_group("unix:/g0", world.groups[0].state)
+    assert world.cluster.doubtful == {("unix:/g1", "m")}
     assert places(world, "m") == ["g1"]
-    await run(world, lambda: world.groups[0].calls)
+    await run(world, lambda: not world.cluster.doubtful)
     assert world.groups[0].calls == [("m", "COLD", [])] and world.groups[1].calls == []
+
+
+async def test_a_group_that_does_not_let_go_is_asked_again_and_not_at_every_look(monkeypatch):
+    pauses = []
+
+    async def pause(seconds):
+        pauses.append(seconds)
+        world.groups[1].fail = None
+
+    monkeypatch.setattr(settle, "asyncio", types.SimpleNamespace(sleep=pause))
+    world = await back_with()
+    world.groups[1].fail = Conflict("m is on its way to ACTIVE")
+    await run(world, lambda: not world.cluster.doubtful)
+    assert world.groups[1].calls == [("m", "COLD", [])] * 2 and len(pauses) == 1
 
 
 async def test_a_model_that_moves_is_left_to_its_move():

@@ -141,6 +141,25 @@ async def test_a_failed_migration_leaves_the_source_serving():
     assert not world.actuator.moving and not world.actuator.leaving
 
 
+async def test_a_source_that_does_not_let_go_of_what_has_moved_is_asked_again():
+    """Its engine died meanwhile, and is being replaced."""
+    world = FakeCluster(rebalance=False)
+    world.model("m")
+    world.groups[0].put("m")
+    world.tell()
+    world.cluster.doubtful.clear()
+    world.groups[0].fail = Conflict("m is on its way to ACTIVE")
+    with pytest.raises(Conflict):
+        await world.reconciler.migrate("m", "g1")
+    world.groups[0].fail = None
+    world.reconciler.changed()
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    await world.heard(lambda: not world.cluster.doubtful)
+    running.cancel()
+    assert world.groups[0].calls == [("m", "COLD", [])] * 2
+    assert [group.name for group, _ in world.cluster.residents("m")] == ["g1"]
+
+
 async def test_where_memory_is_not_scarce_nothing_moves():
     world = FakeCluster()
     for name in "ab":
