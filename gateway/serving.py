@@ -14,7 +14,7 @@ from types import TracebackType
 from gateway import metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
-from gateway.errors import BadField, ModelFaulty, TooMany
+from gateway.errors import BadField, ModelFaulty, OverLimit, TooMany
 from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
@@ -55,16 +55,18 @@ class Serving:
                 f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
                 f"{self._most_in_flight} are taken"
             )
-        await caller.take_request()
         self._count(count)
         tokenizing = span.child("tokenize")
         try:
+            await caller.take_request()
             tokenizer = await self.tokenizer(route)
             prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)
-        except BaseException:
+        except BaseException as error:
             self._count(-count)
+            if isinstance(error, OverLimit):
+                metrics.REQUESTS.labels(request.model, "over limit").inc()
             raise
         finally:
             tokenizing.end()

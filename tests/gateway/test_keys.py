@@ -98,6 +98,15 @@ def test_prismctl_prints_a_key_once_and_an_entry_that_the_file_takes(tmp_path: P
     assert found is not None and found.name == "ann"
 
 
+def test_prismctl_checks_a_file_of_keys_as_the_gateway_does(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(GOOD)
+    assert CliRunner().invoke(app, ["config", "validate", str(path)]).exit_code == 0
+    path.write_text(GOOD.replace('name = "ops"', 'name = "ann"'))
+    done = CliRunner().invoke(app, ["config", "validate", str(path)])
+    assert (done.exit_code, done.output) == (1, f"{path}:7: key.1.name: ann is there twice\n")
+
+
 def test_prismctl_refuses_a_name_that_would_not_do() -> None:
     done = CliRunner().invoke(app, ["keys", "new", "two words"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)

@@ -208,6 +208,9 @@ async def test_a_keys_limits_hold_over_both_apis_and_say_what_is_left(world: Wor
     assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
     assert int(over.headers["retry-after"]) >= 1
     assert over.headers["x-ratelimit-remaining-requests"] == "0"
+    counted = (await world.http.get("/metrics", headers=bearer("ops"))).text
+    assert f'prism_gateway_requests_total{{model="{MODEL}",outcome="over limit"}}' in counted
+    assert "prism_gateway_in_flight_requests 0.0" in counted
     async with rpc.channel(world.grpc_address) as channel:
         call = gateway_pb2_grpc.InferenceStub(channel).Generate(
             gateway_pb2.GenerateRequest(model=MODEL, text="hello"), metadata=[("authorization", "Bearer few")]

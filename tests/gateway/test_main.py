@@ -72,6 +72,31 @@ async def test_an_unknown_key_refuses_to_start_in_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"keys_file": "{}/none.toml"}, "{}/none.toml: No such file or directory"),
+        ({"keys_file": "{}/gateway.toml"}, "{}/gateway.toml:1: name: unknown key"),
+        ({"public_tls": {"certificate": "{}/c", "key": "{}/k"}}, "{}/c: No such file or directory"),
+    ],
+)
+async def test_keys_and_certificates_that_cannot_be_used_refuse_to_start_in_one_line(
+    tmp_path: Path, more: dict[str, object], said: str
+) -> None:
+    def here(value: object) -> object:
+        return str(value).format(tmp_path) if isinstance(value, str) else value
+
+    tables = {name: value for name, value in more.items() if isinstance(value, dict)}
+    text = config(tmp_path, **{name: here(value) for name, value in more.items() if name not in tables})
+    for name, table in tables.items():
+        text += f"[{name}]\n" + "".join(f"{key} = {here(value)!r}\n" for key, value in table.items())
+    process = await start(tmp_path, text)
+    _, errors = await process.communicate()
+    assert process.returncode == 1
+    lines = [line for line in errors.decode().splitlines() if line.startswith("gateway: ")]
+    assert lines == [f"gateway: {said.format(tmp_path)}"] and "Traceback" not in errors.decode()
+
+
+@pytest.mark.parametrize(
     ("more", "key"),
     [
         ({"http": "8000"}, "http"),
