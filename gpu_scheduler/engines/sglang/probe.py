@@ -52,15 +52,15 @@ class Probe:
         """Why it did not run to its end."""
         self._clock = clock
         self._vocab_size = vocab_size
-        room = context_tokens - _NEW_TOKENS
+        # What goes on where the one that counts ended fits the context too: cut at its beginning it would go on nowhere.
+        room = context_tokens - _NEW_TOKENS - (1 + together if together else 0)
         first, counts = (
             self._prompt(number, max(1, min(tokens, room)))
             for number, tokens in enumerate((_FIRST_PROMPT, prompt_tokens))
         )
         self._stages = [[first], [counts]]
         for number, few in enumerate((1, together) if together else (), start=2):
-            longer = [[*counts, *self._prompt(number * few + each, 2 + each)] for each in range(few)]
-            self._stages.append([prompt[-room:] if len(prompt) > room else prompt for prompt in longer])
+            self._stages.append([[*counts, *self._prompt(number * few + each, 2 + each)] for each in range(few)])
         self._stage = -1
         self._open = 0
         self._times: list[float] = []

@@ -54,9 +54,8 @@ def test_others_go_on_where_the_one_that_counts_ended_one_alone_and_then_some_to
     assert [len(requests) for requests in stages] == [1, 1, 1, 3] and probe.finished
     for request in (request for requests in stages for request in requests):
         assert len(request.token_ids) + request.sampling.max_new_tokens <= context_tokens
-    if context_tokens == 2048:
-        counts = list(stages[1][0].token_ids)
-        rests = [list(request.token_ids)[len(counts) :] for request in (*stages[2], *stages[3])]
-        assert all(list(request.token_ids)[: len(counts)] == counts for request in (*stages[2], *stages[3]))
-        assert len({tuple(rest) for rest in rests}) == 4 and all(0 < len(rest) < 8 for rest in rests)
+    counts = list(stages[1][0].token_ids)
+    rests = [list(request.token_ids)[len(counts) :] for request in (*stages[2], *stages[3])]
+    assert all(list(request.token_ids)[: len(counts)] == counts for request in (*stages[2], *stages[3]))
+    assert len({tuple(rest) for rest in rests}) == 4 and all(0 < len(rest) < 8 for rest in rests)
     assert probe.trace.prefill_tokens_per_s == pytest.approx(len(stages[1][0].token_ids) / 0.5)
