@@ -52,7 +52,7 @@ class Probe:
         """Why it did not run to its end."""
         self._clock = clock
         self._vocab_size = vocab_size
-        # What goes on where the one that counts ended fits the context too: cut at its beginning it would go on nowhere.
+        # What goes on where the one that counts ended has to fit too: cut at its beginning it would go on nowhere.
         room = context_tokens - _NEW_TOKENS - (1 + together if together else 0)
         first, counts = (
             self._prompt(number, max(1, min(tokens, room)))
