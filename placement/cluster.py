@@ -216,22 +216,26 @@ class Cluster:
         """Keeps one group's state fresh, for ever."""
         group = self.groups[client.address]
         async for state in client.watch():
-            if state is None:
-                _log.warning("group lost", group=group.name)
-            elif not group.reachable:
-                _log.info("group found", group=state.group, residents=len(state.residents))
+            was_reachable = group.reachable
             self.heard_group(client.address, state)
+            if was_reachable and not group.reachable:
+                _log.warning("group lost", group=group.name)
+            elif group.reachable and not was_reachable:
+                _log.info("group found", group=group.name, residents=len(group.residents))
             self.changed()
 
     async def follow_balloond(self, balloond: BalloondClient, address: str) -> None:
         """Keeps a node's ledger fresh, for ever."""
-        node = ""
+        node = refused = ""
         async for state in balloond.watch():
             node = node if state is None else state.node
             if (other := self._told_ledgers.setdefault(node, address)) != address:
-                if state is not None:
-                    _log.error("ledger refused", address=address, why=f"{other} is of a node {node!r} as well")
+                why = f"{other} is of a node {node!r} as well"
+                if state is not None and why != refused:
+                    _log.error("ledger refused", address=address, why=why)
+                    refused = why
                 continue
+            refused = ""
             if state is None:
                 del self._told_ledgers[node]
             self.heard_ledger(node, state)

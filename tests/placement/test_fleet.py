@@ -50,6 +50,21 @@ async def test_a_second_group_of_a_name_is_refused_until_the_first_is_away():
     assert [group.client.address for group in world.cluster.reachable()] == ["unix:/g1"]
 
 
+async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks():
+    world = FakeCluster()
+    world.groups[1].state.group = "g0"
+    world.cluster.heard_group("unix:/g1", None)
+
+    async def watch():
+        for state in (world.groups[1].state, world.groups[1].state, None):
+            yield state
+
+    world.groups[1].watch = watch
+    with capture_logs() as lines:
+        await world.cluster.follow_group(world.groups[1])
+    assert [line["event"] for line in lines] == ["group refused"]
+
+
 class Balloond:
     def __init__(self, *states):
         self.states = states
@@ -68,7 +83,7 @@ async def test_a_second_ledger_of_a_node_is_refused_until_the_first_is_away():
     world = FakeCluster()
     await world.cluster.follow_balloond(Balloond(node("n", 1)), "one")
     with capture_logs() as lines:
-        await world.cluster.follow_balloond(Balloond(node("n", 2), None), "two")
+        await world.cluster.follow_balloond(Balloond(node("n", 2), node("n", 2), None), "two")
     assert [line["why"] for line in lines] == ["one is of a node 'n' as well"]
     assert world.cluster.ledgers["n"]["g0-device"].free_bytes == 1
     await world.cluster.follow_balloond(Balloond(node("n", 1), None), "one")
