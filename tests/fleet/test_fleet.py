@@ -193,11 +193,11 @@ async def test_a_node_leaves_dns_and_is_kept_while_it_is_there_forgotten_once_it
 async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_restart(nodes):
     a, b = nodes.nodes.values()
     before = nodes.control.running["placement"].pid
-    nodes.list_groups(a.group)
+    nodes.configure(groups=[a.group])
     await b.kill()
     await nodes.until(lambda: nodes.knows("a"), "what is gone is still listed")
     await b.start()
-    nodes.list_groups(a.group, "dns:nowhere")
+    nodes.configure(groups=[a.group, "dns:nowhere"])
     nodes.kill("placement", signal.SIGHUP)
 
     async def refused():
@@ -206,11 +206,13 @@ async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_r
     (why,) = await nodes.until(refused, "a bad file is taken")
     assert "groups: Value error, 'dns:nowhere' is not dns:HOST:PORT" in why
     assert await nodes.reachable() == {"a"}
-    nodes.list_groups(a.group, b.group)
+    nodes.configure(groups=[a.group, b.group], idle_s=0.3)
     nodes.kill("placement", signal.SIGHUP)
     await nodes.heard("a", "b")
     await nodes.on(MODEL, "b")
     assert nodes.control.running["placement"].pid == before
+    (line,) = nodes.said("placement", "settings other than lists of addresses need a restart")
+    assert line["file"].endswith("placement.toml")
 
 
 async def test_where_nobody_can_be_reached_a_client_is_told_and_not_left_hanging(nodes):

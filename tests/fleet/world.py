@@ -158,11 +158,10 @@ class Fleet(World):
         """NODES is the name of these from now on."""
         self.hosts.write_text("".join(f"{self.nodes[node].address} {NAME}\n" for node in nodes))
 
-    def list_groups(self, *addresses: str) -> None:
+    def configure(self, **settings: Any) -> None:
         """Placement's file has these from now on."""
         path = self.state / "placement.toml"
-        config = tomllib.loads(path.read_text())
-        path.write_text(to_toml(config | {"groups": list(addresses)}))
+        path.write_text(to_toml(tomllib.loads(path.read_text()) | settings))
 
     def _control(self) -> list[Process]:
         """Placement, a gateway that waits as long as a test may, and one that gives up soon."""

@@ -150,6 +150,7 @@ async def test_under_systemd_all_start_restart_and_stop_and_the_keeper_outlives_
         file.write('\n[[model]]\nname = "another"\npath = "/opt/prism/examples/models/qwen2-python"\n')
     machine.systemctl("reload", "prism-loader")
     assert await complete(machine.http, "another", until_there=True)
+    machine.systemctl("reload", "prism-placement")  # its lists, of which none has changed
 
     # Its loop stands still: the watchdog's case.
     machine.systemctl("kill", "--signal=STOP", "prism-loader")
