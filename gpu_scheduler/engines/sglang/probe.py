@@ -88,7 +88,10 @@ class Probe:
         ]
 
     def stop(self, problem: str) -> None:
-        self.finished, self.problem = True, problem
+        """It cannot go on. What follows the stage that counts is no problem: it proves nothing more."""
+        self.finished = True
+        if self._stage <= _MEASURED:
+            self.problem = problem
 
     def heard(self, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
         """Tokens of one of the running stage."""

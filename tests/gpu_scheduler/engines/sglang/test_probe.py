@@ -59,3 +59,13 @@ def test_others_go_on_where_the_one_that_counts_ended_one_alone_and_then_some_to
     assert all(list(request.token_ids)[: len(counts)] == counts for request in (*stages[2], *stages[3]))
     assert len({tuple(rest) for rest in rests}) == 4 and all(0 < len(rest) < 8 for rest in rests)
     assert probe.trace.prefill_tokens_per_s == pytest.approx(len(stages[1][0].token_ids) / 0.5)
+
+
+def test_what_only_warms_up_may_fail() -> None:
+    probe = Probe(vocab_size=1000, context_tokens=2048, together=3)
+    for _ in range(2):
+        probe.next_requests()
+        probe.heard([1], [-0.5], ended=True)
+    assert len(probe.next_requests()) == 1 and not probe.finished
+    probe.stop("no memory")
+    assert probe.finished and not probe.problem and probe.next_requests() == []
