@@ -4,6 +4,7 @@ model."""
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from services.errors import NotFound, PrismError, Unmet
 T = TypeVar("T")
 _log = log.get(__name__)
 _UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_INSPECT_AGAIN_S = 0.5
 
 
 def count(spec: common_pb2.ModelSpec) -> int:
@@ -56,12 +58,28 @@ class Devices:
             )
         )
 
-    async def drop(self, model: str) -> None:
-        """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again."""
-        await self._on_each(lambda device: self._drop(device, model))
+    async def drop(self, model: str, unless: Callable[[], bool] = lambda: False) -> None:
+        """The lease of an engine that was just killed lives until the kernel has buried it: then it is tried again,
+        `unless` there is a reason against it by then."""
+        await self._on_each(lambda device: self._drop(device, model, unless))
 
-    async def _drop(self, device: str, model: str) -> None:
+    async def drop_left_over(self, ours: Callable[[str], bool]) -> None:
+        """At the start: what a killed predecessor had booked counts against everybody, and only we know that its
+        engines died with it. What is `ours` by then stays."""
+        while True:
+            try:
+                states = await self.inspect()
+                break
+            except PrismError as error:
+                _log.info("bookings not known", why=str(error))
+                await asyncio.sleep(_INSPECT_AGAIN_S)
+        left = sorted({booking.model for state in states for booking in state.bookings})
+        await all_of(self.drop(model, unless=functools.partial(ours, model)) for model in left)
+
+    async def _drop(self, device: str, model: str, unless: Callable[[], bool]) -> None:
         for pause_s in (*_UNTIL_BURIED_S, None):
+            if unless():
+                return
             try:
                 await self._balloond.drop_booking(device, model)
                 return

@@ -2,17 +2,42 @@
 
 from types import SimpleNamespace
 
+from gpu_scheduler import devices
 from gpu_scheduler.devices import Devices
 from protos import balloond_pb2
+from services.errors import Unavailable, Unmet
 
 
 class Balloond:
     """Answers of each device."""
 
-    def __init__(self, limits=None, short=None):
+    def __init__(self, limits=None, short=None, booked=()):
         self.limits = limits
         self.short = short
         self.rooms = []
+        self.booked = set(booked)
+        self.unburied = 0
+        """How often a booking cannot be dropped yet."""
+        self.away = 0
+        """How often it does not answer."""
+
+    async def inspect(self):
+        if self.away:
+            self.away -= 1
+            raise Unavailable("away")
+        devices = [
+            balloond_pb2.DeviceState(
+                device=name, bookings=[balloond_pb2.Booking(model=m) for device, m in self.booked if device == name]
+            )
+            for name in ("a", "b", "of another group")
+        ]
+        return balloond_pb2.NodeState(devices=devices)
+
+    async def drop_booking(self, device, model):
+        if self.unburied:
+            self.unburied -= 1
+            raise Unmet(f"{model} has lease 1")
+        self.booked.remove((device, model))
 
     async def set_limit(self, device, model, nbytes):
         return self.limits[device]
@@ -42,3 +67,20 @@ async def test_room_that_one_device_lacks_is_given_up_on_the_others():
     balloond = Balloond(short={"a": 0, "b": 0})
     assert (await on_two(balloond).make_room("m", **room))[0] == 0
     assert balloond.rooms == [("a", 8), ("b", 8)]
+
+
+async def test_what_a_killed_predecessor_booked_is_dropped_and_nothing_else(monkeypatch):
+    monkeypatch.setattr(devices, "_INSPECT_AGAIN_S", 0.0)
+    monkeypatch.setattr(devices, "_UNTIL_BURIED_S", (0.0, 0.0, 0.0))
+    stays = {("a", "came up since"), ("b", "came up since"), ("of another group", "m")}
+    balloond = Balloond(booked={("a", "m"), ("b", "m"), *stays})
+    balloond.away, balloond.unburied = 2, 2
+    await on_two(balloond).drop_left_over(lambda model: model == "came up since")
+    assert balloond.booked == stays
+
+
+async def test_a_model_that_comes_up_while_its_old_lease_still_lives_keeps_its_booking():
+    balloond = Balloond(booked={("a", "m")})
+    balloond.unburied = 2
+    await on_two(balloond).drop_left_over(lambda model: balloond.unburied < 2)
+    assert balloond.booked == {("a", "m")}
