@@ -1,0 +1,65 @@
+"""What clients see of faults: 50 streams over two gateways all the time, echo engines on two groups of CPU pages.
+
+    python -m benchmarks.chaos --out benchmarks/results/chaos.json
+
+For each fault: streams that failed or said something else than undisturbed, the longest pause of one, seconds until
+everything was served again (also a model that was away), bytes that stayed taken, whether the ledger was ever unequal
+to the capacity. The faults are those of tests/chaos/; some need root. docs/reliability.md has the results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import services.forking  # noqa: F401  (before grpc: this starts processes)
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import _report  # noqa: E402
+from tests.chaos import faults  # noqa: E402
+from tests.chaos.world import STEP_MS, chaos  # noqa: E402
+
+STREAMS = 50
+FAULTS: dict[str, faults.Fault] = {
+    "nothing": faults.nothing,
+    **{
+        f"kill -9 {name}": faults.killed(name)
+        for name in ("keeper", "balloond", "loader", "gpu_scheduler", "placement", "gateway")
+    },
+    "kill -9 engine": faults.engine_killed,
+    **{f"{name} stopped": faults.stopped(name) for name in ("engine", "placement", "balloond")},
+}
+
+
+async def measure(times: int, only: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    async with chaos(STREAMS, small_disk=True) as it:
+        for _ in range(times):
+            for name, fault in FAULTS.items():
+                if only in name:
+                    outcome = dataclasses.asdict(await faults.suffer(it, fault))
+                    found.setdefault(name, []).append(outcome)
+                    print(name, outcome, flush=True)
+    return found
+
+
+def main() -> None:
+    parser = _report.arguments("chaos", __doc__ or "")
+    parser.add_argument("--only", default="", help="faults whose names contain this")
+    parser.add_argument("--times", type=int, default=2, help="repetitions (default: %(default)s)")
+    arguments = parser.parse_args()
+    found = asyncio.run(measure(arguments.times, arguments.only))
+    columns = ("failed", "failed_by_own_gateway", "wrong", "longest_pause_s", "full_service_s", "leaked_bytes")
+    rows = [(name, *(max(each[column] for each in every) for column in columns)) for name, every in found.items()]
+    _report.table(("fault, the worst of its repetitions", *columns), rows)
+    circumstances = {"times": arguments.times, "streams": STREAMS, "step_ms": STEP_MS}
+    _report.write(arguments.out, "chaos", {**circumstances, "faults": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The system that faults happen to: two groups, two gateways, three models under load and one that is away until it is
+asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+
+from balloond.client import BalloondClient
+from deploy.healthy import healthy
+from deploy.local.processes import System
+from deploy.local.topology import Local, Process, to_toml
+from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
+from placement.client import PlacementClient
+from protos import common_pb2
+from services import tasks
+from services.errors import PrismError
+from tests.chaos.books import Books, held
+from tests.chaos.load import Load, body
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, World, catalogue, free_port
+
+SPARE = "spare"
+DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
+STEP_MS = 100
+"""Of a decode step: 50 streams are then 500 tokens a second."""
+_DISK_BYTES = 160 << 20
+_LOOKS = 10
+"""At what is left behind, a second apart, before it counts as leaked."""
+
+
+class Chaos(World):
+    """A world under a load, which can tell when it serves in full again and what is left behind."""
+
+    def __init__(
+        self,
+        local: Local,
+        system: System,
+        http: aiohttp.ClientSession,
+        placement: PlacementClient,
+        bases: dict[str, str],
+        streams: int,
+    ) -> None:
+        super().__init__(local, system, http, placement)
+        self.bases = bases
+        """Gateway process -> its URL."""
+        self.load = Load(http, list(bases.values()), list(MODELS), streams)
+        self.spare_errors: list[str] = []
+        """What was answered for it instead of its text."""
+        self.balloond = BalloondClient(local.unix("balloond"))
+        self.loader = LoaderClient(local.unix("loader"))
+
+    async def close(self) -> None:
+        await self.balloond.close()
+        await self.loader.close()
+
+    def pids(self) -> list[int]:
+        """Of everything that runs."""
+        return [running.pid for running in self.system.running.values()] + self.engine_pids()
+
+    async def prepare(self) -> None:
+        """All models under load are up, and the spare one is away with an image in host memory."""
+        await asyncio.gather(*(self.complete(model, [5, 6, 7], 2) for model in (*MODELS, SPARE)))
+        for model in (*MODELS, SPARE):
+
+            async def imaged(model: str = model) -> bool:
+                state = await self.loader.state(model)
+                return state.entry.has_image and not state.under_way
+
+            await self.until(imaged, f"no image of {model} is made")
+        await self.away(SPARE)
+
+    async def away(self, model: str) -> None:
+        async def gone() -> bool:
+            if await self.resident(model) is None:
+                return True
+            with contextlib.suppress(PrismError):  # on its way up, or to another group
+                await self.placement.evict(model, common_pb2.COLD)
+            return False
+
+        await self.until(gone, f"{model} does not leave")
+
+    async def full_service(self, since: float, replaced: dict[str, int]) -> float:
+        """Seconds from `since`, on the monotonic clock, until all processes are healthy, those of `replaced` with
+        another pid than there, every stream has gone on, and each gateway has answered for the spare model, which was
+        away."""
+
+        async def serves(base: str) -> None:
+            request = {**body(SPARE, 0, 4), "stream": False}
+            while True:
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with self.http.post(base + "/v1/completions", json=request) as answer:
+                        if answer.status == 200:
+                            return
+                        self.spare_errors.append(f"{answer.status} {await answer.text()}")
+                await asyncio.sleep(0.1)
+
+        async def runs(name: str) -> None:
+            running = self.system.running[name]
+            while running.pid == replaced.get(name) or not await healthy(running.spec.probe, timeout_s=1.0):
+                await asyncio.sleep(0.05)
+
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            for name in self.system.running:
+                group.create_task(runs(name))
+            for base in self.bases.values():
+                group.create_task(serves(base))
+            group.create_task(self.load.all_told_since(since))
+        return time.monotonic() - since
+
+    async def left_behind(self) -> tuple[int, int]:
+        """(bytes by the ledger, bytes by the kernel) that are still taken when no request runs and no model is up and
+        there is no image. What goes away by itself is waited for."""
+
+        async def idle() -> bool:
+            for group in self.local.group_names:
+                client = GpuSchedulerClient(self.local.unix(self.local.scheduler(group)))
+                state = await client.state()
+                await client.close()
+                if any(resident.running + resident.waiting for resident in state.residents):
+                    return False
+            return True
+
+        await self.until(idle, "requests run on without a client")
+        books = Books(self.balloond)
+        for _ in range(_LOOKS):
+            # Again: what asked for a model may have been under way, and an image that can be dropped is not lost.
+            await self.rest()
+            if not await books.taken() and not held(self.pids()):
+                break
+            await asyncio.sleep(1)
+        return await books.taken(), held(self.pids())
+
+
+@contextlib.asynccontextmanager
+async def chaos(streams: int = 50, *, small_disk: bool = False) -> AsyncIterator[Chaos]:
+    """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
+    `small_disk`: all its files lie on a tmpfs of its own (needs root)."""
+    state = Path(tempfile.mkdtemp(prefix="prism-"))
+    if small_disk:
+        _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
+    loader = {"disk_folder": str(state / "images"), "disk_capacity_bytes": 1 << 30} if small_disk else {}
+    listed = catalogue(state, "echo", {**{name: {} for name in MODELS}, SPARE: {"path": str(FOLDER / MODELS[1])}})
+    local = Local(
+        state=state,
+        catalogue=listed,
+        http=f"127.0.0.1:{free_port()}",
+        engine="echo",
+        engine_options={"step_ms": str(STEP_MS)},
+        devices=DEVICES,
+        loader=loader,
+    )
+    plan = local.processes()
+    bases = {"gateway": f"http://{local.http}"}
+    plan.append(_second_gateway(local, bases))
+    system = System(plan, state / "logs", print)
+    try:
+        await system.start()
+        placement = PlacementClient(local.unix("placement"))
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S), connector=connector) as http:
+            it = Chaos(local, system, http, placement, bases, streams)
+            await it.load.learn()
+            yield it
+            await it.close()
+        await placement.close()
+    except BaseException:
+        for log in sorted((state / "logs").glob("*.log")):
+            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]))
+        raise
+    finally:
+        await system.end()
+        if small_disk:
+            _run("umount", "--lazy", str(state))
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True)
+
+
+def _second_gateway(local: Local, bases: dict[str, str]) -> Process:
+    name, http = "gateway-2", f"127.0.0.1:{free_port()}"
+    config = {"name": name, "listen": local.unix(name), "http": http, "placement": local.unix("placement")}
+    path = local.state / f"{name}.toml"
+    path.write_text(to_toml({**config, "log_format": "json"}))
+    bases[name] = f"http://{http}"
+    return Process(name, "gateway", ("--config", str(path)), config["listen"], ("placement",))
+
+
+@contextlib.asynccontextmanager
+async def watched(it: Chaos) -> AsyncIterator[Books]:
+    """The ledger is looked at all the time in the block."""
+    books = Books(it.balloond)
+    watching = tasks.spawn(books.watch(), "watch the ledger")
+    try:
+        yield books
+    finally:
+        await tasks.cancel(watching)
+
+
+async def busiest_engine(it: Chaos) -> int:
+    """The process that has most KV."""
+    devices = (await it.balloond.inspect()).devices
+    return max((lease for device in devices for lease in device.leases), key=lambda lease: lease.kv_used_bytes).pid
+
+
+def memory_bytes(pid: int) -> int:
+    """Of the process's own."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
