@@ -12,6 +12,7 @@ from services import tracing
 from services.tracing import Span
 
 RPC = "prism.gateway.v1.Inference/Generate"
+_LONGEST_NAME = 256
 
 
 def of_http(path: str, headers: Mapping[str, str], arrival_s: float) -> Span:
@@ -43,7 +44,7 @@ def asked(span: Span, request: Request, operation: str, *, streams: bool) -> Non
         {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "prism",
-            "gen_ai.request.model": request.model,
+            "gen_ai.request.model": request.model[:_LONGEST_NAME],  # nobody has looked whether there is one
             "gen_ai.request.id": request.request_id,
             "gen_ai.request.choice.count": request.choices,
             "gen_ai.request.stream": streams,

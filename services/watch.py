@@ -61,16 +61,17 @@ async def follow_stream(
 ) -> AsyncIterator[Any]:
     """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None
     once each time it was lost, so that the follower can mark what it knows as old. A refusal is logged once, as long as
-    it is the same."""
+    it is the same, and so is that it cannot be reached from the beginning."""
     wait = first_wait_s
     lost = True
     refused = ""
+    told = False
     while True:
         try:
             async for message in open_stream():
                 if lost:
                     _log.debug("stream opened", stream=name)
-                lost, wait, refused = False, first_wait_s, ""
+                lost, wait, refused, told = False, first_wait_s, "", True
                 yield message
         except grpc.aio.AioRpcError as error:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
@@ -79,6 +80,10 @@ async def follow_stream(
                 refused = error.details() or ""
             elif not lost:
                 _log.warning("stream lost", stream=name, code=error.code().name, detail=error.details())
+            elif not told and wait == longest_wait_s:
+                # Not sooner: processes that are started together find each other within a second.
+                _log.warning("not reached yet", stream=name, code=error.code().name, detail=error.details())
+                told = True
         if not lost:
             lost = True
             yield None

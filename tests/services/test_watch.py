@@ -37,13 +37,13 @@ async def test_every_waiter_sees_a_change():
     await asyncio.gather(*waiting)
 
 
-def refusing(*details):
+def refusing(*details, code=grpc.StatusCode.FAILED_PRECONDITION):
     """Streams that are refused with these, one after another, and then one that speaks."""
     left = list(details)
 
     async def open_stream():
         if left:
-            raise grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, None, None, left.pop(0))
+            raise grpc.aio.AioRpcError(code, None, None, left.pop(0))
         yield "message"
 
     return open_stream
@@ -56,4 +56,15 @@ async def test_a_stream_that_is_refused_is_tried_again_and_each_reason_logged_on
     assert [(line["stream"], line["why"]) for line in lines if line["log_level"] == "error"] == [
         ("s", "old"),
         ("s", "new"),
+    ]
+
+
+async def test_a_peer_that_has_not_been_reached_for_a_while_is_logged_once_with_the_reason():
+    away = refusing(*["no route"] * 5, code=grpc.StatusCode.UNAVAILABLE)
+    with capture_logs() as lines:
+        async with contextlib.aclosing(follow_stream(away, "s", 0.001, 0.004)) as messages:
+            assert await anext(messages) == "message"
+    warned = [line for line in lines if line["log_level"] == "warning"]
+    assert [(line["event"], line["stream"], line["detail"]) for line in warned] == [
+        ("not reached yet", "s", "no route")
     ]
