@@ -161,7 +161,9 @@ class Fleet(World):
     def configure(self, **settings: Any) -> None:
         """Placement's file has these from now on."""
         path = self.state / "placement.toml"
-        path.write_text(to_toml(tomllib.loads(path.read_text()) | settings))
+        fresh = path.with_suffix(".new")  # it is never seen half written
+        fresh.write_text(to_toml(tomllib.loads(path.read_text()) | settings))
+        fresh.rename(path)
 
     def _control(self) -> list[Process]:
         """Placement, a gateway that waits as long as a test may, and one that gives up soon."""
