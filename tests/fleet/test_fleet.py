@@ -19,9 +19,9 @@ pytestmark = [
 ]
 MODEL, OTHER, THIRD = MODELS
 TOKENS = 60
+"""Of a stream: more than a second."""
 LONGER = 200
 """Four seconds: a move on a busy machine is over before."""
-"""Of a stream: more than a second."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
