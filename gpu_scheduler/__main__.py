@@ -15,7 +15,7 @@ from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.handover import Handover
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import GroupMemory
-from gpu_scheduler.observe import follow_balloond, follow_loader, tell_demand
+from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.policy.decisions import NeedMemory
 from gpu_scheduler.report import Report
@@ -25,7 +25,7 @@ from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
-from services import log, tasks, tracing
+from services import log, tracing
 from services.service import Service, read_arguments, run
 from services.watch import Watched
 
@@ -95,8 +95,7 @@ async def build(service: Service) -> None:
     service.spawn(metrics.keep(report), "metrics")
     if balloond is not None and devices is not None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
-        left_over = devices.drop_left_over(lambda model: residents.get(model) is not None)
-        tasks.spawn(left_over, "drop what is left over")
+        service.spawn(drop_left_over(devices, memory, residents), "drop what is left over")
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images, residents.generations), "follow loader")

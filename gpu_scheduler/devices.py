@@ -16,7 +16,6 @@ from services.errors import NotFound, PrismError, Unmet
 T = TypeVar("T")
 _log = log.get(__name__)
 _UNTIL_BURIED_S = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
-_INSPECT_AGAIN_S = 0.5
 
 
 def count(spec: common_pb2.ModelSpec) -> int:
@@ -63,17 +62,10 @@ class Devices:
         `unless` there is a reason against it by then."""
         await self._on_each(lambda device: self._drop(device, model, unless))
 
-    async def drop_left_over(self, ours: Callable[[str], bool]) -> None:
-        """At the start: what a killed predecessor had booked counts against everybody, and only we know that its
-        engines died with it. What is `ours` by then stays."""
-        while True:
-            try:
-                states = await self.inspect()
-                break
-            except PrismError as error:
-                _log.info("bookings not known", why=str(error))
-                await asyncio.sleep(_INSPECT_AGAIN_S)
-        left = sorted({booking.model for state in states for booking in state.bookings})
+    async def drop_left_over(self, states: Iterable[balloond_pb2.DeviceState], ours: Callable[[str], bool]) -> None:
+        """Drops what is booked for models that are not `ours`: by a killed predecessor, whose engines died with it, or
+        by us, where balloond did not answer when it was to be dropped. It would count against everybody."""
+        left = sorted({booking.model for state in states for booking in state.bookings if not ours(booking.model)})
         await all_of(self.drop(model, unless=functools.partial(ours, model)) for model in left)
 
     async def _drop(self, device: str, model: str, unless: Callable[[], bool]) -> None:

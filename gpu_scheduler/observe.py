@@ -10,7 +10,7 @@ from gpu_scheduler.devices import Devices
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.demand import changed
-from gpu_scheduler.residents import Images
+from gpu_scheduler.residents import Images, Residents
 from loader.client import LoaderClient
 from services import log
 from services.errors import PrismError
@@ -18,6 +18,7 @@ from services.watch import Watched
 
 _log = log.get(__name__)
 _DEMAND_EVERY_S = 1.0
+_LEFT_OVER_EVERY_S = 1.0
 
 
 async def follow_balloond(
@@ -55,6 +56,14 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
                 told = now
             except PrismError as error:
                 _log.info("demand not told", why=str(error))
+
+
+async def drop_left_over(devices: Devices, memory: GroupMemory, residents: Residents) -> None:
+    """Drops bookings of models that are not here, for ever: nobody else knows that they are not needed."""
+    while True:
+        await asyncio.sleep(_LEFT_OVER_EVERY_S)
+        if not memory.away:
+            await devices.drop_left_over(memory.states, lambda model: residents.get(model) is not None)
 
 
 async def follow_loader(loader: LoaderClient, images: Images, generations: dict[str, int]) -> None:

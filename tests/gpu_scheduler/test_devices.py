@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from gpu_scheduler import devices
 from gpu_scheduler.devices import Devices
 from protos import balloond_pb2
-from services.errors import Unavailable, Unmet
+from services.errors import Unmet
 
 
 class Balloond:
@@ -18,20 +18,14 @@ class Balloond:
         self.booked = set(booked)
         self.unburied = 0
         """How often a booking cannot be dropped yet."""
-        self.away = 0
-        """How often it does not answer."""
 
-    async def inspect(self):
-        if self.away:
-            self.away -= 1
-            raise Unavailable("away")
-        devices = [
+    def states(self):
+        return [
             balloond_pb2.DeviceState(
                 device=name, bookings=[balloond_pb2.Booking(model=m) for device, m in self.booked if device == name]
             )
-            for name in ("a", "b", "of another group")
+            for name in ("a", "b")
         ]
-        return balloond_pb2.NodeState(devices=devices)
 
     async def drop_booking(self, device, model):
         if self.unburied:
@@ -69,18 +63,17 @@ async def test_room_that_one_device_lacks_is_given_up_on_the_others():
     assert balloond.rooms == [("a", 8), ("b", 8)]
 
 
-async def test_what_a_killed_predecessor_booked_is_dropped_and_nothing_else(monkeypatch):
-    monkeypatch.setattr(devices, "_INSPECT_AGAIN_S", 0.0)
+async def test_what_is_booked_for_models_that_are_not_here_is_dropped_and_nothing_else(monkeypatch):
     monkeypatch.setattr(devices, "_UNTIL_BURIED_S", (0.0, 0.0, 0.0))
-    stays = {("a", "came up since"), ("b", "came up since"), ("of another group", "m")}
-    balloond = Balloond(booked={("a", "m"), ("b", "m"), *stays})
-    balloond.away, balloond.unburied = 2, 2
-    await on_two(balloond).drop_left_over(lambda model: model == "came up since")
-    assert balloond.booked == stays
+    ours = {("a", "ours"), ("b", "ours")}
+    balloond = Balloond(booked={("a", "m"), ("b", "m"), *ours})
+    balloond.unburied = 2
+    await on_two(balloond).drop_left_over(balloond.states(), lambda model: model == "ours")
+    assert balloond.booked == ours
 
 
 async def test_a_model_that_comes_up_while_its_old_lease_still_lives_keeps_its_booking():
     balloond = Balloond(booked={("a", "m")})
     balloond.unburied = 2
-    await on_two(balloond).drop_left_over(lambda model: balloond.unburied < 2)
+    await on_two(balloond).drop_left_over(balloond.states(), lambda model: balloond.unburied < 2)
     assert balloond.booked == {("a", "m")}
