@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
-from tests.chaos import faults  # noqa: E402
+from tests.chaos import clients, faults, scarcity  # noqa: E402
 from tests.chaos.world import STEP_MS, chaos  # noqa: E402
 
 STREAMS = 50
@@ -33,15 +33,26 @@ FAULTS: dict[str, faults.Fault] = {
     },
     "kill -9 engine": faults.engine_killed,
     **{f"{name} stopped": faults.stopped(name) for name in ("engine", "placement", "balloond")},
+    **{f"{name} stands still": faults.stands_still(name) for name in ("engine", "placement", "balloond")},
+    "slow readers": clients.slow_readers,
+    "readers gone": clients.readers_gone,
+    "bodies cut": clients.bodies_cut,
+    "group streams cut": clients.group_streams_cut,
+    "disk full": scarcity.disk_full,
+    "gateway out of descriptors": scarcity.gateway_out_of_descriptors,
+    "balloond out of descriptors": scarcity.balloond_out_of_descriptors,
+    "gateway out of memory": scarcity.gateway_out_of_memory,
 }
 
 
 async def measure(times: int, only: str) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     async with chaos(STREAMS, small_disk=True) as it:
-        for _ in range(times):
+        for repetition in range(times):
             for name, fault in FAULTS.items():
-                if only in name:
+                if repetition and not name.startswith("kill"):
+                    continue
+                if any(part in name for part in only.split(",")):
                     outcome = dataclasses.asdict(await faults.suffer(it, fault))
                     found.setdefault(name, []).append(outcome)
                     print(name, outcome, flush=True)
@@ -50,8 +61,8 @@ async def measure(times: int, only: str) -> dict[str, list[dict[str, Any]]]:
 
 def main() -> None:
     parser = _report.arguments("chaos", __doc__ or "")
-    parser.add_argument("--only", default="", help="faults whose names contain this")
-    parser.add_argument("--times", type=int, default=2, help="repetitions (default: %(default)s)")
+    parser.add_argument("--only", default="", help="faults whose names contain this, or one of these, with commas")
+    parser.add_argument("--times", type=int, default=2, help="of the kills; all else once (default: %(default)s)")
     arguments = parser.parse_args()
     found = asyncio.run(measure(arguments.times, arguments.only))
     columns = ("failed", "failed_by_own_gateway", "wrong", "longest_pause_s", "full_service_s", "leaked_bytes")

@@ -62,7 +62,7 @@ def held(pids: Iterable[int]) -> int:
                 if name and name[0].startswith(_NAMES):
                     begin, end = (int(address, 16) for address in addresses.split("-"))
                     sizes.setdefault(int(inode), end - begin)
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):
             continue  # it, or its descriptor, went away meanwhile
     return sum(sizes.values())
 

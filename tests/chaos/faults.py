@@ -15,8 +15,11 @@ from dataclasses import dataclass
 
 from tests.chaos.load import steady
 from tests.chaos.world import Chaos, busiest_engine, memory_bytes, watched
+from tests.end_to_end.world import PATIENCE_S
 
 STOPPED_S = 5.0
+STANDS_STILL_S = 20.0
+"""After which somebody kills what stands still."""
 Replaced = dict[str, int]
 Fault = Callable[[Chaos], Awaitable[Replaced]]
 
@@ -32,6 +35,8 @@ class Outcome:
     """Streams that said something else than undisturbed."""
     ended: int
     """Streams that said all of it."""
+    taken_up_again: int
+    """Streams that lost their place after their first token and went on, as the gateways' logs say."""
     refused: int
     """Connections not taken, and tried again."""
     longest_pause_s: float
@@ -56,8 +61,10 @@ async def suffer(it: Chaos, fault: Fault) -> Outcome:
     gateways = [it.system.running[name].pid for name in it.bases]
     async with watched(it) as books:
         async with steady(it.load) as load:
+            taken = it.taken_up_again()
             before = [memory_bytes(pid) for pid in gateways]
-            replaced = await fault(it)
+            async with asyncio.timeout(PATIENCE_S):
+                replaced = await fault(it)
             over = time.monotonic()
             alive = [
                 (pid, was) for pid, was in zip(gateways, before, strict=True) if os.path.exists(f"/proc/{pid}/maps")
@@ -73,6 +80,7 @@ async def suffer(it: Chaos, fault: Fault) -> Outcome:
         failed_by_own_gateway=len(own),
         wrong=len(load.wrong),
         ended=load.ended,
+        taken_up_again=it.taken_up_again() - taken,
         refused=load.refused,
         longest_pause_s=round(load.longest_gap_s, 3),
         full_service_s=round(full_service_s, 3),
@@ -117,5 +125,20 @@ def stopped(process: str) -> Fault:
         finally:
             os.kill(pid, signal.SIGCONT)
         return {}
+
+    return fault
+
+
+def stands_still(process: str) -> Fault:
+    """SIGSTOP, and it never goes on: after STANDS_STILL_S an operator kills it."""
+
+    async def fault(it: Chaos) -> Replaced:
+        pid = await busiest_engine(it) if process == "engine" else it.system.running[process].pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(STANDS_STILL_S)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+        return {} if process == "engine" else {process: pid}
 
     return fault

@@ -15,7 +15,6 @@ import aiohttp
 from services import tasks
 from tests.end_to_end.world import PATIENCE_S
 
-TOKENS = 60
 _VARIANTS = 5
 _REFUSED_PAUSE_S = 0.1
 
@@ -25,8 +24,10 @@ def prompt(variant: int) -> list[int]:
     return list(range(20 + 8 * variant, 60 + 8 * variant))
 
 
-def body(model: str, variant: int, tokens: int = TOKENS) -> dict[str, Any]:
-    return {"model": model, "prompt": prompt(variant), "max_tokens": tokens, "temperature": 0, "stream": True}
+def body(model: str, variant: int, tokens: int = 0) -> dict[str, Any]:
+    """`tokens`: 0, 40 and more, others for each variant, so that streams end and begin all the time."""
+    most = tokens or 40 + 10 * variant
+    return {"model": model, "prompt": prompt(variant), "max_tokens": most, "temperature": 0, "stream": True}
 
 
 class Broken(Exception):
@@ -89,7 +90,7 @@ class Load:
         self._running = [tasks.spawn(self._keep(slot), f"stream {i}") for i, slot in enumerate(self.slots)]
         await self.all_told_since(began)
 
-    async def all_told_since(self, moment: float, bases: list[str] | None = None) -> None:
+    async def all_told_since(self, moment: float) -> None:
         """Returns when every stream has said something after that."""
         async with asyncio.timeout(PATIENCE_S):
             while any(slot.told_at <= moment for slot in self.slots):

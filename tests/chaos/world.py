@@ -67,6 +67,12 @@ class Chaos(World):
         """Of everything that runs."""
         return [running.pid for running in self.system.running.values()] + self.engine_pids()
 
+    def taken_up_again(self) -> int:
+        """Streams so far that went on at another place, or at their own one again, after their first token."""
+        logs = [self.local.state / "logs" / f"{name}.log" for name in self.bases]
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        return sum("request goes on elsewhere" in line and '"emitted": 0,' not in line for line in lines)
+
     async def prepare(self) -> None:
         """All models under load are up, and the spare one is away with an image in host memory."""
         await asyncio.gather(*(self.complete(model, [5, 6, 7], 2) for model in (*MODELS, SPARE)))
