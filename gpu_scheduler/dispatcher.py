@@ -255,6 +255,11 @@ class Dispatcher:
         deadline = now + RESUME_S if request.deadline < inf else inf
         if request.trace is not None:
             request.trace.parked(now)
+        resident = self._residents.get(request.model)
+        if resident is None or resident.residency not in _SERVABLE:
+            # It leaves, and what waited was handed back already: here nobody would start it any more.
+            self._end(request, common_pb2.FAILED, NOT_HERE)
+            return
         self._protection.ended(request.model, request.id)
         self._backlog.requeue(request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline)
         self.changed()

@@ -360,6 +360,19 @@ async def test_a_parked_request_starts_again_with_what_it_had_generated(desk):
     assert again.sampling.max_new_tokens == 3
 
 
+async def test_what_is_parked_while_its_model_leaves_is_handed_back_at_once(desk):
+    engine = desk.model("a")
+    desk.submit("r1", new=5)
+    await desk.settle()
+    desk.residents.set(desk.residents.get("a"), common_pb2.DRAINING)
+    desk.dispatcher.hand_back("a")
+    desk.dispatcher.on_parked(engine, engine.started[0].request_id)
+    await desk.settle()
+    last = desk.last("r1")
+    assert (last.finish, last.error) == (common_pb2.FAILED, "not here")
+    assert desk.dispatcher.count("a") == (0, 0, 0)
+
+
 async def test_what_was_said_before_a_seam_counts_as_output_also_when_it_is_parked_again(desk):
     engine = desk.model("a")
     desk.submit("r1", tokens=10, new=5, resumed_tokens=4)
