@@ -114,16 +114,22 @@ async def engine_killed(it: Chaos) -> Replaced:
     return {}
 
 
+async def _hold(it: Chaos, process: str, seconds: float, then: signal.Signals) -> int:
+    """SIGSTOP for so long; its pid."""
+    pid = await busiest_engine(it) if process == "engine" else it.system.running[process].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(pid, then)
+    return pid
+
+
 def stopped(process: str) -> Fault:
     """SIGSTOP, and SIGCONT after STOPPED_S."""
 
     async def fault(it: Chaos) -> Replaced:
-        pid = await busiest_engine(it) if process == "engine" else it.system.running[process].pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(STOPPED_S)
-        finally:
-            os.kill(pid, signal.SIGCONT)
+        await _hold(it, process, STOPPED_S, signal.SIGCONT)
         return {}
 
     return fault
@@ -133,12 +139,7 @@ def stands_still(process: str) -> Fault:
     """SIGSTOP, and it never goes on: after STANDS_STILL_S an operator kills it."""
 
     async def fault(it: Chaos) -> Replaced:
-        pid = await busiest_engine(it) if process == "engine" else it.system.running[process].pid
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(STANDS_STILL_S)
-        finally:
-            os.kill(pid, signal.SIGKILL)
+        pid = await _hold(it, process, STANDS_STILL_S, signal.SIGKILL)
         return {} if process == "engine" else {process: pid}
 
     return fault

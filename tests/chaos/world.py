@@ -27,7 +27,7 @@ from services import tasks
 from services.errors import PrismError
 from tests.chaos.books import Books, held
 from tests.chaos.load import Load, body
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, World, catalogue, free_port
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, World, catalogue, free_port, print_ends
 
 SPARE = "spare"
 DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
@@ -180,8 +180,7 @@ async def chaos(streams: int = 50, *, small_disk: bool = False) -> AsyncIterator
             await it.close()
         await placement.close()
     except BaseException:
-        for log in sorted((state / "logs").glob("*.log")):
-            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]))
+        print_ends(state / "logs")
         raise
     finally:
         await system.end()

@@ -25,7 +25,7 @@ from deploy.local.topology import Local, Process
 from gateway import keys
 from services import rpc, tasks
 from services.tls import Identity
-from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, catalogue, free_port
+from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, catalogue, free_port, print_ends
 from tests.services.certificates import Files, issued
 
 NAME = "prism.internal"
@@ -98,8 +98,7 @@ async def secured(ca: trustme.CA) -> AsyncIterator[Secured]:
         await system.start()
         yield Secured(system, state, f"https://{http}", files, me)
     except BaseException:
-        for log in sorted((state / "logs").glob("*.log")):
-            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]))
+        print_ends(state / "logs")
         raise
     finally:
         rpc.identify(None)

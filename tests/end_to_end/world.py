@@ -182,6 +182,12 @@ class World:
         os.kill(self.system.running[name].pid, signal.SIGKILL)
 
 
+def print_ends(logs: Path) -> None:
+    """The last lines of each, in folders below too, for who reads why a test failed."""
+    for log in sorted(logs.rglob("*.log")):
+        print(f"--- {log.relative_to(logs)}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]))
+
+
 @contextlib.asynccontextmanager
 async def world(
     engine: str,
@@ -213,8 +219,7 @@ async def world(
             yield World(plan, system, http, placement)
         await placement.close()
     except BaseException:
-        for log in sorted((state / "logs").glob("*.log")):
-            print(f"--- {log.name}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]))
+        print_ends(state / "logs")
         raise
     finally:
         await system.end()

@@ -1,7 +1,7 @@
 """A fleet for tests: nodes in network namespaces, speaking TCP with placement and gateway, which run outside of them.
 
-Node b has its own copy of the models' files, and where the kernel allows it a monotonic clock that is a day ahead:
-neither may matter.
+Node b has its own copy of the models' files, where the kernel allows it a monotonic clock that is a day ahead, and
+where libfaketime is installed a calendar that is two days ahead: none of it may matter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from deploy.local.topology import Process, to_toml
 from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, free_port
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, free_port, print_ends
 from tests.fleet.network import Network
 
 NODES = ("a", "b")
@@ -51,6 +51,11 @@ asyncio.run(main())
 
 def group_name(node: str) -> str:
     return f"{node}/{DEVICE}"
+
+
+def _another_calendar() -> tuple[str, ...]:
+    """A command that becomes one for which it is two days later, where libfaketime is installed."""
+    return ("faketime", "--exclude-monotonic", "-f", "+2d") if shutil.which("faketime") else ()
 
 
 def _another_clock() -> tuple[str, ...]:
@@ -74,6 +79,7 @@ class Node:
         self.under: tuple[str, ...] = ("ip", "netns", "exec", network.namespace(name))
         if name != NODES[0]:
             self.under += _another_clock()
+            self.under += _another_calendar()
         self.group = f"{self.address}:{_GROUP}"
         self.loader = f"{self.address}:{_LOADER}"
         self.balloond = f"{self.address}:{_BALLOOND}"
@@ -344,9 +350,7 @@ async def fleet() -> AsyncIterator[Fleet]:
                     await it.start()
                     yield it
             except BaseException:
-                for log in sorted(state.glob("**/*.log")):
-                    lines = log.read_text(errors="replace").splitlines()[-25:]
-                    print(f"--- {log.relative_to(state)}\n" + "\n".join(lines))
+                print_ends(state)
                 raise
             finally:
                 for node in nodes.values():
