@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 import starlette.routing
 
@@ -24,7 +25,8 @@ from gateway.ui.live import Live
 from gateway.ui.look import Looker
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
-from services import log, rpc, tracing
+from services import inherited, log, rpc, tasks, tracing
+from services.errors import Invalid
 from services.files import Followed
 from services.service import Service, read_arguments, run
 from services.watch import follow_stream
@@ -84,15 +86,28 @@ async def build(service: Service) -> None:
         "prism.gateway.v1.Inference",
     )
     service.on_stop(links.close)
-    service.on_drain(server.stop)
-    service.on_drain(serving.drain)
+    service.on_drain(partial(_leave, service, server, serving, config.withdraw_s))
     try:
         async with asyncio.timeout(config.routes_time_out_s):
             await heard.wait()
     except TimeoutError:
         _log.warning("serving before placement was heard: every model is unavailable until then")
-    await server.start()
+    listeners = inherited.listeners()
+    if len(listeners) > 1:
+        raise Invalid(f"{len(listeners)} listening sockets were handed over, and HTTP is one")
+    await server.start(*listeners)
     await service.ready()
+
+
+async def _leave(service: Service, server: HttpServer, serving: Serving, withdraw_s: float) -> None:
+    """First nobody should come any more, then nobody can, and what is under way ends."""
+    serving.leaving = True
+    server.withdraw()
+    await asyncio.sleep(withdraw_s)
+    # Who calls by gRPC is told to go elsewhere. Not awaited: who watches health never ends.
+    tasks.spawn(service.server.stop(service.config.drain_s), "no new calls")
+    await server.stop()
+    await serving.drain()
 
 
 def _keys(service: Service, path: str) -> Followed[Keys] | None:

@@ -115,6 +115,8 @@ class Endpoints:
 
     async def health(self, request: Request) -> Response:
         routes = self._serving.routes
+        if self._serving.leaving:
+            return _json({"status": "stopping"}, 503)
         if not routes.known:
             return _json({"status": "waiting for placement"}, 503)
         return _json({"status": "ok", "placement": "ok" if routes.fresh else "away", "models": len(routes.all())})

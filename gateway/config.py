@@ -11,9 +11,13 @@ class GatewayConfig(Config):
     """`listen` is the gRPC address of the inference API, `metrics` a second place for what /metrics serves anyway."""
 
     http: str
-    """Address of the HTTP API, "host:port"; port 0: any that is free."""
+    """Address of the HTTP API, "host:port"; port 0: any that is free. Where a service manager hands a listening socket
+    over (LISTEN_FDS), that one is served instead."""
     placement: str
     """gRPC address of placement."""
+    withdraw_s: float = Field(0.0, ge=0)
+    """Of `drain_s`, how long a stop serves on as usual while /health and gRPC's health say no: longer than who balances
+    load over gateways takes to notice. 0 where nobody does, or the manager waits before it stops anybody."""
     most_in_flight: int = Field(1024, ge=1)
     """Answers being made or waited for at once (a request with n = 4 is four); more get 429."""
     park_time_out_s: float = Field(60.0, gt=0)

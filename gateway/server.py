@@ -9,12 +9,23 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from services import tasks
 from services.errors import Unavailable
 from services.tls import Identity
 
 _BACKLOG = 2048
+_FIRST_REQUEST_S = 1.0
+"""How long a connection that was taken before a stop has for its request: who made it has it on the way."""
+
+
+class _Protocol(HttpToolsProtocol):
+    def shutdown(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.loop.call_later(_FIRST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -33,7 +44,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 loop="none",
-                http="httptools",
+                http=_Protocol,
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -51,8 +62,15 @@ class HttpServer:
         self.port = 0
         """The port in use, once started."""
 
-    async def start(self) -> None:
-        """Raises Unavailable with one line when the address cannot be had."""
+    async def start(self, listener: socket.socket | None = None) -> None:
+        """On `listener`, which somebody else opened, or else at the address. Raises Unavailable with one line when that
+        cannot be had."""
+        if listener is None:
+            listener = self._listen()
+        self.port = listener.getsockname()[1]
+        self._serving = tasks.spawn(self._uvicorn.serve(sockets=[listener]), "http server")
+
+    def _listen(self) -> socket.socket:
         host, _, port = self._address.rpartition(":")
         host = host.strip("[]")
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -63,12 +81,17 @@ class HttpServer:
         except OSError as error:
             listener.close()
             raise Unavailable(f"cannot serve HTTP on {self._address}: {error.strerror or error}") from None
-        self.port = listener.getsockname()[1]
-        self._serving = tasks.spawn(self._uvicorn.serve(sockets=[listener]), "http server")
+        return listener
+
+    def withdraw(self) -> None:
+        """From now on every connection ends with its next response. Unasked, one that a client keeps would be closed
+        at the stop, maybe under a request that is on its way."""
+        self._uvicorn.config.encoded_headers.append((b"connection", b"close"))
+        self._uvicorn.server_state.default_headers = list(self._uvicorn.config.encoded_headers)
 
     async def stop(self) -> None:
-        """Takes no more connections, closes those without a request, waits for the others' responses. Cancelling it
-        cuts those off."""
+        """Takes no more connections, closes those that had a request and have none, waits for the others' responses.
+        Cancelling it cuts those off."""
         self._uvicorn.should_exit = True
         if self._serving is not None:
             await self._serving

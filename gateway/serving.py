@@ -34,6 +34,8 @@ class Serving:
         self._relay = relay
         self._most_in_flight = most_in_flight
         self._in_flight = 0
+        self.leaving = False
+        """Serves on, but who balances load over gateways should ask others."""
         self._draining = False
         self._idle = asyncio.Event()
         self._idle.set()
