@@ -40,6 +40,8 @@ class Outcome:
     refused: int
     """Connections not taken, and tried again."""
     longest_pause_s: float
+    lasted_s: float
+    """The fault: of a restart, until the process had ended."""
     full_service_s: float
     """From the end of the fault."""
     leaked_bytes: int
@@ -63,6 +65,7 @@ async def suffer(it: Chaos, fault: Fault) -> Outcome:
         async with steady(it.load) as load:
             taken = it.taken_up_again()
             before = [memory_bytes(pid) for pid in gateways]
+            began = time.monotonic()
             async with asyncio.timeout(PATIENCE_S):
                 replaced = await fault(it)
             over = time.monotonic()
@@ -83,6 +86,7 @@ async def suffer(it: Chaos, fault: Fault) -> Outcome:
         taken_up_again=it.taken_up_again() - taken,
         refused=load.refused,
         longest_pause_s=round(load.longest_gap_s, 3),
+        lasted_s=round(over - began, 3),
         full_service_s=round(full_service_s, 3),
         leaked_bytes=max(ledger, kernel),
         spare_refused=len(it.spare_errors),
@@ -99,11 +103,21 @@ async def nothing(it: Chaos) -> Replaced:
 
 def killed(process: str) -> Fault:
     """SIGKILL of one of the plan's processes."""
+    return _signalled(process, signal.SIGKILL)
 
+
+def restarted(process: str) -> Fault:
+    """SIGTERM of one of the plan's processes; over when it has ended."""
+    return _signalled(process, signal.SIGTERM)
+
+
+def _signalled(process: str, number: signal.Signals) -> Fault:
     async def fault(it: Chaos) -> Replaced:
         name = it.local.scheduler("cpu:0") if process == "gpu_scheduler" else process
         pid = it.system.running[name].pid
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
+        while it.system.running[name].pid == pid and os.path.exists(f"/proc/{pid}/fd/0"):
+            await asyncio.sleep(0.02)
         return {name: pid}
 
     return fault

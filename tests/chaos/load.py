@@ -40,6 +40,8 @@ class Slot:
 
     base: str
     """Of its gateway."""
+    others: tuple[str, ...]
+    """Asked when that does not take the connection, as a balancer does."""
     model: str
     variant: int
     told_at: float = 0.0
@@ -57,8 +59,16 @@ class Load:
 
     def __init__(self, http: aiohttp.ClientSession, bases: list[str], models: list[str], count: int) -> None:
         self._http = http
+        self.balanced = False
+        """Whether a stream that its gateway does not take is another one's."""
         self.slots = [
-            Slot(bases[i % len(bases)], models[i // len(bases) % len(models)], i % _VARIANTS) for i in range(count)
+            Slot(
+                bases[i % len(bases)],
+                tuple(base for base in bases if base != bases[i % len(bases)]),
+                models[i // len(bases) % len(models)],
+                i % _VARIANTS,
+            )
+            for i in range(count)
         ]
         self._expected: dict[tuple[str, int], str] = {}
         self._running: list[asyncio.Task[None]] = []
@@ -79,7 +89,7 @@ class Load:
         """What every stream says when nothing happens."""
         kinds = sorted({(slot.model, slot.variant) for slot in self.slots})
         base = self.slots[0].base
-        texts = await asyncio.gather(*(self._stream(Slot(base, *kind)) for kind in kinds))
+        texts = await asyncio.gather(*(self._stream(Slot(base, (), *kind), base) for kind in kinds))
         self._expected = dict(zip(kinds, texts, strict=True))
         assert len(set(texts)) > len(texts) // 2, "streams must differ, or a mix-up would not show"
 
@@ -108,7 +118,7 @@ class Load:
     async def _keep(self, slot: Slot) -> None:
         while not self._ending:
             try:
-                text = await self._stream(slot)
+                text = await self._balanced(slot) if self.balanced else await self._stream(slot, slot.base)
             except aiohttp.ClientConnectorError:
                 self.refused += 1
                 await asyncio.sleep(_REFUSED_PAUSE_S)
@@ -120,10 +130,16 @@ class Load:
             if text != self._expected[slot.model, slot.variant]:
                 self.wrong.append(f"{slot.model}: {text!r}")
 
-    async def _stream(self, slot: Slot) -> str:
+    async def _balanced(self, slot: Slot) -> str:
+        for base in (slot.base, *slot.others[:-1]):
+            with contextlib.suppress(aiohttp.ClientConnectorError):
+                return await self._stream(slot, base)
+        return await self._stream(slot, slot.others[-1])
+
+    async def _stream(self, slot: Slot, base: str) -> str:
         """A stream to its end. Raises Broken, and what aiohttp does."""
         text, last = "", time.monotonic()
-        url = slot.base + "/v1/completions"
+        url = base + "/v1/completions"
         async with self._http.post(url, json=body(slot.model, slot.variant)) as answer:
             if answer.status != 200:
                 raise Broken(f"{answer.status} {(await answer.text())[:300]}")
