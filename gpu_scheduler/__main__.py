@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from balloond.client import BalloondClient
 from gpu_scheduler import metrics
 from gpu_scheduler.activation import Activation
@@ -13,6 +15,7 @@ from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.handover import Handover
+from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
@@ -28,6 +31,9 @@ from protos import gpu_scheduler_pb2_grpc
 from services import log, tracing
 from services.service import Service, read_arguments, run
 from services.watch import Watched
+
+_LAST_ANSWERS_S = 0.2
+"""For calls that end by themselves."""
 
 
 async def build(service: Service) -> None:
@@ -84,12 +90,12 @@ async def build(service: Service) -> None:
     handover = Handover(residents, loader, brought)
     residency = Residency(config, residents, dispatcher, activation, handover, pools)
     report = Report(config, residents, dispatcher, memory, pools, room.lacking)
-    servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, changes)
+    leaving = Leaving(residents, dispatcher.all_requests, lambda: changes.set(None))
+    servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, leaving, changes)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 
     local = LocalServer(config.listen, dispatcher, int(config.socket_mode, 8))
     await local.start()
-    service.on_stop(local.stop)
 
     service.spawn(dispatcher.run(), "dispatcher")
     service.spawn(metrics.keep(report), "metrics")
@@ -99,10 +105,14 @@ async def build(service: Service) -> None:
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images, residents.generations), "follow loader")
-    service.on_drain(residency.close)
+    service.on_drain(leaving.leave)
     for pool in pools.values():
         pool.fill()
         service.on_stop(pool.close)
+    # The last one is the first: who sends requests here hears that the group ends, and not that its engines died.
+    service.on_stop(residency.close)
+    service.on_stop(local.stop)
+    service.on_stop(partial(service.server.stop, _LAST_ANSWERS_S))
     await service.ready()
 
 

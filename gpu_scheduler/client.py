@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import grpc
 
@@ -47,6 +47,17 @@ class GpuSchedulerClient:
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
         return last
+
+    async def hold(self) -> AsyncGenerator[None, None]:
+        """Keeps a group that is stopping, until the iterator is closed. Raises what refused it, or lost it."""
+        call = self._stub.Hold(gpu_scheduler_pb2.HoldRequest())
+        try:
+            async for _ in call:
+                yield
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
+        finally:
+            call.cancel()
 
     def watch(self) -> AsyncIterator[gpu_scheduler_pb2.GroupState | None]:
         """The group's state for ever; None each time the group was lost."""

@@ -436,6 +436,10 @@ class Dispatcher:
                     late += self._backlog.state(request.id) is State.LATE
         return waiting, running, late
 
+    def all_requests(self) -> int:
+        """That wait or run, of all models."""
+        return len(self._requests)
+
     def idle_s(self, model: str) -> float:
         """Seconds since the model's last request arrived or ended; 0 while one is here."""
         waiting, running, _ = self.count(model)

@@ -47,7 +47,8 @@ class Report:
             free_bytes=self._memory.free_bytes,
             node=self._memory.node,
             weights_extent_bytes=self._config.weights_extent_bytes,
-            drained=self._residents.drained,
+            drained=self._residents.drained or self._residents.stopping,
+            stopping=self._residents.stopping,
             balloond_error=self._memory.away,
         )
 

@@ -89,8 +89,10 @@ class Residency:
             under_way = common_pb2.Residency.Name(resident.change.target)
             raise Conflict(f"{spec.name} is on its way to {under_way}")
         is_up = resident is not None and resident.residency == common_pb2.ACTIVE
-        if target == common_pb2.ACTIVE and self._residents.drained and not is_up:
-            raise Unmet(f"the group {self._config.group} is drained: no model comes up there")
+        if target == common_pb2.ACTIVE and not is_up:
+            for so, what in ((self._residents.drained, "drained"), (self._residents.stopping, "stopping")):
+                if so:
+                    raise Unmet(f"the group {self._config.group} is {what}: no model comes up there")
         resident = self._residents.enter(self._residents.of_this_node(spec))
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = Change(target, time.monotonic(), Watched(now))

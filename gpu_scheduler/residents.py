@@ -120,6 +120,8 @@ class Residents:
         that were copied to another are of another generation there."""
         self.drained = False
         """Placement keeps the group empty: no model comes up here."""
+        self.stopping = False
+        """The process ends soon."""
         self._on_change = on_change
 
     def __iter__(self):  # type: ignore[no-untyped-def]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from gpu_scheduler.devices import Devices, share
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.handover import Handover
+from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
@@ -34,6 +36,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         residency: Residency,
         handover: Handover,
         report: Report,
+        leaving: Leaving,
         changes: Watched[None],
     ) -> None:
         self._devices = devices
@@ -42,6 +45,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         self._residency = residency
         self._handover = handover
         self._report = report
+        self._leaving = leaving
         self._changes = changes
         self._numbers = itertools.count(1)
 
@@ -94,9 +98,15 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         self._changes.set(None)
         return gpu_scheduler_pb2.SetDrainedResponse()
 
+    async def Hold(self, request: gpu_scheduler_pb2.HoldRequest, context: Any) -> Any:
+        with self._leaving.held():
+            yield gpu_scheduler_pb2.HoldResponse()
+            await asyncio.Event().wait()  # until the caller ends it
+
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
-        async for _ in self._changes.follow(_STATE_EVERY_S, _STATE_AT_LEAST_EVERY_S):
-            yield self._report.build()
+        with self._leaving.watched():
+            async for _ in self._changes.follow(_STATE_EVERY_S, _STATE_AT_LEAST_EVERY_S):
+                yield self._report.build()
 
     async def Inspect(self, request: gpu_scheduler_pb2.InspectRequest, context: Any) -> gpu_scheduler_pb2.QueueState:
         return self._dispatcher.queue_state()

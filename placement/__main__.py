@@ -23,6 +23,7 @@ from placement.members import Kind, Members
 from placement.names import Names
 from placement.reconcile import Reconciler
 from placement.server import NAME, PlacementServicer
+from placement.stopping import Stopping
 from protos import placement_pb2, placement_pb2_grpc
 from services import log, tasks
 from services.config import load, read
@@ -48,6 +49,7 @@ async def build(path: str, service: Service) -> None:
             fresh.revision = routes.revision + 1
             routes.set(fresh)
         reconciler.changed()
+        stopping.look()
 
     cluster = Cluster([], changed)
     loaders = Loaders(cluster)
@@ -56,6 +58,7 @@ async def build(path: str, service: Service) -> None:
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
     drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
+    stopping = Stopping(cluster, drain)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
         PlacementServicer(cluster, reconciler, history, routes, loaders, drain),

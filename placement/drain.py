@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from placement.actuate import Actuator
 from placement.cluster import Cluster, Group
 from placement.history import History
-from placement.judge import Judge
+from placement.judge import Judge, Verdict
 from placement.reconcile import Reconciler
 from protos import common_pb2, gpu_scheduler_pb2
+from services import log
 from services.errors import NotFound, PrismError, Unavailable
+
+_log = log.get(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,15 @@ class Drain:
         there = sorted(group.residents.values(), key=lambda r: r.residency != common_pb2.ACTIVE)
         return [await self._leave(group, resident) for resident in there]
 
+    async def move_away(self, group: Group) -> None:
+        """Of a group that is stopping: moves models with requests to where there is room. The others end with it, and
+        come up again where somebody asks for them."""
+        for resident in [each for each in group.residents.values() if each.waiting + each.running]:
+            try:
+                await self._move(group, resident, "stopping")
+            except PrismError as error:
+                _log.warning("not moved", model=resident.model, group=group.name, why=str(error))
+
     async def undo(self, name: str) -> None:
         """Models may come up there again. Raises NotFound, Unavailable."""
         await self._set(name, False)
@@ -75,19 +87,28 @@ class Drain:
         model, entry = resident.model, self._cluster.entry(resident.model)
         spec = entry.model if entry is not None else common_pb2.ModelSpec(name=model)
         try:
-            if resident.residency == common_pb2.ACTIVE and entry is not None and not entry.error:
-                verdict = self._judge.prospect(spec)
-                if verdict.group is not None:
-                    reason = f"from {group.name}, which is drained: {verdict.reason}"
-                    record = self._history.add(model, "migrate", verdict.group.name, reason, verdict.candidates)
-                    yields = self._reconciler.yields(verdict, f"part of moving {model}")
-                    await self._actuator.migrate(model, group, verdict.group, record, yields)
-                    self._judge.moved(model)
-                    return Left(model, verdict.group.name)
-                if spec.pinned:
-                    return Left(model, error=f"it is pinned, and has no other place: {verdict.reason}")
+            verdict = await self._move(group, resident, "drained")
+            if verdict is not None and verdict.group is not None:
+                return Left(model, verdict.group.name)
+            if verdict is not None and spec.pinned:
+                return Left(model, error=f"it is pinned, and has no other place: {verdict.reason}")
             record = self._history.add(model, "go cold", group.name, f"{group.name} is drained")
             await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
             return Left(model)
         except PrismError as error:
             return Left(model, error=str(error))
+
+    async def _move(self, group: Group, resident: gpu_scheduler_pb2.Resident, state: str) -> Verdict | None:
+        """Moves an active model to where there is room, as the verdict says. None: it is not one that could move.
+        Raises what refused it."""
+        model, entry = resident.model, self._cluster.entry(resident.model)
+        if resident.residency != common_pb2.ACTIVE or entry is None or entry.error:
+            return None
+        verdict = self._judge.prospect(entry.model)
+        if verdict.group is not None:
+            reason = f"from {group.name}, which is {state}: {verdict.reason}"
+            record = self._history.add(model, "migrate", verdict.group.name, reason, verdict.candidates)
+            yields = self._reconciler.yields(verdict, f"part of moving {model}")
+            await self._actuator.migrate(model, group, verdict.group, record, yields)
+            self._judge.moved(model)
+        return verdict

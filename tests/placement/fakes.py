@@ -27,6 +27,7 @@ class FakeGroup:
         self.successors = []
         self.yield_drains = []
         self.fail: PrismError | None = None
+        self.held = 0
         self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
         self.state.memory.add(device=f"{name}-device", capacity_bytes=capacity, free_bytes=capacity)
         self.tell = lambda: None
@@ -38,6 +39,13 @@ class FakeGroup:
     async def set_drained(self, drained):
         self.state.drained = drained
         self.tell()
+
+    async def hold(self):
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
 
     def remove(self, model):
         kept = [resident for resident in self.state.residents if resident.model != model]
