@@ -148,7 +148,7 @@ class Chaos(World):
 
 
 @contextlib.asynccontextmanager
-async def chaos(streams: int = 50, *, small_disk: bool = False) -> AsyncIterator[Chaos]:
+async def chaos(streams: int = 50, *, small_disk: bool = False, step_ms: int = STEP_MS) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
     `small_disk`: all its files lie on a tmpfs of its own (needs root)."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
@@ -161,7 +161,7 @@ async def chaos(streams: int = 50, *, small_disk: bool = False) -> AsyncIterator
         catalogue=listed,
         http=f"127.0.0.1:{free_port()}",
         engine="echo",
-        engine_options={"step_ms": str(STEP_MS)},
+        engine_options={"step_ms": str(step_ms)},
         devices=DEVICES,
         loader=loader,
     )
