@@ -132,6 +132,8 @@ def _check(message: gateway_pb2.GenerateRequest) -> None:
     for field, (value, least, most) in bounds.items():
         if not least <= value <= most:
             raise BadField(f"'{field}' is {value:g}: it must be from {least} to {most}.", field)
+    if message.HasField("chat") and not message.chat.messages:
+        raise BadField("'chat.messages' is empty.", "chat.messages", "array_too_short")
     if len(message.stop) > MOST_STOPS or not all(message.stop):
         raise BadField(f"At most {MOST_STOPS} stop strings, none of them empty.", "stop")
     if any(token < 0 for token in message.tokens.ids):

@@ -73,7 +73,9 @@ class Residency:
         """Starts a change or joins the one under way. Raises Conflict when that has another target, Unmet for an
         impossible one."""
         if target != common_pb2.ACTIVE and target not in _DOWN:
-            raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to bring a model to")
+            known = target in common_pb2.Residency.values()
+            name = common_pb2.Residency.Name(target) if known else target
+            raise Unmet(f"{name} is not a residency to bring a model to")
         if target == common_pb2.ACTIVE and (wanted := count(spec)) != len(self._config.devices):
             here = len(self._config.devices)
             raise Unmet(f"{spec.name} is for {wanted} devices, the group {self._config.group} for models on {here}")

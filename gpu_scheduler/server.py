@@ -51,10 +51,15 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     async def Serve(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], context: Any) -> Any:
         stream = PulledStream(next(self._numbers))
-        reading = tasks.spawn(self._read(requests, stream), f"gateway stream {stream.number}")
+        # What cannot be read ends the stream, whose requests nobody could cancel any more.
+        reading = tasks.spawn(
+            self._read(requests, stream), f"gateway stream {stream.number}", lambda failure: stream.close()
+        )
         try:
             async for message in stream.messages():
                 yield message
+            if reading.done():
+                reading.result()
         finally:
             self._dispatcher.cancel_stream(stream)
             await tasks.cancel(reading)

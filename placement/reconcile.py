@@ -170,7 +170,8 @@ class Reconciler:
         """Brings the model down wherever it is; what it has then. Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
         if target not in _BELOW:
-            raise Unmet(f"{common_pb2.Residency.Name(target)} is not a residency to evict to")
+            known = target in common_pb2.Residency.values()
+            raise Unmet(f"{common_pb2.Residency.Name(target) if known else target} is not a residency to evict to")
         places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
         if not places:
             raise Unmet(f"{model} is on no group in a state above that")

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from services import log, sockets
 from services.channels import RenewedChannel
-from services.errors import PrismError, Unavailable, Unmet
+from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.status import to_status
 from services.tls import Identity
 
@@ -79,9 +80,24 @@ Guard = Callable[[str, Iterable[tuple[str, str | bytes]]], Any]
 """Of a call's method ("/package.Service/Method") and metadata: raises the PrismError by which it is refused."""
 
 
+def _parse(kind: Callable[[bytes], Any], message: bytes) -> Any:
+    """Raises Invalid for bytes that are no such message."""
+    try:
+        return kind(message)
+    except DecodeError as error:
+        raise Invalid(str(error)) from None
+
+
+async def _parse_each(kind: Callable[[bytes], Any], messages: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+    async for message in messages:
+        yield _parse(kind, message)
+
+
 class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses callers of another major version, and whom the server's guard does. Answers a PrismError with its status.
-    Anything else is a fault of ours: logged with its trace, told as INTERNAL."""
+    Anything else is a fault of ours: logged with its trace, told as INTERNAL.
+
+    Requests are parsed here, because gRPC would tell what it cannot parse as a fault of the server."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -98,6 +114,12 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         except PrismError as error:
             refusal = error
 
+        def parse(request: Any) -> Any:
+            kind = handler.request_deserializer
+            if kind is None:
+                return request
+            return _parse_each(kind, request) if handler.request_streaming else _parse(kind, request)
+
         async def refuse(context: Any, error: Exception) -> None:
             if isinstance(error, PrismError):
                 code, text = to_status(error)
@@ -111,7 +133,7 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if refusal is not None:
                     await refuse(context, refusal)
                 try:
-                    return await behaviour(request, context)
+                    return await behaviour(parse(request), context)
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:  # the process's outermost edge: every failure gets an answer
@@ -124,7 +146,7 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if refusal is not None:
                     await refuse(context, refusal)
                 try:
-                    async for message in behaviour(request, context):
+                    async for message in behaviour(parse(request), context):
                         yield message
                 except grpc.aio.AbortError:
                     raise
@@ -137,7 +159,7 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for kind, wrap in kinds.items():
             behaviour = getattr(handler, kind)
             if behaviour is not None:
-                return handler._replace(**{kind: wrap(behaviour)})
+                return handler._replace(**{kind: wrap(behaviour), "request_deserializer": None})
         return handler
 
 

@@ -38,7 +38,7 @@ def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
     for kind in type(error).__mro__:
         if kind in _CODES:
             return _CODES[kind], str(error)
-    return grpc.StatusCode.UNKNOWN, str(error)
+    return grpc.StatusCode.UNAVAILABLE, str(error)  # as `from_rpc` has it
 
 
 def from_rpc(error: grpc.aio.AioRpcError) -> PrismError:

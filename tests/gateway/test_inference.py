@@ -100,6 +100,7 @@ async def test_cancelling_the_call_frees_the_engine(world: World) -> None:
         (ask(sampling=common_pb2.Sampling(max_new_tokens=9999)), grpc.StatusCode.INVALID_ARGUMENT, "max_new_tokens"),
         (ask(text="z" * 600), grpc.StatusCode.INVALID_ARGUMENT, "512"),
         (ask(stop=[""]), grpc.StatusCode.INVALID_ARGUMENT, "stop"),
+        (ask(chat=gateway_pb2.Chat()), grpc.StatusCode.INVALID_ARGUMENT, "chat.messages"),
         (ask(tokens=gateway_pb2.TokenIds(ids=[-1])), grpc.StatusCode.INVALID_ARGUMENT, "Token ids"),
     ],
 )

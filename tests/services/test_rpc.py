@@ -41,6 +41,17 @@ async def test_a_domain_error_is_answered_with_its_status_and_line(address):
     assert caught.value.details() == "no model m"
 
 
+@pytest.mark.parametrize("method", ["Activate", "WatchRoutes"])
+async def test_bytes_that_are_no_message_are_the_callers_fault(address, method):
+    async with rpc.channel(address) as channel:
+        call = channel.unary_unary if method == "Activate" else channel.unary_stream
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            answer = call(f"/{NAME}/{method}")(b"\x0a\x7f")
+            await (answer if method == "Activate" else answer.read())
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "prism.placement.v1" in caught.value.details()
+
+
 async def test_a_fault_of_ours_is_internal_and_the_server_lives_on(address):
     async with rpc.channel(address) as channel:
         stub = placement_pb2_grpc.PlacementStub(channel)

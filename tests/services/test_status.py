@@ -32,3 +32,10 @@ def test_a_subclass_is_told_as_its_kind():
 
 def test_a_status_without_a_kind_means_unavailable():
     assert type(from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, None, None))) is errors.Unavailable
+
+
+def test_an_error_without_a_status_of_its_own_is_told_as_it_will_be_read():
+    class Odd(errors.PrismError):
+        pass
+
+    assert to_status(Odd("x"))[0] is grpc.StatusCode.UNAVAILABLE
