@@ -34,7 +34,7 @@ from balloond.processes import Deaths, Process
 from balloond.records import BookingFacts, BorrowFacts, LeaseFacts
 from balloond.recovery import Found
 from services import log, tasks
-from services.errors import NotFound, Refused, Unavailable
+from services.errors import Exists, NotFound, Refused, Unavailable
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -100,9 +100,13 @@ class Daemon:
         self, process: Process, device_name: str, model: str, token: str, held: Sequence[tuple[int, int, Kind]]
     ) -> LeaseFacts:
         """A lease that neither this balloond nor the keeper knows: its process lives on, so what it holds is
-        stranded. It is entitled to what it has until somebody books for it. Raises NotFound without the device."""
+        stranded. It is entitled to what it has until somebody books for it. Raises NotFound without the device, Exists
+        for a token like another's, Invalid for extents that there cannot be."""
         device = self.device(device_name)
         facts = LeaseFacts(token[:8], device_name, model, token, process)
+        if facts.id in self._facts:
+            raise Exists(f"lease {facts.id} exists")
+        device.ledger.check_held(held)
         if model not in device.ledger.bookings:
             weights = sum(nbytes for _, nbytes, kind in held if kind != "kv")
             try:
@@ -136,12 +140,13 @@ class Daemon:
         return None
 
     def connect(
-        self, facts: LeaseFacts, process: Process, session: Session, held: Iterable[tuple[int, int, Kind]]
+        self, facts: LeaseFacts, process: Process, session: Session, held: Sequence[tuple[int, int, Kind]]
     ) -> None:
         """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended
-        meanwhile."""
+        meanwhile, Invalid for extents that there cannot be."""
         device = self.device(facts.device)
         device.ledger.lease(facts.id)
+        device.ledger.check_held(held)
         if process != facts.process:
             # Whoever shows the token is the lease's process.
             facts = LeaseFacts(facts.id, facts.device, facts.model, facts.token, process)

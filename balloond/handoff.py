@@ -24,6 +24,9 @@ _log = log.get(__name__)
 _TOGETHER = 64
 """Descriptors in a message: more are no faster, and would be on their way while nobody can use them."""
 
+_MOST_HELD = 1 << 20
+"""Extents that one process may say it holds: 2 TiB of the smallest on a GPU."""
+
 
 class HandoffServer:
     """Accepts at once, so that a second balloond is noticed at once; serves from `serve` on, when there is a ledger."""
@@ -97,6 +100,7 @@ class _Session:
 
     async def _receive(self) -> handoff_pb2.ToBalloond | None:
         """None when the connection is closed, or speaks something else."""
+        await self._connection.drained()
         received = await self._connection.recv()
         if received is None:
             return None
@@ -118,11 +122,15 @@ class _Session:
         if first is None or not first.HasField("attach"):
             return False
         attach = first.attach
+        if max(len(attach.token), len(attach.model)) > wire.LONGEST_NAME:
+            return False
         while attach.more:
             following = await self._receive()
             if following is None or not following.HasField("attach"):
                 return False
             attach.held.extend(following.attach.held)
+            if len(attach.held) > _MOST_HELD:
+                return False
             attach.more = following.attach.more
         try:
             if attach.role == handoff_pb2.Attach.LOADER:
@@ -244,7 +252,9 @@ class _Session:
 
 
 def _refusal(request_id: int, why: Why, short: int, detail: str) -> bytes:
-    refused = handoff_pb2.Refused(request_id=request_id, why=wire.WHYS[why], short_bytes=short, detail=detail)
+    refused = handoff_pb2.Refused(
+        request_id=request_id, why=wire.WHYS[why], short_bytes=wire.bytes_of(short), detail=detail
+    )
     return bytes(handoff_pb2.FromBalloond(refused=refused).SerializeToString())
 
 

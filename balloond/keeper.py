@@ -22,6 +22,8 @@ from services import notify, seqpacket, tasks
 from services.errors import PrismError
 
 _BATCH_BYTES = seqpacket.MAX_BYTES // 2
+_LONGEST_RECORD = seqpacket.MAX_BYTES - 64
+"""What was kept has to fit the answer that lists it, with what is around it there."""
 
 
 class Keeper:
@@ -32,13 +34,17 @@ class Keeper:
         self._fds: dict[str, int] = {}
 
     def keep(self, records: Iterable[keeper_pb2.Record], fds: list[int]) -> None:
-        """Takes the records and their descriptors over. Raises ValueError when they do not match; then the
-        descriptors are closed."""
+        """Takes the records and their descriptors over. Raises ValueError when they do not match, or for a record that
+        is too long; then the descriptors are closed."""
         records = list(records)
-        if sum(record.has_descriptor for record in records) != len(fds):
+        try:
+            _check(records)
+            if sum(record.has_descriptor for record in records) != len(fds):
+                raise ValueError(f"{len(fds)} descriptors for {len(records)} records")
+        except ValueError:
             for fd in fds:
                 os.close(fd)
-            raise ValueError(f"{len(fds)} descriptors for {len(records)} records")
+            raise
         arrived = iter(fds)
         for record in records:
             old = self._fds.pop(record.id, None)
@@ -49,7 +55,10 @@ class Keeper:
                 self._fds[record.id] = next(arrived)
 
     def update(self, records: Iterable[keeper_pb2.Record]) -> None:
-        """Changes records; their descriptors stay. Raises ValueError for an unknown id; the others are changed."""
+        """Changes records; their descriptors stay. Raises ValueError for an unknown id; the others are changed; and for
+        a record that is too long."""
+        records = list(records)
+        _check(records)
         unknown = []
         for record in records:
             if record.id not in self._records:
@@ -89,6 +98,12 @@ class Keeper:
         yield batch, fds
 
 
+def _check(records: Iterable[keeper_pb2.Record]) -> None:
+    longest = max((record.ByteSize() for record in records), default=0)
+    if longest > _LONGEST_RECORD:
+        raise ValueError(f"a record of {longest} bytes cannot be listed")
+
+
 class _Session:
     """One client's connection."""
 
@@ -109,6 +124,7 @@ class _Session:
                 self._answer(request, fds)
             except ValueError as error:
                 self._send(request.request_id, error=keeper_pb2.Error(reason=str(error)[:1000]))
+            await self._connection.drained()
 
     def _answer(self, request: keeper_pb2.ToKeeper, fds: list[int]) -> None:
         kind = request.WhichOneof("message")
@@ -141,7 +157,10 @@ async def serve(path: str) -> None:
     manager = notify.Manager()
 
     async def on_connect(connection: seqpacket.SeqpacketConnection) -> None:
-        peer = seqpacket.peer(connection.sock)
+        try:
+            peer = seqpacket.peer(connection.sock)
+        except PrismError:
+            return  # gone already
         os.close(peer.pidfd)
         if peer.uid == os.getuid():
             await _Session(keeper, connection).run()

@@ -33,6 +33,14 @@ _STATES = {
 }
 
 
+LONGEST_NAME = 256
+"""Characters of a model's name or a token: the keeper's records have them."""
+_MOST = 1 << 48
+"""Bytes, of any one thing that a process tells: what there cannot be would not fit the sums that are told on."""
+_LARGEST = (1 << 63) - 1
+"""What 64 bits carry."""
+
+
 def kind(number: int) -> Kind:
     """Raises Invalid for a kind that there is not."""
     if number not in _KINDS:
@@ -47,7 +55,10 @@ def handoff_limit(limit: Limit, floor: int) -> handoff_pb2.Limit:
 
 
 def report(message: handoff_pb2.Report, now: float) -> Report:
-    """Ages become times on this process's clock."""
+    """Ages become times on this process's clock. Raises Invalid for numbers that cannot be."""
+    told = (message.held_bytes, message.used_bytes, message.reserve_bytes, message.returned_bytes)
+    if not all(0 <= number <= _MOST for number in (*told, *(cached.bytes for cached in message.cached))):
+        raise Invalid(f"a report of {told} bytes, and prefixes, makes no sense")
     return Report(
         at=now,
         limit_revision=message.limit_revision,
@@ -61,6 +72,9 @@ def report(message: handoff_pb2.Report, now: float) -> Report:
 
 
 def booking(request: balloond_pb2.SetBookingRequest) -> Booking:
+    """Raises Invalid without a name that can be one."""
+    if not 0 < len(request.model) <= LONGEST_NAME:
+        raise Invalid(f"model: a name of {len(request.model)} characters, not of 1 to {LONGEST_NAME}")
     return Booking(request.quota_bytes, request.weights_bytes, request.floor_bytes)
 
 
@@ -75,7 +89,12 @@ def outcome(outcome: Outcome, held: int) -> balloond_pb2.SetLimitResponse:
 
 def room(answer: RoomAnswer) -> balloond_pb2.MakeRoomResponse:
     taken = [balloond_pb2.Taken(model=t.model, what=t.what, bytes=t.bytes) for t in answer.taken]
-    return balloond_pb2.MakeRoomResponse(free_bytes=answer.free, short_bytes=answer.short, taken=taken)
+    return balloond_pb2.MakeRoomResponse(free_bytes=answer.free, short_bytes=bytes_of(answer.short), taken=taken)
+
+
+def bytes_of(number: int) -> int:
+    """Of what is lacking, as far as 64 bits carry it: who asks for all there is lacks more."""
+    return min(number, _LARGEST)
 
 
 def events(events: Iterable[Event], now: float) -> balloond_pb2.EventsResponse:

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar, cast
 
+from google.protobuf.message import DecodeError
+
 from services.errors import Unavailable
 
 MAX_BYTES = 64 << 20
@@ -39,6 +41,7 @@ class _Unframe(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[M]:
+        """Raises Unavailable for what is no frame, or no message in one."""
         self._buffer += data
         messages: list[M] = []
         start = 0
@@ -48,7 +51,10 @@ class _Unframe(Generic[M]):
                 raise Unavailable(f"a frame of {length} bytes: the other side does not speak this protocol")
             if len(self._buffer) - start - 4 < length:
                 break
-            messages.append(self._parse(bytes(self._buffer[start + 4 : start + 4 + length])))
+            try:
+                messages.append(self._parse(bytes(self._buffer[start + 4 : start + 4 + length])))
+            except DecodeError as error:
+                raise Unavailable(f"not understood: {error}") from None
             start += 4 + length
         del self._buffer[:start]
         return messages
@@ -186,7 +192,8 @@ class BlockingChannel(Generic[M]):
         self._sock.setblocking(False)
 
     def recv_ready(self) -> list[M]:
-        """The messages that are here now, possibly none. Sets `closed` when the other side closed."""
+        """The messages that are here now, possibly none. Sets `closed` when the other side closed, or speaks
+        something else."""
         messages: list[M] = []
         while not self.closed:
             try:
@@ -198,5 +205,8 @@ class BlockingChannel(Generic[M]):
             if not data:
                 self.closed = True
                 break
-            messages += self._unframe.feed(data)
+            try:
+                messages += self._unframe.feed(data)
+            except Unavailable:
+                self.closed = True
         return messages

@@ -114,6 +114,8 @@ class SeqpacketConnection:
         self._outgoing: deque[tuple[bytes, list[int]]] = deque()
         self._writing = False
         self._readable = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._drained.set()
         self._closed = False
         self._loop.add_reader(sock.fileno(), self._readable.set)
 
@@ -136,6 +138,7 @@ class SeqpacketConnection:
                 self.close()
                 return
         self._outgoing.append((message, [os.dup(fd) for fd in fds]))
+        self._drained.clear()
         if not self._writing:
             self._writing = True
             self._loop.add_writer(self.sock.fileno(), self._flush)
@@ -155,6 +158,12 @@ class SeqpacketConnection:
             self._outgoing.popleft()
         self._loop.remove_writer(self.sock.fileno())
         self._writing = False
+        self._drained.set()
+
+    async def drained(self) -> None:
+        """Returns when the other end has taken all that was sent, or is gone. Who waits for it between requests holds
+        the answer to one of them for a peer that does not read, and not to all that it sends."""
+        await self._drained.wait()
 
     async def recv(self) -> tuple[bytes, list[int]] | None:
         """The next message with its descriptors, None when the connection is closed."""
@@ -186,6 +195,7 @@ class SeqpacketConnection:
             for fd in fds:
                 os.close(fd)
         self._outgoing.clear()
+        self._drained.set()
         self._readable.set()
 
 

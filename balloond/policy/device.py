@@ -14,6 +14,7 @@ when so much has come back besides.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -36,7 +37,7 @@ from balloond.policy.claims import (
 from balloond.policy.ledger import Booking, Extent, Kind, Lease, Ledger
 from balloond.policy.limits import Limits, Outcome
 from balloond.policy.reclaims import Reclaims
-from services.errors import NotFound
+from services.errors import Invalid, NotFound
 
 _BOOKINGS = 0
 """In the place of a claim's id: memory that a booking needs and others still hold."""
@@ -224,6 +225,10 @@ class Device:
         return outcome, self._settle(now, out)
 
     def set_demand(self, weights: Mapping[str, float]) -> None:
+        """Raises Invalid for a weight that is negative, infinite or no number."""
+        for model, weight in weights.items():
+            if not (weight >= 0 and math.isfinite(weight)):
+                raise Invalid(f"a demand of {weight} of {model} makes no sense")
         self.reclaims.demand = dict(weights)
 
     def make_room(

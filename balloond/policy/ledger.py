@@ -160,6 +160,12 @@ class Ledger:
     def suspend(self, lease_id: str) -> None:
         self.lease(lease_id).suspended = True
 
+    def check_held(self, held: Iterable[tuple[int, int, Kind]]) -> None:
+        """Raises Invalid for extents that a process cannot hold of this device."""
+        for id, nbytes, _ in held:
+            if not 0 < nbytes <= self.capacity or nbytes % self.page_bytes:
+                raise Invalid(f"extent {id} of {nbytes} bytes: not whole pages of {self.page_bytes}")
+
     def resume(self, lease_id: str, held: Iterable[tuple[int, int, Kind]]) -> list[Extent]:
         """The process is back and has exactly `held` (id, bytes, kind): what it does not name counts as given back,
         what is not known here is stranded. Returns what became free."""

@@ -13,6 +13,8 @@ from typing import Literal
 from services.errors import Invalid
 
 WHOLE_DEVICE = -1
+_LAST_REVISION = 1 << 62
+"""So that there is always a next one for 64 bits to carry."""
 State = Literal["applied", "deferred", "stale", "conflict"]
 
 
@@ -69,7 +71,10 @@ class Limits:
         return self._capacity if entry.set_bytes == WHOLE_DEVICE else min(entry.set_bytes, self._capacity)
 
     def set(self, model: str, nbytes: int, revision: int, deadline_ms: int, *, floor: int, held: int) -> Outcome:
-        """`revision` 0 is the next one. Raises Invalid with both numbers for a limit below the floor."""
+        """`revision` 0 is the next one. Raises Invalid with both numbers for a limit below the floor, and for one
+        that there cannot be."""
+        if not 0 <= revision <= _LAST_REVISION:
+            raise Invalid(f"revision {revision} is not one from 0 to {_LAST_REVISION}")
         if nbytes < WHOLE_DEVICE:
             raise Invalid(f"a limit of {nbytes} bytes makes no sense; -1 is the whole device")
         if nbytes != WHOLE_DEVICE and nbytes < floor:

@@ -39,9 +39,10 @@ class Reclaims:
     # --- what came of it
 
     def reported(self, lease_id: str, report: Report) -> Ask | None:
-        """Returns the ask that it answers."""
+        """Returns the ask that it answers: one of this lease's."""
         self.reports[lease_id] = report
-        return self.asks.pop(report.reclaim_id, None)
+        ask = self.asks.get(report.reclaim_id)
+        return self.asks.pop(ask.id) if ask is not None and ask.lease_id == lease_id else None
 
     def came_back(self, lease_id: str, kv: int) -> None:
         """The lease gave `kv` bytes back, as answer to whatever it was asked for."""

@@ -189,6 +189,34 @@ _NOBODY = 65534
 
 
 @pytest.mark.skipif(os.getuid() != 0 or os.uname().machine not in _SETRESUID, reason="only root can be somebody else")
+@pytest.mark.parametrize("wrong", [{"bytes": -4096}, {"bytes": 1}, {"bytes": 1 << 62}])
+async def test_extents_that_there_cannot_be_are_not_taken_for_stranded(shared, connect, wrong):
+    held = [handoff_pb2.Extent(id=5, kind=handoff_pb2.KV, **wrong)]
+    kind, refused, _ = connect().attach(role=ENGINE, device=shared.name, model="m", token="made-up", held=held)
+    assert kind == "refused" and "not whole pages" in refused.detail
+    device = await shared.device()
+    assert (device.stranded_bytes, len(device.leases)) == (0, 0)
+
+
+async def test_a_report_that_makes_no_sense_drops_the_peer_and_spoils_no_state(shared, connect):
+    await shared.book("m")
+    peer = connect()
+    peer.attach(role=ENGINE, device=shared.name, model="m")
+    peer.send(report=handoff_pb2.Report(held_bytes=-1, cached=[handoff_pb2.Cached(bytes=(1 << 63) - 1)] * 2))
+    assert "makes no sense" in peer.expect("refused")[0].detail
+    device = await shared.until(lambda device: all(lease.suspended for lease in device.leases))
+    assert device.leases[0].kv_cached_bytes == 0
+
+
+async def test_a_growth_beyond_all_numbers_is_refused_with_the_most_that_there_is(shared, connect):
+    await shared.book("m")
+    peer = connect()
+    peer.attach(role=ENGINE, device=shared.name, model="m")
+    peer.send(grow=grow(2**31 - 1, nbytes=1 << 62))
+    refused, _ = peer.expect("refused")
+    assert refused.short_bytes == (1 << 63) - 1
+
+
 def test_a_peer_of_another_user_is_refused_in_one_line():
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)

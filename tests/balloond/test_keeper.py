@@ -139,3 +139,15 @@ def test_a_second_keeper_on_the_socket_says_so_in_one_line(keeper):
     )
     assert second.returncode == 1
     assert second.stderr == f"keeper: {keeper}: another process serves it\n"
+
+
+def test_a_record_that_could_not_be_listed_is_not_kept():
+    before = open_descriptors()
+    keeper = Keeper()
+    with pytest.raises(ValueError, match="cannot be listed"):
+        keeper.keep([record("a"), record("b", detail=bytes(seqpacket.MAX_BYTES - 50))], [memfd(b"A"), memfd(b"B")])
+    keeper.keep([record("a", descriptor=False)], [])
+    with pytest.raises(ValueError, match="cannot be listed"):
+        keeper.update([record("a", detail=bytes(seqpacket.MAX_BYTES))])
+    assert listed(keeper) == {"a": None}
+    assert open_descriptors() == before

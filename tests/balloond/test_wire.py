@@ -61,3 +61,19 @@ def test_a_devices_state_is_told_whole():
     (booking,) = told.bookings
     assert (booking.quota_bytes, booking.weights_bytes, booking.floor_bytes) == (10, 20, 5)
     assert (booking.limit_bytes, booking.limit_revision, booking.demand_weight) == (15, 1, 2.5)
+
+
+@pytest.mark.parametrize("wrong", [{"held_bytes": -1}, {"used_bytes": 1 << 60}, {"cached": [{"bytes": -5}]}])
+def test_a_report_of_what_cannot_be_is_refused(wrong):
+    with pytest.raises(Invalid, match="makes no sense"):
+        wire.report(handoff_pb2.Report(**wrong), now=1.0)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_a_booking_needs_a_name_that_can_be_kept(name):
+    with pytest.raises(Invalid, match="characters"):
+        wire.booking(balloond_pb2.SetBookingRequest(device="cpu:0", model=name))
+
+
+def test_what_is_lacking_beyond_64_bits_is_told_as_the_most():
+    assert wire.room(RoomAnswer(1, 0, 1 << 64, ())).short_bytes == (1 << 63) - 1

@@ -1,6 +1,7 @@
 import asyncio
 import socket
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,3 +49,18 @@ async def test_the_closing_of_the_engines_end_is_seen():
     channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
     theirs.close()
     assert await channel.recv() is None
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\x02\0\0\0\x0a\x7f"], ids=["too long", "no message"])
+async def test_who_speaks_something_else_is_closed_and_nothing_fails(nonsense, caplog):
+    for blocking in (False, True):
+        ours, theirs = socket.socketpair()
+        theirs.sendall(nonsense)
+        if blocking:
+            engine = BlockingChannel(ours.detach(), engine_pb2.ToEngine)
+            assert (engine.recv_ready(), engine.closed) == ([], True)
+        else:
+            channel = await FramedChannel(engine_pb2.FromEngine).open(ours)
+            assert await channel.recv() is None
+        theirs.close()
+    assert not caplog.records

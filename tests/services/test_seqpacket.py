@@ -120,3 +120,34 @@ async def test_the_pidfd_of_a_peer_becomes_readable_when_it_dies(path):
     child.wait()
     os.close(peer.pidfd)
     await server.stop()
+
+
+async def test_who_answers_a_peer_that_does_not_read_holds_one_answer(path):
+    """Without a pause between requests each of them would take descriptors that the peer never takes."""
+    waits, gone = asyncio.Event(), asyncio.Event()
+    fd = os.memfd_create("x")
+
+    async def on_connect(connection):
+        while await connection.recv() is not None:
+            for _ in range(10):
+                connection.send(bytes(seqpacket.MAX_BYTES), [fd])
+            waits.set()
+            await connection.drained()
+        gone.set()
+
+    server = seqpacket.SeqpacketServer(path, on_connect)
+    server.start()
+    there = seqpacket.connect(path)
+    seqpacket.send(there, b"1")
+    await waits.wait()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        seqpacket.send(there, b"again")
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    there.close()
+    await gone.wait()
+    assert len(os.listdir("/proc/self/fd")) < before
+    os.close(fd)
+    await server.stop()

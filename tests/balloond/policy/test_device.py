@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -205,6 +206,23 @@ def test_a_reclaim_that_gave_too_little_is_made_up_by_others_or_refused(device):
     assert grow(device, 1, "B", 10) == ["A asked for 10"]
     assert report(device, 1, "A", answers=0, returned=0, reserve=20) == ["C asked for 10"]
     assert report(device, 1, "C", answers=0, returned=0, reserve=10) == ["B refused: exhausted, short 10"]
+
+
+def test_nobody_answers_what_another_was_asked(device):
+    assert grow(device, 0, "B", 100) == ["B gets 100"]
+    report(device, 0, "B", reserve=50)
+    assert grow(device, 1, "A", 10) == ["B asked for 10"]
+    (ask,) = device.reclaims.asks
+    assert told(device, device.report(1, "A", Report(reclaim_id=ask))) == []
+    assert list(device.reclaims.asks) == [ask]
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+def test_a_demand_that_is_no_weight_is_refused(device, weight):
+    device.set_demand({"a": 2.0})
+    with pytest.raises(Invalid, match="of b makes no sense"):
+        device.set_demand({"b": weight})
+    assert device.reclaims.demand == {"a": 2.0}
 
 
 def test_who_had_no_reserve_after_all_may_still_have_decodes_stopped(device):

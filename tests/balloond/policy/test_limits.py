@@ -90,3 +90,10 @@ def test_every_change_has_a_higher_revision_also_for_a_successor(limits):
     successor.restore("m", *limits.kept("m"))
     assert successor.get("m").bytes == 50
     assert successor.get("m").revision > seen[-1]
+
+
+@pytest.mark.parametrize("revision", [-1, (1 << 62) + 1, (1 << 63) - 1])
+def test_a_revision_that_leaves_none_for_what_follows_is_refused(limits, revision):
+    with pytest.raises(Invalid, match=f"revision {revision}"):
+        limits.set("m", 40, revision, 0, floor=0, held=0)
+    assert limits.get("m").revision == 0
