@@ -30,6 +30,9 @@ from services.config import Section, parse
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
+Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
+Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
+"""Bounded so that the bytes which they come to fit 64 bits."""
 
 
 class Listed(Section):
@@ -37,14 +40,14 @@ class Listed(Section):
 
     name: Name
     path: Annotated[str, pydantic.StringConstraints(min_length=1)]
-    ttft_ms: int = pydantic.Field(default=0, ge=0)
-    tpot_ms: int = pydantic.Field(default=0, ge=0)
+    ttft_ms: Milliseconds = 0
+    tpot_ms: Milliseconds = 0
     pinned: bool = False
     engine: Engine = ""
     devices: Spread = 1
-    quota_bytes: int | None = pydantic.Field(default=None, ge=0)
-    context_tokens: int = pydantic.Field(default=0, ge=0)
-    floor_tokens: int = pydantic.Field(default=0, ge=0)
+    quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48)
+    context_tokens: Tokens = 0
+    floor_tokens: Tokens = 0
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> Listed:

@@ -59,7 +59,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         return loader_pb2.Inspection(model=spec, entry=self._entry(told.name), under_way=under_way)
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
-        return wire.model_spec(await self._models.add(wire.listed(request.model), request.change))
+        return wire.model_spec(await self._models.add(wire.listed(request.model), wire.change(request.change)))
 
     async def Register(
         self, request: loader_pb2.RegisterRequest, context: Any
@@ -74,7 +74,8 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
                         yield loader_pb2.RegisterProgress(progress=wire.progress(step))
 
     async def Remove(self, request: loader_pb2.RemoveRequest, context: Any) -> loader_pb2.RemoveResponse:
-        await self._models.remove(request.name, request.change)
+        name = wire.removed_name(request.name)
+        await self._models.remove(name, wire.change(request.change))
         self._pins.remove(request.name)
         self._images.drop(request.name)
         return loader_pb2.RemoveResponse()

@@ -8,13 +8,16 @@ from pathlib import Path
 import pydantic
 from google.protobuf.message import DecodeError
 
-from loader.catalogue import Listed
+from loader.catalogue import Listed, Name
 from loader.disk import Stored
 from loader.image_memory import Image
 from loader.jobs import At, Job, Result
 from loader.models import Model
 from protos import common_pb2, engine_pb2, loader_pb2
 from services.errors import Invalid
+
+_LAST_CHANGE = 1 << 62
+_NAME: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Name)
 
 
 def listed(told: common_pb2.ModelListing) -> Listed:
@@ -37,6 +40,21 @@ def listed(told: common_pb2.ModelListing) -> Listed:
     except pydantic.ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
         raise Invalid("; ".join(problems)) from None
+
+
+def change(number: int) -> int:
+    """Of a change of the catalogue. Raises Invalid for one that no higher one can follow."""
+    if not 0 <= number <= _LAST_CHANGE:
+        raise Invalid(f"change: {number} is not from 0 to {_LAST_CHANGE}")
+    return number
+
+
+def removed_name(name: str) -> str:
+    """Raises Invalid for one that no model can have: of any other a record may be kept."""
+    try:
+        return _NAME.validate_python(name)
+    except pydantic.ValidationError as error:
+        raise Invalid(f"name: {error.errors()[0]['msg']}") from None
 
 
 def listing(listed: Listed) -> common_pb2.ModelListing:

@@ -54,6 +54,9 @@ def test_an_empty_file_lists_no_models(tmp_path):
         pytest.param('[[model]]\nname = "a"\npath = "x"\nttft = 3', "model.0.ttft: unknown key", id="unknown key"),
         pytest.param('[[model]]\nname = "a"\npath = "x"\nttft_ms = -3', "model.0.ttft_ms", id="negative target"),
         pytest.param(
+            '[[model]]\nname = "a"\npath = "x"\nfloor_tokens = 2147483648', "floor_tokens", id="beyond 64 bits"
+        ),
+        pytest.param(
             '[[model]]\nname = "a"\npath = "x"\npinned = "no"\nengine = "x"', "model.0.engine", id="no engine"
         ),
         pytest.param(

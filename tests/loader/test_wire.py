@@ -113,3 +113,16 @@ def test_the_last_message_of_a_copy_has_the_image_and_where_it_came_from():
     last = wire.image_progress(Result("rows:5", 100, "cuda:1"))
     assert (last.progress.done, last.progress.total, last.progress.unit) == (100, 100, "bytes")
     assert (last.checksum, last.image_bytes, last.source) == ("rows:5", 100, "cuda:1")
+
+
+@pytest.mark.parametrize("number", [-1, (1 << 63) - 1])
+def test_a_change_that_none_can_follow_is_refused(number):
+    with pytest.raises(Invalid, match="change"):
+        wire.change(number)
+    assert wire.change(1 << 62) == 1 << 62
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 201])
+def test_what_no_model_can_be_called_is_not_removed_either(name):
+    with pytest.raises(Invalid, match="name"):
+        wire.removed_name(name)
