@@ -24,6 +24,7 @@ from gateway.request import Prompt
 from gateway.routes import Route as ModelRoute
 from gateway.serving import Serving
 from protos import common_pb2
+from services import enums
 from services.errors import PrismError
 
 
@@ -103,7 +104,7 @@ class Endpoints:
             "owned_by": "prism",
             "max_model_len": model.context_tokens,
             "architecture": model.architecture,
-            "residency": common_pb2.Residency.Name(route.residency).lower(),
+            "residency": enums.name(common_pb2.Residency, route.residency),
             "groups": [place.group for place in route.places],
             "error": route.error or None,
             "pinned": model.pinned,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gateway.request import Request
 from gateway.routes import Place
 from protos import common_pb2
-from services import tracing
+from services import enums, tracing
 from services.tracing import Span
 
 RPC = "prism.gateway.v1.Inference/Generate"
@@ -106,4 +106,4 @@ def attempt(parent: Span, place: Place, *, number: int, model: str, resumed_toke
 
 
 def residency(value: common_pb2.Residency) -> str:
-    return common_pb2.Residency.Name(value).lower()
+    return enums.name(common_pb2.Residency, value)

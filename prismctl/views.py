@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2, placement_pb2
+from services import enums
 
 
 def residency(value: common_pb2.Residency) -> str:
-    return str(common_pb2.Residency.Name(value)).lower().replace("_", " ")
+    return enums.name(common_pb2.Residency, value).replace("_", " ")
 
 
 def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.routes import Route
 from gateway.ui.look import Told
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
+from services import enums
 
 _RUNNING, _LATE = "running", "second"
 """How the places of a queue begin that do not wait, and that wait in the second queue."""
@@ -44,7 +45,7 @@ def attainment(slo: Iterable[Metric]) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def residency(value: common_pb2.Residency) -> str:
-    return str(common_pb2.Residency.Name(value)).lower().replace("_", " ")
+    return enums.name(common_pb2.Residency, value).replace("_", " ")
 
 
 def _model(route: Route) -> dict[str, Any]:

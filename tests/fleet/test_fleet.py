@@ -8,6 +8,7 @@ import pytest_asyncio
 
 from loader.client import LoaderClient
 from protos import common_pb2
+from services import rpc
 from tests.end_to_end.world import MODELS
 from tests.fleet.network import missing
 from tests.fleet.world import PROMPT, fleet, group_name
@@ -145,7 +146,8 @@ async def test_a_node_of_another_major_version_is_refused_and_one_of_another_min
         return [line for line in lines if node.group in line["stream"]]
 
     (line,) = await nodes.until(refused, "nobody said so")
-    assert line["why"] == "protocol 1.0 is not spoken here: this process speaks 2.0"
+    ours = ".".join(map(str, rpc.PROTOCOL))
+    assert line["why"] == f"protocol {ours} is not spoken here: this process speaks 2.0"
     assert await nodes.reachable() == {"a"}
     await nodes.complete(MODEL, PROMPT, 4)
     assert await nodes.places(MODEL) == ["a"]
