@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -148,9 +149,11 @@ class Chaos(World):
 
 
 @contextlib.asynccontextmanager
-async def chaos(streams: int = 50, *, small_disk: bool = False, step_ms: int = STEP_MS) -> AsyncIterator[Chaos]:
+async def chaos(
+    streams: int = 50, *, small_disk: bool = False, step_ms: int = STEP_MS, under: tuple[str, ...] = ()
+) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
-    `small_disk`: all its files lie on a tmpfs of its own (needs root)."""
+    `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
     if small_disk:
         _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
@@ -168,7 +171,7 @@ async def chaos(streams: int = 50, *, small_disk: bool = False, step_ms: int = S
     plan = local.processes()
     bases = {"gateway": f"http://{local.http}"}
     plan.append(_second_gateway(local, bases))
-    system = System(plan, state / "logs", print)
+    system = System([dataclasses.replace(each, under=under) for each in plan], state / "logs", print)
     try:
         await system.start()
         placement = PlacementClient(local.unix("placement"))
