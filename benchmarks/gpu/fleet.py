@@ -14,6 +14,7 @@ from typing import Any
 import services.forking  # noqa: F401  (before grpc: engines are started)
 from benchmarks.gpu import shapes, stock
 from gpu_scheduler.engines.base import MODULES, Engine, Spawn
+from gpu_scheduler.engines.turn import ANYBODY, Turn
 from protos import common_pb2, engine_pb2
 from services import log
 from tests.gpu_scheduler.engines.sglang import harness
@@ -74,6 +75,8 @@ class Client:
         self._asleep = False
         self._held: list[str] = []
         """Requests to send once the engine is back."""
+        self.prefills_changed: Callable[[], None] = lambda: None
+        """Called when a request is sent, has its first token, or ends."""
         engine.listener = self
 
     @property
@@ -111,6 +114,7 @@ class Client:
                 resumed_tokens=len(reply.tokens),
             )
         )
+        self.prefills_changed()
 
     async def hibernate(self) -> None:
         """What runs is handed back first, and goes on after `wake`."""
@@ -157,13 +161,16 @@ class Client:
         for chunk in chunks:
             reply = self.open[chunk.request_id]
             if chunk.token_ids:
-                if not reply.tokens:
+                first = not reply.tokens
+                if first:
                     reply.first_s, reply.cached_tokens = now, chunk.cached_tokens
                 reply.last_s = now
                 reply.arrived_s.append(now)
                 reply.tokens.extend(chunk.token_ids)
                 reply.top.extend({top.token_id: top.logprob for top in one.top} for one in chunk.logprobs)
                 self.received += len(chunk.token_ids)
+                if first:
+                    self.prefills_changed()
             if chunk.finish == common_pb2.FAILED and self._asleep:
                 self._held.append(chunk.request_id)
             elif chunk.finish:
@@ -173,6 +180,7 @@ class Client:
     def _end(self, name: str) -> None:
         self.open.pop(name).ended.set()
         del self._asked[name]
+        self.prefills_changed()
 
     def on_parked(self, _engine: Engine, request_id: str) -> None:
         """It found no memory: asked again, with what it said so far."""
@@ -189,6 +197,27 @@ class Client:
         for name, reply in list(self.open.items()):
             reply.error = "the engine died"
             self._end(name)
+
+
+class PrefillTurn:
+    """Gives the turn as a gpu_scheduler does whose queue is in order of arrival: to the engine of the oldest request
+    that has no token yet, and to anybody when there is none."""
+
+    def __init__(self, turn: Turn, clients: Sequence[Client]) -> None:
+        self._turn = turn
+        self._clients = clients
+        for client in clients:
+            client.prefills_changed = self._give
+
+    def _give(self) -> None:
+        waiting = (
+            (reply.asked_s, client.engine.index)
+            for client in self._clients
+            for reply in client.open.values()
+            if not reply.tokens
+        )
+        _, index = min(waiting, default=(0.0, ANYBODY))
+        self._turn.give(index)
 
 
 def as_dict(message: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ later ones push out. Parts:
 
     one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
     two    two elastic engines on the GPU and two of SGLang's, each with half of the load
+           (`--prefill-turn`: ours take turns with prefills, as they do on a gpu_scheduler)
     users  one elastic engine, and sglang.Engine with its own processes, as its users have it
 
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
@@ -37,6 +38,7 @@ from typing import Any
 from benchmarks.gpu import cores, fleet, pairs, report, shapes, turns, windows
 from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Load, Shape, Side, Window
+from gpu_scheduler.engines import turn
 from tests.gpu_scheduler.engines.sglang import harness
 
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
@@ -59,6 +61,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
     parser.add_argument("--reference-options", default="{}", help="more of them, for SGLang alone")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--prefill-turn", action="store_true", help="our engines take turns, as on a gpu_scheduler")
     return parser
 
 
@@ -108,8 +111,17 @@ class Part:
                 await at.book(name, floor_bytes=self._floor, weights_bytes=weights)
                 await at.limit(name, self._limit)
             say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
+            turn_fd = turn.create() if self._given.prefill_turn else None
             starting = [
-                fleet.elastic(at, name, self._model, environment=self._environment(name, "sglang")) for name in names
+                fleet.elastic(
+                    at,
+                    name,
+                    self._model,
+                    environment=self._environment(name, "sglang"),
+                    index=index,
+                    turn_fd=turn_fd,
+                )
+                for index, name in enumerate(names, start=1)
             ] + [
                 fleet.reference(
                     name, self._theirs, self._pool_tokens, self._front, environment=self._environment(name, "stock")
@@ -119,6 +131,8 @@ class Part:
             clients = await asyncio.gather(*starting)
             try:
                 ours, theirs = clients[: self._count], clients[self._count :]
+                if turn_fd is not None:
+                    fleet.PrefillTurn(turn.Turn(turn_fd), ours)
                 await self._measure(Side("elastic", ours), Side("reference", theirs))
             finally:
                 await fleet.stop(clients)
