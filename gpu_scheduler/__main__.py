@@ -104,7 +104,7 @@ async def build(service: Service) -> None:
         service.spawn(drop_left_over(devices, memory, residents), "drop what is left over")
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
-        service.spawn(follow_loader(loader, images, residents.generations), "follow loader")
+        service.spawn(follow_loader(loader, images, residents.listed, changes), "follow loader")
     service.on_drain(leaving.leave)
     for pool in pools.values():
         pool.fill()

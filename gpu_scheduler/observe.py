@@ -12,6 +12,7 @@ from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.demand import changed
 from gpu_scheduler.residents import Images, Residents
 from loader.client import LoaderClient
+from protos import common_pb2
 from services import log
 from services.errors import PrismError
 from services.watch import Watched
@@ -66,16 +67,22 @@ async def drop_left_over(devices: Devices, memory: GroupMemory, residents: Resid
             await devices.drop_left_over(memory.states, lambda model: residents.get(model) is not None)
 
 
-async def follow_loader(loader: LoaderClient, images: Images, generations: dict[str, int]) -> None:
-    """Keeps `images` and `generations` fresh, for ever: images in host memory, and those on disk, which the loader
-    reads when they are loaded. While it is away the last is kept."""
+async def follow_loader(
+    loader: LoaderClient,
+    images: Images,
+    listed: dict[str, common_pb2.ModelSpec],
+    changes: Watched[None],
+) -> None:
+    """Keeps `images` and `listed`, models without a fault, fresh, for ever: images in host memory, and those on disk,
+    which the loader reads when they are loaded. While it is away the last is kept."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue
         images.clear()
-        generations.clear()
+        listed.clear()
         for entry in catalogue.entries:
             if not entry.error:
-                generations[entry.model.name] = entry.model.generation
+                listed[entry.model.name] = entry.model
             if entry.has_image or entry.on_disk:
                 images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]
+        changes.set(None)

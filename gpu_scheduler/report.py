@@ -92,4 +92,5 @@ class Report:
             active_s=resident.active_s,
             came_s=resident.came_s,
             weights_from=resident.weights_from,
+            outdated=self._residents.is_outdated(resident),
         )

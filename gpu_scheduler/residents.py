@@ -40,6 +40,8 @@ class Resident:
     residency: common_pb2.Residency
     reason: str = ""
     engine: Engine | None = None
+    loaded: common_pb2.ModelSpec | None = None
+    """What its engine was given to read; the catalogue may say otherwise by now."""
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
     image_checksums: list[str] = field(default_factory=list)
     """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
@@ -115,9 +117,9 @@ class Residents:
         self.operator_limits: dict[str, int] = {}
         """Bytes of KV by model, as operators set them; kept while this process lives, also when the model leaves and
         returns."""
-        self.generations: dict[str, int] = {}
-        """Of models' checkpoints on this node, as its loader told last. Placement's are those of one node, and files
-        that were copied to another are of another generation there."""
+        self.listed: dict[str, common_pb2.ModelSpec] = {}
+        """Models of this node's catalogue without a fault, as its loader told last. Placement's generations are those
+        of one node, and files that were copied to another are of another generation there."""
         self.drained = False
         """Placement keeps the group empty: no model comes up here."""
         self.stopping = False
@@ -132,13 +134,20 @@ class Residents:
 
     def of_this_node(self, spec: common_pb2.ModelSpec) -> common_pb2.ModelSpec:
         """With the generation that the checkpoint has here, where that is known."""
-        here = self.generations.get(spec.name, spec.generation)
+        here = self.listed.get(spec.name, spec).generation
         if here == spec.generation:
             return spec
         own = common_pb2.ModelSpec()
         own.CopyFrom(spec)
         own.generation = here
         return own
+
+    def is_outdated(self, resident: Resident) -> bool:
+        """Whether its engine read something else than the catalogue of this node says now."""
+        had, now = resident.loaded, self.listed.get(resident.spec.name)
+        if resident.engine is None or had is None or now is None:
+            return False
+        return (had.generation, had.context_tokens) != (now.generation, now.context_tokens)
 
     def of_engine(self, engine: Engine) -> Resident | None:
         return next((resident for resident in self._by_name.values() if resident.engine is engine), None)

@@ -22,6 +22,7 @@ from placement.loaders import Loaders
 from placement.members import Kind, Members
 from placement.names import Names
 from placement.reconcile import Reconciler
+from placement.renewal import Renewal
 from placement.server import NAME, PlacementServicer
 from placement.stopping import Stopping
 from protos import placement_pb2, placement_pb2_grpc
@@ -50,6 +51,7 @@ async def build(path: str, service: Service) -> None:
             routes.set(fresh)
         reconciler.changed()
         stopping.look()
+        renewal.look()
 
     cluster = Cluster([], changed)
     loaders = Loaders(cluster)
@@ -59,6 +61,7 @@ async def build(path: str, service: Service) -> None:
     reconciler = Reconciler(config, cluster, actuator, judge, history)
     drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
     stopping = Stopping(cluster, drain)
+    renewal = Renewal(cluster, actuator, drain)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
         PlacementServicer(cluster, reconciler, history, routes, loaders, drain),

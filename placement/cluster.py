@@ -78,6 +78,8 @@ class Cluster:
         """Whether there may be groups whose addresses are not known yet: names are still to be looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
+        self.vanished: set[str] = set()
+        """Names that were in the catalogue and are not any more."""
         self.removed: frozenset[str] = frozenset()
         """Names that a call took out of the catalogue."""
         self.weights_extent_bytes = 1
@@ -208,6 +210,7 @@ class Cluster:
         self.removed = frozenset(removed)
         before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
         self.catalogue_known = True
+        self.vanished = (self.vanished | before.keys()) - self.catalogue.keys()
         for model in before.keys() | self.catalogue.keys():
             if before.get(model) != self.catalogue.get(model):
                 self._fresh |= self._with.get(model, {})

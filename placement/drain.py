@@ -6,7 +6,7 @@ That it is drained is the group's own knowledge, so that a placement that comes 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from placement.actuate import Actuator
 from placement.cluster import Cluster, Group
@@ -58,14 +58,14 @@ class Drain:
         if coming:
             await asyncio.wait(coming)
         there = sorted(group.residents.values(), key=lambda r: r.residency != common_pb2.ACTIVE)
-        return [await self._leave(group, resident) for resident in there]
+        return [await self._leave(group, resident, f"{group.name} is drained") for resident in there]
 
     async def move_away(self, group: Group) -> None:
         """Of a group that is stopping: moves models with requests to where there is room. The others end with it, and
         come up again where somebody asks for them."""
         for resident in [each for each in group.residents.values() if each.waiting + each.running]:
             try:
-                await self._move(group, resident, "stopping")
+                await self._move(group, resident, f"{group.name} is stopping")
             except PrismError as error:
                 _log.warning("not moved", model=resident.model, group=group.name, why=str(error))
 
@@ -83,30 +83,43 @@ class Drain:
         await self._cluster.until(lambda: group.drained == drained or not group.reachable)
         return group
 
-    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident) -> Left:
+    async def renew(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
+        """Has a model leave whose engine is not what the catalogue says: to another group that has room, where it is
+        read afresh, or altogether, also if it is pinned; it comes up again where somebody asks for it. What runs may
+        finish. Raises what refused it."""
+        verdict = await self._move(group, resident, why)
+        if verdict is None or verdict.group is None:
+            await self._bring_down(group, resident.model, why)
+
+    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> Left:
         model, entry = resident.model, self._cluster.entry(resident.model)
-        spec = entry.model if entry is not None else common_pb2.ModelSpec(name=model)
         try:
-            verdict = await self._move(group, resident, "drained")
+            verdict = await self._move(group, resident, why)
             if verdict is not None and verdict.group is not None:
                 return Left(model, verdict.group.name)
-            if verdict is not None and spec.pinned:
+            if verdict is not None and entry is not None and entry.model.pinned:
                 return Left(model, error=f"it is pinned, and has no other place: {verdict.reason}")
-            record = self._history.add(model, "go cold", group.name, f"{group.name} is drained")
-            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
+            await self._bring_down(group, model, why)
             return Left(model)
         except PrismError as error:
             return Left(model, error=str(error))
 
-    async def _move(self, group: Group, resident: gpu_scheduler_pb2.Resident, state: str) -> Verdict | None:
-        """Moves an active model to where there is room, as the verdict says. None: it is not one that could move.
-        Raises what refused it."""
+    async def _bring_down(self, group: Group, model: str, why: str) -> None:
+        record = self._history.add(model, "go cold", group.name, why)
+        spec = common_pb2.ModelSpec(name=model) if (entry := self._cluster.entry(model)) is None else entry.model
+        await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
+
+    async def _move(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> Verdict | None:
+        """Moves an active model to where there is room, as the verdict says, with no group if that is none or its own.
+        None: it is not one that could move. Raises what refused it."""
         model, entry = resident.model, self._cluster.entry(resident.model)
         if resident.residency != common_pb2.ACTIVE or entry is None or entry.error:
             return None
         verdict = self._judge.prospect(entry.model)
+        if verdict.group is group:
+            return replace(verdict, group=None)
         if verdict.group is not None:
-            reason = f"from {group.name}, which is {state}: {verdict.reason}"
+            reason = f"{why}: from there {verdict.reason}"
             record = self._history.add(model, "migrate", verdict.group.name, reason, verdict.candidates)
             yields = self._reconciler.yields(verdict, f"part of moving {model}")
             await self._actuator.migrate(model, group, verdict.group, record, yields)

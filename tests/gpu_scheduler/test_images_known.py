@@ -3,6 +3,7 @@
 from gpu_scheduler.observe import follow_loader
 from gpu_scheduler.residents import Residents
 from protos import common_pb2, loader_pb2
+from services.watch import Watched
 
 
 class Loader:
@@ -27,9 +28,10 @@ async def test_images_in_memory_and_on_disk_are_known_by_their_checksums_and_sta
         entry("neither"),
     )
     images = {"gone": ["rows:4"]}
-    generations = {"gone": 5}
-    await follow_loader(loader, images, generations)
-    assert generations == {"here": 1, "stored": 1, "neither": 1}
+    listed, changes = {"gone": common_pb2.ModelSpec(generation=5)}, Watched(None)
+    await follow_loader(loader, images, listed, changes)
+    assert {name: spec.generation for name, spec in listed.items()} == {"here": 1, "stored": 1, "neither": 1}
+    assert changes.revision
     assert images == {"here": ["rows:1"], "stored": ["rows:2", "rows:3"]}
 
 
@@ -37,6 +39,22 @@ def test_a_checkpoint_has_the_generation_that_it_has_on_this_node():
     residents = Residents(lambda resident: None)
     told = common_pb2.ModelSpec(name="m", generation=7, path="/m")
     assert residents.of_this_node(told) is told, "nothing else is known"
-    residents.generations["m"] = 9
+    residents.listed["m"] = common_pb2.ModelSpec(generation=9)
     here = residents.of_this_node(told)
     assert (here.generation, here.path, told.generation) == (9, "/m", 7)
+
+
+def test_an_engine_is_outdated_when_the_catalogue_says_otherwise_than_what_it_read():
+    residents = Residents(lambda resident: None)
+    resident = residents.enter(common_pb2.ModelSpec(name="m", generation=7, context_tokens=100))
+    residents.listed["m"] = common_pb2.ModelSpec(generation=7, context_tokens=100)
+    assert not residents.is_outdated(resident), "it has no engine"
+    resident.engine, resident.loaded = object(), resident.spec
+    assert not residents.is_outdated(resident)
+    residents.listed["m"] = common_pb2.ModelSpec(generation=7, context_tokens=100, pinned=True)
+    assert not residents.is_outdated(resident), "that is not the engine's"
+    for changed in (dict(generation=6, context_tokens=100), dict(generation=7, context_tokens=50)):
+        residents.listed["m"] = common_pb2.ModelSpec(**changed)
+        assert residents.is_outdated(resident)
+    del residents.listed["m"]
+    assert not residents.is_outdated(resident), "it has a fault, or was removed"

@@ -27,7 +27,7 @@ class FakeGroup:
         self.successors = []
         self.yield_drains = []
         self.fail: PrismError | None = None
-        self.held = 0
+        self.held = self.holds = 0
         self.state = gpu_scheduler_pb2.GroupState(group=name, address=self.address)
         self.state.memory.add(device=f"{name}-device", capacity_bytes=capacity, free_bytes=capacity)
         self.tell = lambda: None
@@ -42,6 +42,7 @@ class FakeGroup:
 
     async def hold(self):
         self.held += 1
+        self.holds += 1
         try:
             yield
         finally:

@@ -37,7 +37,7 @@ async def test_models_with_requests_move_away_and_the_group_is_held_until_they_h
     await world.heard(lambda: not group.held)
     assert [r.model for r in group.state.residents] == ["idle"]
     assert {r.model for r in world.groups[1].state.residents} == {"busy", "waited for"}
-    assert "from g0, which is stopping" in world.history.last("busy", 1)[0].reason
+    assert "g0 is stopping: " in world.history.last("busy", 1)[0].reason
 
 
 async def test_without_room_and_where_a_group_refuses_all_stay_and_nobody_is_held():
@@ -45,7 +45,7 @@ async def test_without_room_and_where_a_group_refuses_all_stay_and_nobody_is_hel
     world.model("m")
     world.groups[0].put("m", running=1)
     stops(world, world.groups[0])
-    await world.heard(lambda: world.groups[0].held)
+    await world.heard(lambda: world.groups[0].holds)
     await world.heard(lambda: not world.groups[0].held)
     assert world.groups[0].calls == []
 
@@ -54,7 +54,7 @@ async def test_without_room_and_where_a_group_refuses_all_stay_and_nobody_is_hel
     world.groups[0].put("m", running=1)
     world.groups[1].fail = Conflict("m is on its way down")
     stops(world, world.groups[0])
-    await world.heard(lambda: world.groups[0].held)
+    await world.heard(lambda: world.groups[0].holds)
     await world.heard(lambda: not world.groups[0].held)
     assert [r.model for r in world.groups[0].state.residents] == ["m"]
 

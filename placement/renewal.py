@@ -1,0 +1,65 @@
+"""Models whose engines are not what the catalogue says: its file was read again, and a model is of other files by now,
+has another context, or is not listed any more. They leave, and what runs may finish; those that are listed come up
+afresh.
+
+What left the catalogue while placement was not there is not known here, and stays until its memory is wanted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from placement.actuate import Actuator
+from placement.cluster import Cluster, Group
+from placement.drain import Drain
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import PrismError
+
+_log = log.get(__name__)
+_LASTS = (common_pb2.ACTIVE, common_pb2.HIBERNATING)
+_AGAIN_S = 2.0
+"""After one that could not leave."""
+
+
+class Renewal:
+    """Looks for them. `look` is called after every change of the cluster."""
+
+    def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain) -> None:
+        self._cluster = cluster
+        self._actuator = actuator
+        self._drain = drain
+        self._leaving: set[str] = set()
+
+    def look(self) -> None:
+        """Has those leave that nobody else moves."""
+        for group, resident, why in list(self._found()):
+            model = resident.model
+            on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
+            if not on_its_way and model not in self._leaving:
+                self._leaving.add(model)
+                tasks.spawn(self._leave(group, resident, why), f"renew {model}")
+
+    def _found(self) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident, str]]:
+        for group in self._cluster.reachable():
+            for resident in group.residents.values():
+                if resident.residency not in _LASTS:
+                    continue
+                if resident.outdated:
+                    yield group, resident, "the catalogue says otherwise of it by now"
+                elif resident.model in self._cluster.vanished:
+                    yield group, resident, "the catalogue does not list it any more"
+
+    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
+        model = resident.model
+        _log.info("a model leaves", model=model, group=group.name, why=why)
+        try:
+            await self._drain.renew(group, resident, why)
+            # Until the group itself says so it would be found again.
+            await self._cluster.until(lambda: (group, model) not in [(g, r.model) for g, r, _ in self._found()])
+        except PrismError as error:
+            _log.warning("a model stays as it was", model=model, group=group.name, why=str(error))
+            await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._leaving.discard(model)
