@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gateway.detokenizer import detokenizer
 from gateway.stops import StopMatcher
 from gateway.tokenizer import Tokenizer
+from gateway.tools.formats import Call, CallFinder
 from protos import common_pb2
 
 _REASONS = {common_pb2.STOP: "stop", common_pb2.LENGTH: "length"}
@@ -27,8 +28,19 @@ class Scored:
 class Answer:
     """Fed with a request's chunks across however many attempts; they are one row of tokens."""
 
-    def __init__(self, tokenizer: Tokenizer, *, stops: Sequence[str] = (), show_special: bool = False) -> None:
-        self._detokenizer = detokenizer(tokenizer, show_special=show_special)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stops: Sequence[str] = (),
+        show_special: bool = False,
+        finder: CallFinder | None = None,
+    ) -> None:
+        """`finder`: of calls of tools, in an answer that may have some."""
+        shown = finder.marks if finder is not None else ()
+        self._detokenizer = detokenizer(tokenizer, show_special=show_special, shown=shown)
+        self._finder = finder
+        self._calls: list[Call] = []
         self._stops = StopMatcher(stops) if stops else None
         self._scored: list[Scored] = []
         self._decoded = 0  # characters, those that the stop matcher holds included
@@ -39,7 +51,8 @@ class Answer:
         """The tokens of the last push, as far as they count."""
         self.cached_tokens = 0
         self.finish_reason: str | None = None
-        """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on."""
+        """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on;
+        "tool_calls" where it called some."""
 
     def push(self, chunk: common_pb2.TokenChunk) -> str:
         """The text that may be given out now. Once there is a `finish_reason` nothing more may be pushed."""
@@ -57,7 +70,21 @@ class Answer:
             self.finish_reason = _REASONS.get(finish, "stop")
             text += self._end()
         self._given += len(text)
+        return text if self._finder is None else self._without_calls(text, self._finder)
+
+    def _without_calls(self, text: str, finder: CallFinder) -> str:
+        text, calls = finder.push(text)
+        self._calls += calls
+        if self.finish_reason is not None:
+            text += finder.finish()
+            if finder.found and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
         return text
+
+    def take_calls(self) -> list[Call]:
+        """Those that were complete since the last call."""
+        calls, self._calls = self._calls, []
+        return calls
 
     def _push_singly(self, chunk: common_pb2.TokenChunk) -> str:
         """Token by token: a stop string in the middle of a chunk ends the answer there, and each token has an

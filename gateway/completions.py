@@ -21,6 +21,7 @@ from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
 from gateway.serving import Choice, Served, Serving
 from gateway.tokenizer import Tokenizer
+from gateway.tools.formats import Call
 from protos import common_pb2
 from services import log
 from services.errors import PrismError
@@ -62,7 +63,7 @@ class Form(Protocol):
 
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events: ...
 
-    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
         """One whole answer."""
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> Any: ...
@@ -85,8 +86,10 @@ class ChatForm:
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events:
         return sse.ChatEvents(head, index, with_usage)
 
-    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
+    def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [call.whole() for call in calls]}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> Any:
@@ -118,7 +121,7 @@ class CompletionForm:
     def events(self, head: dict[str, Any], index: int, with_usage: bool) -> sse.Events:
         return sse.CompletionEvents(head, index, with_usage)
 
-    def choice(self, index: int, text: str, logprobs: Any, reason: str | None) -> dict[str, Any]:
+    def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> Any:
@@ -204,7 +207,10 @@ class GenerateEndpoint:
                 texts.append(await choice.next())
             answer = choice.answer
             logprobs = self._form.logprobs(served.tokenizer, answer.take_scored()) if wants_logprobs else None
-            choices[choice.index] = self._form.choice(choice.index, "".join(texts), logprobs, answer.finish_reason)
+            calls = answer.take_calls()
+            choices[choice.index] = self._form.choice(
+                choice.index, "".join(texts), calls, logprobs, answer.finish_reason
+            )
 
         await _each(collect, served.choices)
         await reply.whole(orjson.dumps({**head, "choices": choices, "usage": served.usage()}))
@@ -220,12 +226,16 @@ class GenerateEndpoint:
             events = form.events(head, choice.index, body.usage_asked)
             text = echoes[choice.index] + await choice.next()
             before = events.opening()
+            called = 0
             while True:
                 if wants_logprobs:
                     scored = choice.answer.take_scored()
                     event = events.scored(text, form.logprobs(served.tokenizer, scored)) if text or scored else b""
                 else:
                     event = events.text(text) if text else b""
+                if calls := choice.answer.take_calls():
+                    event += events.calls([call.delta(called + number) for number, call in enumerate(calls)])
+                    called += len(calls)
                 if choice.finish_reason is not None:
                     break
                 if before or event:

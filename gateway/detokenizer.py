@@ -8,7 +8,7 @@ on its neighbours, and a window of recent tokens is decoded with and without the
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from gateway.tokenizer import Tokenizer
@@ -80,7 +80,9 @@ class WindowDetokenizer:
         return self._tokenizer.decode(self._ids)[len(self._context) :]
 
 
-def detokenizer(tokenizer: Tokenizer, *, show_special: bool = False) -> Detokenizer:
-    """A detokenizer for one answer; special tokens have no text unless `show_special`."""
+def detokenizer(tokenizer: Tokenizer, *, show_special: bool = False, shown: Collection[str] = ()) -> Detokenizer:
+    """A detokenizer for one answer; special tokens have no text unless `show_special`, or they are `shown`."""
     hidden = frozenset() if show_special else tokenizer.special_ids
+    if shown:
+        hidden = frozenset(token for token in hidden if tokenizer.piece(token) not in shown)
     return ByteDetokenizer(tokenizer, hidden) if tokenizer.byte_level else WindowDetokenizer(tokenizer, hidden)

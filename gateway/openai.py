@@ -6,14 +6,16 @@ change the answer, is refused by name. Values are taken as JSON has them: "5" is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import pydantic
 from pydantic import Field
 
+from gateway import grammars
 from gateway.errors import BadField
 from gateway.request import Prompt, Request
+from gateway.tools import asked as calling
 from protos import common_pb2
 
 MOST_CHOICES = 128
@@ -21,6 +23,8 @@ MOST_PROMPTS = 512
 MOST_STOPS = 4
 MOST_TOP_LOGPROBS = 20
 _INT64 = 1 << 63
+_TOKENS = 1 << 32
+"""Tokenizers know no larger ids."""
 
 
 def _stops(value: Any) -> tuple[str, ...]:
@@ -98,11 +102,8 @@ def _given(value: Any) -> bool:
 
 _UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     # Fields that would change the answer, and when they do.
-    "tools": _given,
     "functions": _given,
-    "tool_choice": lambda value: _given(value) and value not in ("none", "auto"),
     "function_call": lambda value: _given(value) and value not in ("none", "auto"),
-    "response_format": lambda value: _given(value) and value != {"type": "text"},
     "logit_bias": _given,
     "modalities": lambda value: _given(value) and value != ["text"],
     "audio": _given,
@@ -116,9 +117,6 @@ _UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "guided_choice": _given,
     "guided_grammar": _given,
     "structured_outputs": _given,
-    "json_schema": _given,
-    "regex": _given,
-    "ebnf": _given,
     "chat_template": _given,
     "truncate_prompt_tokens": _given,
     "include_stop_str_in_output": _given,
@@ -137,7 +135,7 @@ class _Generate(_Model):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: Annotated[tuple[str, ...], pydantic.PlainValidator(_stops)] = ()
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, lt=_INT64)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
@@ -145,10 +143,14 @@ class _Generate(_Model):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
-    min_tokens: int | None = Field(None, ge=0)
+    min_tokens: int | None = Field(None, ge=0, lt=_INT64)
     ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = None
     skip_special_tokens: bool | None = None
+    response_format: Annotated[str | None, pydantic.PlainValidator(grammars.of_format)] = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: str | None = None
 
     @property
     def streams(self) -> bool:
@@ -177,7 +179,21 @@ class _Generate(_Model):
         if limit is not None and (self.min_tokens or 0) > limit:
             raise BadField(f"'min_tokens' is {self.min_tokens}, above the limit of {limit}.", "min_tokens")
 
-    def _sampling(self, default_limit: int) -> common_pb2.Sampling:
+    def _grammar(self) -> tuple[str, dict[str, str]]:
+        """(the field that asks for one, that grammar as Sampling has it). Raises BadField."""
+        field, grammar = grammars.asked(
+            self.response_format, regex=self.regex, ebnf=self.ebnf, json_schema=self.json_schema
+        )
+        self._alone(field)
+        return field, grammar
+
+    def _alone(self, field: str) -> None:
+        """A grammar, which `field` asks for, says itself where an answer ends."""
+        for other, given in (("min_tokens", self.min_tokens), ("ignore_eos", self.ignore_eos)):
+            if field and given:
+                raise BadField(f"'{other}' cannot be given beside '{field}'.", other)
+
+    def _sampling(self, default_limit: int, grammar: dict[str, str]) -> common_pb2.Sampling:
         logprobs, top = self._logprobs()
         limit = self._limit()[0]
         sampling = common_pb2.Sampling(
@@ -193,6 +209,7 @@ class _Generate(_Model):
             min_new_tokens=self.min_tokens or 0,
             logprobs=logprobs,
             top_logprobs=top,
+            **grammar,  # type: ignore[arg-type]
         )
         if self.seed is not None:
             sampling.seed = self.seed
@@ -203,12 +220,15 @@ class ChatRequest(_Generate):
     """The body of /v1/chat/completions."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    tools: list[calling.Tool] | None = None
+    tool_choice: Annotated[str | None, pydantic.PlainValidator(calling.choice)] = None
+    parallel_tool_calls: bool | None = None
 
     def _logprobs(self) -> tuple[bool, int]:
         return bool(self.logprobs), self.top_logprobs or 0
@@ -223,16 +243,23 @@ class ChatRequest(_Generate):
         self._check()
         if self.top_logprobs and not self.logprobs:
             raise BadField("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
-        for index, message in enumerate(self.messages):
-            if _given((message.model_extra or {}).get("tool_calls")):
-                field = f"messages[{index}].tool_calls"
-                raise BadField(f"'{field}' is not supported.", field, "unsupported_parameter")
+        called = self._tools()
+        field, grammar = self._grammar()
+        if called is not None:
+            if field:
+                raise BadField(f"'{field}' beside 'tools' needs a 'tool_choice' of 'none'.", field)
+            if called.must:
+                self._alone("tool_choice")
+                grammar = {"json_schema": called.schema()}
+        options = self._template()
+        if called is not None:
+            options["tools"] = called.for_template()
         return Request(
             request_id=request_id,
             model=self.model,
             arrival_s=arrival_s,
-            prompts=[Prompt(messages=[m.model_dump() for m in self.messages], template_options=self._template())],
-            sampling=self._sampling(default_limit=0),
+            prompts=[Prompt(messages=self._messages(), template_options=options)],
+            sampling=self._sampling(default_limit=0, grammar=grammar),
             limit_given=self._limit()[0] is not None,
             slo=slo,
             prompt_field="messages",
@@ -240,7 +267,25 @@ class ChatRequest(_Generate):
             choices=self.n or 1,
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
+            tools=called,
         )
+
+    def _tools(self) -> calling.Tools | None:
+        try:
+            return calling.asked(self.tools, self.tool_choice, self.parallel_tool_calls)
+        except ValueError as error:
+            field, what = error.args
+            raise BadField(f"Invalid '{field}': {what}", field) from None
+
+    def _messages(self) -> list[Mapping[str, Any]]:
+        told = []
+        for index, message in enumerate(self.messages):
+            try:
+                told.append(calling.for_template(message.model_dump()))
+            except ValueError as error:
+                field = f"messages[{index}].tool_calls"
+                raise BadField(f"Invalid '{field}': {error}", field) from None
+        return told
 
     def _template(self) -> dict[str, Any]:
         options = dict(self.chat_template_kwargs or {})
@@ -279,7 +324,7 @@ class CompletionRequest(_Generate):
             model=self.model,
             arrival_s=arrival_s,
             prompts=self.prompt,
-            sampling=self._sampling(default_limit=16),
+            sampling=self._sampling(default_limit=16, grammar=self._grammar()[1]),
             limit_given=self._limit()[0] is not None,
             slo=slo,
             prompt_field="prompt",
@@ -294,7 +339,7 @@ class TokenizeRequest(_Model):
 
     model: str = Field(min_length=1)
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
     add_special_tokens: bool = True
 
 
@@ -302,7 +347,7 @@ class DetokenizeRequest(_Model):
     """The body of /detokenize."""
 
     model: str = Field(min_length=1)
-    tokens: list[Annotated[int, Field(ge=0, lt=_INT64)]]
+    tokens: list[Annotated[int, Field(ge=0, lt=_TOKENS)]]
 
 
 M = TypeVar("M", bound=pydantic.BaseModel)

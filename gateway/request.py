@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gateway.tools.asked import Tools
 from protos import common_pb2
 from services.tracing import UNTRACED, Span
 
@@ -45,6 +46,8 @@ class Request:
     stops: tuple[str, ...] = ()
     show_special: bool = False
     """Whether special tokens have text."""
+    tools: Tools | None = None
+    """That answers may call."""
 
 
 @dataclass(frozen=True, slots=True)

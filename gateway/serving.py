@@ -20,6 +20,7 @@ from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
 from gateway.tokenizer import Tokenizer, Tokenizers
+from gateway.tools import formats as calls
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.tracing import UNTRACED, Span
@@ -62,6 +63,7 @@ class Serving:
         try:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
+            form = calls.form(request.tools, tokenizer.template) if request.tools else None
             prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)
@@ -77,7 +79,12 @@ class Serving:
             Choice(
                 index,
                 job,
-                Answer(tokenizer, stops=request.stops, show_special=request.show_special),
+                Answer(
+                    tokenizer,
+                    stops=request.stops,
+                    show_special=request.show_special,
+                    finder=calls.finder(request.tools, form) if request.tools and form else None,
+                ),
                 self._relay.open(job),
             )
             for index, job in enumerate(jobs)
@@ -108,6 +115,7 @@ class Serving:
                 return prompt.tokens
             if prompt.messages is not None:
                 size = sum(len(message.get("content", "")) for message in prompt.messages)
+                size += sum(len(str(tool)) for tool in prompt.template_options.get("tools", ()))
                 return await run(size, tokenizer.chat, prompt.messages, prompt.template_options)
             text = prompt.text or ""
             return await run(len(text), tokenizer.encode, text, prompt.special)
@@ -139,6 +147,10 @@ class Serving:
         """The jobs of one prompt, checked against its model."""
         model = route.model
         room = _room(request, model, ids)
+        unknown = [id for id in request.sampling.stop_token_ids if id < 0 or id >= model.vocab_size > 0]
+        if unknown:
+            # An engine would write to its place in a row of logits.
+            raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", "stop_token_ids")
         limit = request.sampling.max_new_tokens
         if limit > room and request.limit_given:
             raise BadField(

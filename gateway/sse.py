@@ -45,6 +45,11 @@ class Events:
         scores = b',"logprobs":' + orjson.dumps(logprobs) + b',"finish_reason":null}]'
         return self._before + orjson.dumps(text) + self._text_end + scores + self._usage + b"}\n\n"
 
+    def calls(self, deltas: list[dict[str, Any]]) -> bytes:
+        """Calls of tools, each whole."""
+        delta = b'"delta":' + orjson.dumps({"tool_calls": deltas})
+        return self._start + delta + b',"logprobs":null,"finish_reason":null}]' + self._usage + b"}\n\n"
+
     def finish(self, reason: str) -> bytes:
         """The last event of the choice."""
         ending = b',"logprobs":null,"finish_reason":' + orjson.dumps(reason) + b"}]"

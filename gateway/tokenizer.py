@@ -44,6 +44,9 @@ class Tokenizer:
         decoder = json.loads(self._rust.to_str())["decoder"] if self._rust is not None else None
         self.byte_level = decoder is not None and decoder["type"] == "ByteLevel"
         """Whether text is exactly the tokens' bytes in a row, so that it can be decoded token by token."""
+        template = getattr(folder_tokenizer, "chat_template", None) or ""
+        self.template = template if isinstance(template, str) else "\n".join(template.values())
+        """The folder's chat template, all of them if it has several."""
 
     def encode(self, text: str, special: bool) -> list[int]:
         """Token ids of `text`; `special`: with what the tokenizer puts around a text of its own accord (a BOS)."""
@@ -106,7 +109,7 @@ class Tokenizer:
             prompt: str = self._hf.apply_chat_template(list(messages), tokenize=False, **options)
         except jinja2.TemplateError as error:
             raise Invalid(f"the model's chat template refused the messages: {error}") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, LookupError) as error:
             raise Invalid(f"the messages do not suit the model's chat template: {error}") from None
         return self.encode(prompt, special=False)
 

@@ -20,6 +20,10 @@ def chat(**more: Any) -> Request:
     return parse(ChatRequest, json.dumps(CHAT | more).encode()).request("id", common_pb2.Slo(), 0.0)
 
 
+def tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 def completion(**more: Any) -> Request:
     return parse(CompletionRequest, json.dumps(COMPLETION | more).encode()).request("id", common_pb2.Slo(), 0.0)
 
@@ -42,6 +46,10 @@ SHARED = [
     ({"stop": ""}, "stop"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "10"}, "max_tokens"),
+    ({"max_tokens": 1 << 63}, "max_tokens"),
+    ({"min_tokens": 1 << 63}, "min_tokens"),
+    ({"stop_token_ids": [1 << 63]}, "stop_token_ids[0]"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": 2.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
@@ -54,7 +62,15 @@ SHARED = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"stop_token_ids": ["a"]}, "stop_token_ids[0]"),
     ({"logit_bias": {"5": 1}}, "logit_bias"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": "json_object"}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}}, "response_format"),
+    ({"regex": 3}, "regex"),
+    ({"regex": "a", "ebnf": "b"}, "ebnf"),
+    ({"regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"regex": "a", "min_tokens": 2}, "min_tokens"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
     ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
@@ -83,7 +99,18 @@ def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) 
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [tool("a b")]}, "tools[0].function.name"),
+        ({"tools": [tool("f"), tool("f")]}, "tools"),
+        ({"tools": [tool(f"f{n}") for n in range(129)]}, "tools"),
+        ({"tools": [tool("f")], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [tool("f")], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": [tool("f")], "parallel_tool_calls": 1}, "parallel_tool_calls"),
+        ({"tools": [tool("f")], "regex": "a"}, "regex"),
+        ({"tools": [tool("f")], "tool_choice": "required", "min_tokens": 2}, "min_tokens"),
+        ({"functions": [{"name": "f"}]}, "functions"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
@@ -172,3 +199,40 @@ def test_text_parts_are_joined_and_other_keys_kept_for_the_template() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = chat(messages=[{"role": "user", "content": parts, "name": "x"}]).prompts[0].messages
     assert messages == [{"role": "user", "content": "ab", "name": "x"}]
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_grammars_reach_the_engine(ask: Any) -> None:
+    assert ask().sampling.WhichOneof("grammar") is None
+    assert ask(response_format={"type": "text"}).sampling.WhichOneof("grammar") is None
+    assert ask(response_format={"type": "json_object"}).sampling.json_schema == '{"type":"object"}'
+    schema = {"type": "integer"}
+    named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
+    assert json.loads(ask(response_format=named).sampling.json_schema) == schema
+    assert ask(regex="a+").sampling.regex == "a+"
+    assert ask(ebnf='root ::= "a"').sampling.ebnf == 'root ::= "a"'
+    assert ask(json_schema="{}").sampling.json_schema == "{}"
+
+
+def test_arguments_of_earlier_calls_reach_the_template_as_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    request = chat(
+        messages=[
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "two"},
+        ]
+    )
+    _, said, answered = request.prompts[0].messages or ()
+    assert said["tool_calls"][0]["function"]["arguments"] == {"a": 1} and said["content"] == ""
+    assert answered["tool_call_id"] == "1"
+    call["function"]["arguments"] = "{"  # type: ignore[index]
+    with pytest.raises(BadField) as refused:
+        chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+    assert refused.value.field == "messages[0].tool_calls"
+
+
+def test_tools_reach_the_template_unless_none_may_be_called() -> None:
+    assert chat(tools=[tool("f")]).prompts[0].template_options["tools"] == [tool("f")]
+    for none in (chat(), chat(tools=[]), chat(tools=[tool("f")], tool_choice="none")):
+        assert none.tools is None and "tools" not in none.prompts[0].template_options

@@ -1,0 +1,203 @@
+"""How models write calls of tools, and which of these ways a model has.
+
+SGLang has parsers for some thirty. They cannot be had here without torch (six seconds, 220 MB), so these are the ways
+of the models that are known to run, and the one that a grammar enforces, which every model can be made to use.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from gateway.errors import BadField
+from gateway.tools.asked import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """Calls are JSON objects with a name and arguments (or parameters), one or more after each other."""
+
+    begin: str
+    """Comes before them, anywhere in the answer."""
+    end: str = ""
+    """Comes after them; empty: nothing does."""
+    between: str = " \t\r\n"
+    """Characters that say nothing there."""
+    bare: bool = False
+    """`begin` may be missing where the answer begins with a call."""
+    short_ids: bool = False
+    """Templates want ids of calls of nine characters."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "hermes": Format("<tool_call>", "</tool_call>"),
+    "llama3": Format("<|python_tag|>", between=" \t\r\n;", bare=True),
+    "mistral": Format("[TOOL_CALLS]", between=" \t\r\n[,]", short_ids=True),
+}
+"""By name: Hermes, Qwen 2.5 and 3; Llama 3.1 to 3.3; Mistral up to tokenizer v7."""
+ENFORCED = Format("", between=" \t\r\n[,]", bare=True)
+"""What the grammar of `Tools.schema` makes of an answer."""
+
+
+def guess(template: str) -> Format | None:
+    """By the chat template, which has to show the model what it wrote before."""
+    return next((known for known in FORMATS.values() if known.begin in template), _by_parameters(template))
+
+
+def _by_parameters(template: str) -> Format | None:
+    """Templates of Llama 3.2 have the form of a call and no tag."""
+    return FORMATS["llama3"] if '{"name": function name, "parameters":' in template else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    id: str
+    name: str
+    arguments: str
+    """JSON."""
+
+    def whole(self) -> dict[str, Any]:
+        """As OpenAI's messages have it."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+    def delta(self, index: int) -> dict[str, Any]:
+        """As OpenAI's streams have it."""
+        return {"index": index, **self.whole()}
+
+
+_DECODER = json.JSONDecoder()
+
+
+class CallFinder:
+    """Finds calls in one answer, while its text arrives. What is not a call of a tool there is, is text."""
+
+    def __init__(self, form: Format, names: Set[str], *, most: int | None = None) -> None:
+        """`most`: calls beyond that many are dropped."""
+        self._form = form
+        self._names = names
+        self._most = most
+        self._held = ""
+        self._at_start = form.bare
+        self._inside = False
+        self._found = 0
+
+    def push(self, text: str) -> tuple[str, list[Call]]:
+        """(text that may be given out, calls that are complete)."""
+        self._held += text
+        told: list[str] = []
+        calls: list[Call] = []
+        while self._held and self._step(told, calls, closes="}" in text):
+            pass
+        return self._clean("".join(told)), calls
+
+    def finish(self) -> str:
+        """The text that is held back, as the answer is over."""
+        held, self._held = self._held, ""
+        return self._clean(self._form.begin + held if self._inside and held and not self._form.bare else held)
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """That are looked for, though they may be special tokens."""
+        return tuple(mark for mark in (self._form.begin, self._form.end) if mark)
+
+    @property
+    def found(self) -> bool:
+        """Whether there was a call."""
+        return self._found > 0
+
+    def _clean(self, text: str) -> str:
+        """Line ends between calls say nothing."""
+        return text if text.strip() or not self._found else ""
+
+    def _step(self, told: list[str], calls: list[Call], *, closes: bool) -> bool:
+        """Whether there is more to do."""
+        if not self._inside:
+            return self._outside(told)
+        form = self._form
+        self._held = held = self._held.lstrip(form.between)
+        if form.end and held.startswith(form.end):
+            self._held, self._inside = held[len(form.end) :], False
+            return True
+        if not held or (form.end and form.end.startswith(held)):
+            return False
+        if form.bare and form.begin and held.startswith(form.begin):
+            self._held = held[len(form.begin) :]
+            return True
+        if form.bare and form.begin.startswith(held):
+            return False
+        if held[0] != "{":
+            told.append(held)
+            self._held, self._inside, self._at_start = "", False, False
+            return False
+        if not closes:
+            return False
+        try:
+            value, end = _DECODER.raw_decode(held)
+        except (ValueError, RecursionError):
+            return False
+        call = self._call(value)
+        if call is None:
+            told.append(held[:end])
+        elif self._most is None or self._found < self._most:
+            calls.append(call)
+            self._found += 1
+        self._held = held[end:]
+        return True
+
+    def _outside(self, told: list[str]) -> bool:
+        begin, held = self._form.begin, self._held
+        if self._at_start:
+            rest = held.lstrip(self._form.between)
+            if not rest:
+                return False
+            if rest[0] == "{":
+                self._inside = True
+                return True
+            if begin and rest.startswith(begin):
+                self._held, self._inside = rest[len(begin) :], True
+                return True
+            if begin.startswith(rest):
+                return False
+            self._at_start = False
+        at = held.find(begin) if begin else -1
+        if at >= 0:
+            told.append(held[:at])
+            self._held, self._inside = held[at + len(begin) :], True
+            return True
+        kept = next((n for n in range(min(len(begin) - 1, len(held)), 0, -1) if begin.startswith(held[-n:])), 0)
+        told.append(held[: len(held) - kept])
+        self._held = held[len(held) - kept :]
+        return False
+
+    def _call(self, value: Any) -> Call | None:
+        name = value.get("name") if isinstance(value, dict) else None
+        if not isinstance(name, str) or name not in self._names:
+            return None
+        arguments = value.get("arguments", value.get("parameters", {}))
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        return Call(uuid4().hex[:9] if self._form.short_ids else f"call_{uuid4().hex[:24]}", name, written)
+
+
+def form(tools: Tools, template: str) -> Format:
+    """How a model with that chat template writes its calls. Raises BadField where it cannot be told."""
+    if "tools" not in template:
+        raise BadField("The model's chat template takes no tools.", "tools", "unsupported_parameter")
+    found = guess(template)
+    if tools.must:
+        return replace(ENFORCED, short_ids=found is not None and found.short_ids)
+    if found is None:
+        raise BadField(
+            "It is not known how this model writes calls of tools: a 'tool_choice' of 'required', or of one function, "
+            "works with any model.",
+            "tools",
+            "unsupported_parameter",
+        )
+    return found
+
+
+def finder(tools: Tools, form: Format) -> CallFinder:
+    """For one answer."""
+    return CallFinder(form, tools.names, most=None if tools.parallel else 1)
