@@ -1,0 +1,131 @@
+"""While streams run each process is stopped and started again: clients behind a balancer see none of it but a pause
+(the figures are `python -m benchmarks.rolling`). And models are added, changed and removed."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from protos import common_pb2
+from services import tasks
+from tests.chaos import faults
+from tests.chaos.load import prompt, steady
+from tests.chaos.world import SPARE, Chaos, chaos, watched
+from tests.end_to_end.world import FOLDER, MODELS, catalogue
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+STREAMS = 18
+"""One for each gateway, model and half of a stream's ends."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running():
+    async with chaos(STREAMS, step_ms=30) as it:
+        it.load.balanced = True
+        await it.prepare()
+        yield it
+
+
+@pytest.mark.parametrize("process", ["gateway", "gpu_scheduler", "placement", "loader", "balloond", "keeper"])
+async def test_a_process_that_is_restarted_costs_no_stream(running, process):
+    async with watched(running) as books, steady(running.load) as load:
+        taken = running.taken_up_again()
+        replaced = await faults.restarted(process)(running)
+        await running.full_service(time.monotonic(), replaced)
+    assert (load.failures, load.wrong, load.ended >= STREAMS) == ([], [], True)
+    assert books.looks and not books.unequal
+    if process == "gpu_scheduler":
+        # Its models went to the other group while it waited.
+        log = running.local.state / "logs" / f"{next(iter(replaced))}.log"
+        assert '"left"' in log.read_text() or '"drain took too long"' in log.read_text()
+    else:
+        assert running.taken_up_again() == taken
+
+
+def list_models(it: Chaos, spare: dict[str, Any] | None) -> None:
+    """In the catalogue file, which is read again; None: without the spare one."""
+    listed = {name: {} for name in MODELS} | (
+        {} if spare is None else {SPARE: {"path": str(FOLDER / MODELS[1])} | spare}
+    )
+    catalogue(it.local.state, "echo", listed)
+    os.kill(it.system.running["loader"].pid, signal.SIGHUP)
+
+
+async def card(it: Chaos, model: str) -> dict[str, Any] | None:
+    """What a gateway says of it; None: there is no such model."""
+    status, answer = await it.get(f"/v1/models/{model}")
+    return dict(answer) if status == 200 else None
+
+
+async def engine_of(it: Chaos, model: str) -> int:
+    return (await it.measured(model)).engine_pid
+
+
+async def streaming(it: Chaos, model: str) -> asyncio.Task[tuple[str, dict[str, Any], str]]:
+    """A stream of some seconds that has begun."""
+    started = asyncio.Event()
+    task = tasks.spawn(it.stream(model, prompt(0), 60, started), f"stream of {model}")
+    await started.wait()
+    return task
+
+
+async def test_models_come_change_and_go_while_others_stream(running):
+    async with steady(running.load) as load:
+        # Another target is for the next request: the engine stays.
+        text = (await running.stream(SPARE, prompt(0), 60))[0]
+        engine = await engine_of(running, SPARE)
+        list_models(running, {"ttft_ms": 5000})
+
+        async def has_target() -> bool:
+            routes = (await running.placement.routes()).routes
+            return any(route.model.name == SPARE and route.model.default_slo.ttft_ms == 5000 for route in routes)
+
+        await running.until(has_target, "the target is not told", 30)
+        assert await engine_of(running, SPARE) == engine
+
+        # Another context is another engine, once what runs has ended.
+        before = await streaming(running, SPARE)
+        list_models(running, {"context_tokens": 256})
+
+        async def is_short() -> bool:
+            told = await card(running, SPARE)
+            return told is not None and told["max_model_len"] == 256
+
+        await running.until(is_short, "the context is not told", 30)
+        after = await streaming(running, SPARE)
+        assert [(await each)[0] for each in (before, after)] == [text, text]
+        assert await engine_of(running, SPARE) != engine
+
+        # What is listed no more is gone at once for who asks, and for what runs when that has ended.
+        last = await streaming(running, SPARE)
+        list_models(running, None)
+
+        async def is_gone() -> bool:
+            return await card(running, SPARE) is None
+
+        await running.until(is_gone, "it is listed", 30)
+        assert (await last)[0] == text
+
+        async def has_left() -> bool:
+            return await running.resident(SPARE) is None
+
+        await running.until(has_left, "it does not leave", 30)
+
+        # The same by calls.
+        added = common_pb2.ModelListing(name="added", path=str(FOLDER / MODELS[0]), engine="echo")
+        await running.placement.add_model(added)
+        await running.until(lambda: card(running, "added"), "it is not listed", 30)
+        last = await streaming(running, "added")
+        await running.placement.remove_model("added", force=True)
+        await running.until(lambda: _no(card(running, "added")), "it is listed", 30)
+        assert (await last)[1]["completion_tokens"] == 60
+    assert (load.failures, load.wrong, load.ended >= STREAMS) == ([], [], True)
+
+
+async def _no(asked: Awaitable[Any]) -> bool:
+    return not await asked
