@@ -207,6 +207,10 @@ class EchoEngine:
         if self._memory is None or self._drain is not None:
             self._send_chunks([self._last_chunk(request.request_id, common_pb2.FAILED, "not serving")])
             return
+        if request.sampling.WhichOneof("grammar") is not None:
+            why = "the echo engine says what it is told: no grammars, no tool_choice that needs one"
+            self._send_chunks([self._last_chunk(request.request_id, common_pb2.REJECTED, why)])
+            return
         running.eos = frozenset(request.sampling.stop_token_ids)
         self._waiting.append(running)
         self._waiting.sort(key=lambda r: r.request.priority)

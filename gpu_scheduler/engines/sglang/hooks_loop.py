@@ -37,6 +37,10 @@ def heard_by_all(_receiver: Any, requests: Any) -> Any:
 def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     """No prefill out of turn, over the limit, without memory, or while decodes are behind, and none of more tokens than
     the pace allows; decoding goes on."""
+    # Here, or SGLang would start one whose grammar is ready without asking whether it may.
+    if scheduler.grammar_manager.has_waiting_grammars():
+        for request in scheduler.grammar_manager.get_ready_grammar_requests():
+            scheduler._add_request_to_queue(request)
     if not scheduler.waiting_queue and scheduler.chunked_req is None:
         return original(scheduler, running_batch)
     loop = current.instance().loop

@@ -411,6 +411,9 @@ class Instance:
         """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group."""
         current.set_instance(None)
         self.ranks.listen(Facts)
+        grammars = getattr(getattr(self, "scheduler", None), "grammar_manager", None)
+        if grammars is not None:
+            grammars.grammar_backend.close()
         self.__dict__.pop("scheduler", None)
         self.__dict__.pop("kv", None)
         self.__dict__.pop("admission", None)

@@ -79,6 +79,8 @@ class Outputs:
         if reason is not None and entry.withheld and reason["type"] == "abort":
             self._book.close(entry)
             reason = None
+        if reason is not None and not entry.ending and _impossible(reason):
+            token_ids, logprobs = (), None  # SGLang has drawn one, of a prompt that was none
         if not token_ids and reason is None:
             return
         chunk = message.tokens.chunks.add()
@@ -130,9 +132,12 @@ def finish(chunk: common_pb2.TokenChunk, entry: Open, reason: dict[str, Any]) ->
     elif entry.ending:
         chunk.finish, chunk.error = entry.ending, entry.error
     else:
-        impossible = reason.get("status_code") == HTTPStatus.BAD_REQUEST
-        chunk.finish = common_pb2.REJECTED if impossible else common_pb2.FAILED
+        chunk.finish = common_pb2.REJECTED if _impossible(reason) else common_pb2.FAILED
         chunk.error = str(reason.get("message") or "aborted")
+
+
+def _impossible(reason: dict[str, Any]) -> bool:
+    return reason.get("type") == "abort" and reason.get("status_code") == HTTPStatus.BAD_REQUEST
 
 
 def _logprobs(request: Any, begin: int, end: int) -> Logprobs:

@@ -31,6 +31,7 @@ class Hook:
 def all_hooks() -> list[Hook]:
     from gpu_scheduler.engines.sglang import (
         hooks_cpu,
+        hooks_grammar,
         hooks_graphs,
         hooks_loop,
         hooks_memory,
@@ -38,7 +39,15 @@ def all_hooks() -> list[Hook]:
         hooks_sampling,
     )
 
-    modules = (hooks_process, hooks_loop, hooks_sampling, hooks_memory, hooks_graphs, hooks_cpu)
+    modules = (
+        hooks_process,
+        hooks_loop,
+        hooks_sampling,
+        hooks_grammar,
+        hooks_memory,
+        hooks_graphs,
+        hooks_cpu,
+    )
     return [hook for module in modules for hook in module.HOOKS]
 
 

@@ -12,6 +12,7 @@ from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
 from gpu_scheduler.engines.sglang.errors import RejectedRequest
+from gpu_scheduler.engines.sglang.policy import grammar
 from protos import common_pb2, engine_pb2
 
 
@@ -33,6 +34,12 @@ def sampling_params(
     if room <= 0:
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
     max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
+    kind = sampling.WhichOneof("grammar")
+    if kind is not None:
+        if problem := grammar.problem(kind, getattr(sampling, kind)):
+            raise RejectedRequest(problem)
+        if sampling.min_new_tokens or sampling.ignore_eos:
+            raise RejectedRequest("a grammar says itself where the answer ends: no min_tokens, no ignore_eos beside it")
     params = SamplingParams(
         max_new_tokens=max_new,
         min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
@@ -45,6 +52,7 @@ def sampling_params(
         stop_token_ids=set(sampling.stop_token_ids) or None,
         ignore_eos=sampling.ignore_eos,
         sampling_seed=sampling.seed & (2**63 - 1) if sampling.HasField("seed") else fresh_seed(),
+        **({} if kind is None else {kind: getattr(sampling, kind)}),
     )
     try:
         params.verify(vocab_size)

@@ -48,3 +48,12 @@ def test_what_runs_goes_on_while_a_prompt_finds_no_memory():
     for _ in range(20):
         engine._step(time.monotonic())
     assert channel.finished == ["first", "second"]
+
+
+def test_a_grammar_is_refused():
+    channel = Channel()
+    engine = EchoEngine(channel, None, 1)
+    engine._memory = Memory(10)
+    sampling = common_pb2.Sampling(max_new_tokens=4, regex="a")
+    engine._accept(engine_pb2.Generate(request_id="first", token_ids=[1], sampling=sampling))
+    assert channel.finished == ["first"] and not engine._waiting

@@ -1,0 +1,147 @@
+"""Grammars of answers, compiled by SGLang's xgrammar: its tokenizer is read when the first request has a grammar, since
+most models never need it, and everything takes place in one thread, beside the steps.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from sglang.srt.constrained.base_grammar_backend import (
+    BaseGrammarBackend,
+    BaseGrammarObject,
+    GrammarStats,
+    InvalidGrammarObject,
+)
+
+from gpu_scheduler.engines.sglang.options import one_line
+
+Key = tuple[str, str]
+"""SGLang's kind of grammar, and its text."""
+KEPT_BYTES = 64 << 20
+"""Of compiled grammars, in host memory: clients think of new schemas for ever."""
+_LEAST_BYTES = 1 << 10
+"""That anything kept counts as."""
+_PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is false: )?")
+"""How xgrammar's errors begin: a time and a line of its own."""
+
+
+class Grammars(BaseGrammarBackend):
+    """Stands where SGLang has its own backend."""
+
+    def __init__(self, open_compiler: Callable[[], Any], vocab_size: int) -> None:
+        """`open_compiler` makes xgrammar's; it is called once, in the thread that compiles."""
+        # One thread: what several requests ask for at once is compiled once.
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self.cache: dict[Key, BaseGrammarObject] = {}
+        self._open_compiler = open_compiler
+        self._vocab_size = vocab_size
+        self._compiler: Any = None
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def get_cached_or_future_value(
+        self, key: Key, require_reasoning: bool
+    ) -> tuple[BaseGrammarObject | Future[BaseGrammarObject], bool]:
+        """(a matcher of the request's own, True), or, until it is compiled, (what will be one, False)."""
+        found = self._known(key)
+        return (found, True) if found is not None else (self.executor.submit(self._compiled, key), False)
+
+    def _known(self, key: Key) -> BaseGrammarObject | None:
+        with self._lock:
+            found = self.cache.pop(key, None)
+            if found is None:
+                return None
+            self.cache[key] = found  # the last one to leave
+        return found.copy()
+
+    def _compiled(self, key: Key) -> BaseGrammarObject:
+        found = self._known(key)
+        if found is not None:
+            return found
+        if self._compiler is None:
+            try:
+                self._compiler = self._open_compiler()
+            except Exception as error:  # the libraries raise all kinds at a broken file
+                return InvalidGrammarObject(f"the model's tokenizer cannot be used for it: {one_line(error)}")
+        made = compiled(self._compiler, self._vocab_size, key)
+        self._keep(key, made)
+        return made.copy()
+
+    def _keep(self, key: Key, made: BaseGrammarObject) -> None:
+        with self._lock:
+            self.cache[key] = made
+            self._kept_bytes += _nbytes(key, made)
+            while self._kept_bytes > KEPT_BYTES and len(self.cache) > 1:
+                oldest = next(iter(self.cache))
+                self._kept_bytes -= _nbytes(oldest, self.cache.pop(oldest))
+
+    def set_cache(self, key: Key, value: BaseGrammarObject) -> None:
+        """SGLang keeps what it waited for, or that it has waited too long; the first is kept already, the second would
+        be held against who asks when it is there."""
+
+    def reset(self) -> None:
+        """The model goes to sleep: its grammars leave."""
+        with self._lock:
+            self.cache.clear()
+            self._kept_bytes = 0
+
+    def close(self) -> None:
+        """What is being compiled is not waited for."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+
+def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
+    """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
+    from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
+    from xgrammar import GrammarMatcher
+
+    kind, text = key
+    try:
+        if kind == "json":
+            context = compiler.compile_json_schema(text)
+        elif kind == "regex":
+            context = compiler.compile_regex(text)
+        else:
+            context = compiler.compile_grammar(text)
+    except (RuntimeError, ValueError, TypeError) as error:
+        return InvalidGrammarObject(_PLACE.sub("", one_line(error))[:300])
+    matcher = GrammarMatcher(context, max_rollback_tokens=MAX_ROLLBACK_TOKENS)
+    made: BaseGrammarObject = XGrammarGrammar(
+        matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind)
+    )
+    return made
+
+
+def _nbytes(key: Key, made: BaseGrammarObject) -> int:
+    context = getattr(made, "ctx", None)
+    return _LEAST_BYTES + len(key[1]) + (int(context.memory_size_bytes) if context is not None else 0)
+
+
+def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
+    """xgrammar's, for the tokenizer of a folder. Takes a second or two. Raises whatever the folder makes transformers
+    and xgrammar raise."""
+    from transformers import AutoTokenizer
+    from xgrammar import GrammarCompiler, TokenizerInfo
+
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    ends = sorted(end_ids) or None
+    info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends)
+    return GrammarCompiler(info, cache_enabled=False)  # its memory has no bound, and `Grammars` has one
+
+
+def advance(request: Any, said: list[int]) -> None:
+    """The request goes on where it said `said` before: so does its grammar. One that does not allow it ends the
+    request."""
+    if request.grammar is None or request.finished() or isinstance(request.grammar, Future):
+        return
+    try:
+        for token in said:
+            request.grammar.accept_token(token)
+    except ValueError:
+        request.set_finish_with_abort("what the answer has said so far is not what its grammar allows")

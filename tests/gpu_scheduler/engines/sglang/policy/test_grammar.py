@@ -1,0 +1,26 @@
+from gpu_scheduler.engines.sglang.policy.grammar import MOST_CHARACTERS, MOST_LEVELS, problem
+
+
+def nested(levels: int) -> str:
+    return '{"items":' * levels + "{}" + "}" * levels
+
+
+def test_what_may_be_compiled_is_no_problem() -> None:
+    assert problem("json_schema", nested(MOST_LEVELS - 1)) == ""
+    assert problem("json_schema", '{"const": "' + "[" * 1000 + '\\"{"}') == ""
+    assert problem("regex", "(" * 1000 + ")" * 1000) == ""
+
+
+def test_a_schema_of_too_many_levels_is_refused_whether_or_not_it_is_json() -> None:
+    assert f"at most {MOST_LEVELS}" in problem("json_schema", nested(MOST_LEVELS))
+    assert f"at most {MOST_LEVELS}" in problem("json_schema", '{"a":' * 10000)
+    assert f"at most {MOST_LEVELS}" in problem("json_schema", '{"a' + '":[' * 10000)
+
+
+def test_nothing_and_too_much_are_refused() -> None:
+    assert problem("ebnf", "") == "ebnf is empty"
+    assert "characters" in problem("ebnf", "a" * (MOST_CHARACTERS + 1))
+
+
+def test_a_schema_that_is_not_json_is_refused() -> None:
+    assert "json_schema is not JSON" in problem("json_schema", '{"type": ')

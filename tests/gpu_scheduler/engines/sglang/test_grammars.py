@@ -1,0 +1,156 @@
+"""Answers that have to be what a grammar says, from a real engine: whole, in parts that different engines say, through
+sleep, retraction and a change of the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from protos import common_pb2, engine_pb2
+from tests.gateway import tokenizers
+from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
+
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
+PROMPT = list(range(20, 60))
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Bern", "Genève", "Zürich"]},
+        "degrees": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 1},
+        "note": {"type": "string", "pattern": "^[a-zü ]{0,8}$"},
+    },
+    "required": ["city", "degrees", "note"],
+    "additionalProperties": False,
+}
+REGEX = r"[a-z]{3}-(0|1){4}"
+EBNF = 'root ::= "<" ("one" | "two") ">" root?'
+LIMIT = 200 * KV_EXTENT
+
+
+@pytest.fixture(scope="module")
+def folders(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The checkpoints, with a tokenizer that has their end token."""
+    made = {}
+    for name, path in models.items():
+        made[name] = tmp_path_factory.mktemp("spoken") / name
+        shutil.copytree(path, made[name])
+        tokenizers.write(tokenizers.tiny(), made[name])
+    return made
+
+
+def text(answer: Answer) -> str:
+    return str(tokenizers.tiny().decode(answer.tokens, skip_special_tokens=True))
+
+
+async def said(end: EngineEnd, name: str, seed: int = 3, most: int = 440, **grammar: str) -> Answer:
+    end.ask(name, PROMPT, most, temperature=1.0, seed=seed, **grammar)
+    return await end.answer(name)
+
+
+def fits(answer: Answer) -> None:
+    assert (answer.finish, answer.error) == (common_pb2.STOP, "")
+    jsonschema.validate(json.loads(text(answer)), SCHEMA)
+
+
+async def goes_on_anywhere(end: EngineEnd, tag: str, whole: Answer, **grammar: str) -> None:
+    """Wherever it is interrupted the answer is taken up as one that has said what it has."""
+    cuts = range(1, len(whole.tokens), 1 + len(whole.tokens) // 6)
+    for told in cuts:
+        end.ask(f"{tag}-{told}", PROMPT, 440, resumed=whole.tokens[:told], temperature=1.0, seed=3, **grammar)
+    for told in cuts:
+        rest = await end.answer(f"{tag}-{told}")
+        assert (rest.tokens, rest.finish, rest.error) == (whole.tokens[told:], common_pb2.STOP, ""), told
+
+
+async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_interrupted(
+    tmp_path: Path, engines: Engines, folders: dict[str, Path]
+) -> None:
+    schema = json.dumps(SCHEMA)
+    async with node(tmp_path) as at, engines.one() as end:
+        for model in ("qwen", "llama"):
+            await at.book(model, floor_bytes=LIMIT)
+            images = Images(at)
+            mapped, _ = await end.hold(load(at, model, folders[model], context_tokens=CONTEXT))
+
+            plain = await said(end, f"{model}-plain", most=30)
+            for seed in range(2, 4):
+                fits(await said(end, f"{model}-{seed}", seed, json_schema=schema))
+            assert re.fullmatch(REGEX, text(await said(end, f"{model}-regex", regex=REGEX)))
+            assert re.fullmatch("(<(one|two)>)+", text(await said(end, f"{model}-ebnf", ebnf=EBNF)))
+            whole = end.answers[f"{model}-3"]
+            await goes_on_anywhere(end, f"{model}-known", whole, json_schema=schema)
+            if model == "llama":  # of another shape, in a process that had one before
+                images.close()
+                await end.do(unload=engine_pb2.Unload())
+                continue
+
+            # What cannot be compiled is refused, with the reason; everything else goes on.
+            beside = asyncio.get_running_loop().create_task(said(end, f"{model}-beside", json_schema=schema))
+            for number, (kind, wrong, why) in enumerate(
+                [
+                    ("json_schema", '{"type": "strin"}', 'Unsupported type "strin"'),
+                    ("json_schema", '{"type": ', "is not JSON"),
+                    ("json_schema", '{"items":' * 70 + "{}" + "}" * 70, "levels"),
+                    ("regex", "(a", "parenthesis is not closed"),
+                    ("ebnf", "root ::= nothing", 'Rule "nothing" is not defined'),
+                ]
+            ):
+                for again in range(2 - number % 2):
+                    answer = await said(end, f"{model}-wrong-{number}-{again}", **{kind: wrong})
+                    assert (answer.finish, answer.tokens) == (common_pb2.REJECTED, [])
+                    assert why in answer.error and "/" not in answer.error, answer.error
+            end.ask("never ends", PROMPT, 9, ignore_eos=True, regex=REGEX)
+            assert (await end.answer("never ends")).finish == common_pb2.REJECTED
+            end.answers.pop("never ends")
+            other = await said(end, f"{model}-other", json_schema='{"const": 1}')
+            end.ask(f"{model}-not so", PROMPT, 9, resumed=other.tokens, regex=REGEX)
+            answer = await end.answer(f"{model}-not so")
+            assert answer.finish == common_pb2.REJECTED and "has said so far" in answer.error
+            assert (await beside).tokens == whole.tokens
+            assert (await said(end, f"{model}-plain again", most=30)).tokens == plain.tokens
+
+            # Asleep and awake: no grammar is known any more, and some requests are sent that wait for the same one.
+            image = await images.take(mapped.lease_id)
+            await end.do(hibernate=engine_pb2.Hibernate())
+            end.send(wake=engine_pb2.Wake())
+            awake = (await end.hear("weights_mapped")).weights_mapped
+            await images.put(awake.lease_id, image)
+            await end.do(verify=engine_pb2.Verify(command_id=awake.command_id))
+            await goes_on_anywhere(end, f"{model}-awake", whole, json_schema=schema)
+            images.close()
+            await end.do(unload=engine_pb2.Unload())
+
+
+async def test_a_grammar_survives_that_its_request_is_retracted(
+    tmp_path: Path, engines: Engines, folders: dict[str, Path]
+) -> None:
+    schema = json.dumps(SCHEMA)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("qwen", floor_bytes=16 * KV_EXTENT)
+        await end.hold(load(at, "qwen", folders["qwen"], context_tokens=CONTEXT, overlap=1))
+        await at.limit("qwen", LIMIT)
+        for turn in range(10):
+            names = [f"{turn}-{seed}" for seed in range(5)]
+            for seed, name in enumerate(names):
+                end.ask(name, PROMPT, 440, temperature=1.0, seed=seed, json_schema=schema)
+                end.ask(name + "-free", PROMPT, 100, ignore_eos=True)
+            while not all(end.answers[name].ended.is_set() for name in names):
+                for extents in (16, 60):
+                    await at.limit("qwen", extents * KV_EXTENT)
+                    await end.steps(4)
+            await at.limit("qwen", LIMIT)
+            for name in names:
+                if not end.answers[name].parked:
+                    fits(await end.answer(name))
+                await end.answer(name + "-free")
+            if end.stats.retractions > 2:
+                break
+        assert end.stats.retractions > 2
