@@ -1,0 +1,63 @@
+"""A gateway with keys, behind which a model says what it is asked to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway import keys
+from protos import common_pb2
+from tests.gateway import tokenizers
+from tests.gateway.conftest import World, world  # noqa: F401
+from tests.gateway.fakes import Running
+
+KEY = "sk-mine"
+TEMPLATE = (
+    "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
+    "{% for message in messages %}"
+    "{% for call in message.tool_calls or [] %}[{{ call.function.arguments.city }}]{% endfor %}"
+    "{{ '<|user|>' + message['content'] }}{% endfor %}<|assistant|>"
+)
+"""The last thing between <|user|> and <|assistant|> is what the last message says."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return tokenizers.write(tokenizers.tiny(), tmp_path_factory.mktemp("model"), TEMPLATE)
+
+
+@pytest.fixture
+def key() -> str:
+    return KEY
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[key]]\nname = "me"\nhash = "{keys.digest(KEY)}"\n')
+    file.chmod(0o600)
+    return {"keys_file": str(file)}
+
+
+@pytest.fixture
+def parrot(world: World) -> World:  # noqa: F811
+    """Its model repeats the last message, or a prompt; at "for ever" it does not end."""
+
+    async def repeat(running: Running) -> None:
+        tokenizer, submit = tokenizers.tiny(), running.submit
+        user, assistant, start = (tokenizer.token_to_id(one) for one in ("<|user|>", "<|assistant|>", "<s>"))
+        said = [token for token in submit.token_ids if token not in (assistant, start)]
+        if user in said:
+            said = said[len(said) - said[::-1].index(user) :]
+        ids = said[: submit.sampling.max_new_tokens]
+        running.tokens(ids)
+        if tokenizer.decode(ids) == "for ever":
+            await running.cancelled.wait()
+        cut = len(said) > submit.sampling.max_new_tokens
+        running.finish(common_pb2.LENGTH if cut else common_pb2.STOP)
+
+    for group in world.groups:
+        group.script = repeat
+    return world

@@ -1,0 +1,125 @@
+// OpenAI's own client against the gateway at PRISM_URL: each call as an application writes it. What a test in Python
+// scripted the model to say is in the messages' own words: the model says what it is asked to.
+import assert from "node:assert/strict";
+import OpenAI from "openai";
+
+const client = new OpenAI({ baseURL: `${process.env.PRISM_URL}/v1`, apiKey: process.env.PRISM_KEY, maxRetries: 0 });
+const model = process.env.PRISM_MODEL;
+const messages = (text) => [{ role: "user", content: text }];
+const tools = [
+  {
+    type: "function",
+    function: { name: "weather", parameters: { type: "object", properties: { city: { type: "string" } } } },
+  },
+];
+
+const calls = {
+  async "models.list and retrieve"() {
+    const names = [];
+    for await (const one of client.models.list()) names.push(one.id);
+    assert.deepEqual(names, [model]);
+    assert.equal((await client.models.retrieve(model)).id, model);
+  },
+
+  async "a chat"() {
+    const answer = await client.chat.completions.create({ model, messages: messages("hello"), n: 2 });
+    assert.deepEqual(answer.choices.map((choice) => choice.message.content), ["hello", "hello"]);
+    assert.equal(answer.choices[0].finish_reason, "stop");
+    assert.ok(answer.usage.total_tokens > answer.usage.prompt_tokens);
+  },
+
+  async "a chat that is streamed, with its usage"() {
+    const stream = await client.chat.completions.create({
+      model,
+      messages: messages("héllo 世界"),
+      stream: true,
+      stream_options: { include_usage: true },
+    });
+    let text = "";
+    let usage = null;
+    for await (const chunk of stream) {
+      text += chunk.choices[0]?.delta.content ?? "";
+      usage = chunk.usage ?? usage;
+    }
+    assert.equal(text, "héllo 世界");
+    assert.ok(usage.completion_tokens > 0);
+  },
+
+  async "a completion, whole and streamed"() {
+    const whole = await client.completions.create({ model, prompt: "one two", max_tokens: 2 });
+    assert.equal(whole.choices[0].finish_reason, "length");
+    let text = "";
+    for await (const chunk of await client.completions.create({ model, prompt: "one two", stream: true })) {
+      text += chunk.choices[0].text;
+    }
+    assert.equal(text, "one two");
+  },
+
+  async "a stop string"() {
+    const answer = await client.chat.completions.create({ model, messages: messages("one two three"), stop: " two" });
+    assert.equal(answer.choices[0].message.content, "one");
+  },
+
+  async "calls of tools, whole"() {
+    const said = 'Look: <tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>';
+    const answer = await client.chat.completions.create({ model, messages: messages(said), tools });
+    const [choice] = answer.choices;
+    assert.equal(choice.finish_reason, "tool_calls");
+    assert.equal(choice.message.content, "Look: ");
+    assert.deepEqual(JSON.parse(choice.message.tool_calls[0].function.arguments), { city: "Bern" });
+    const turns = [
+      ...messages(said),
+      choice.message,
+      { role: "tool", tool_call_id: choice.message.tool_calls[0].id, content: "rain" },
+    ];
+    const after = await client.chat.completions.create({ model, messages: turns, tools });
+    assert.equal(after.choices[0].message.content, "rain");
+  },
+
+  async "calls of tools, gathered by the client's own stream helper"() {
+    const said = '[{"name": "weather", "parameters": {"city": "Bern"}}]';
+    const stream = client.chat.completions.stream({ model, messages: messages(said), tools, tool_choice: "required" });
+    const message = await stream.finalMessage();
+    assert.equal(message.content, null);
+    assert.equal(message.tool_calls[0].function.name, "weather");
+    assert.deepEqual(JSON.parse(message.tool_calls[0].function.arguments), { city: "Bern" });
+  },
+
+  async "a JSON schema, parsed by the client"() {
+    const schema = { type: "object", properties: { a: { type: "integer" } }, required: ["a"] };
+    const answer = await client.chat.completions.parse({
+      model,
+      messages: messages('{"a": 1}'),
+      response_format: { type: "json_schema", json_schema: { name: "a", schema, strict: true } },
+    });
+    assert.equal(answer.choices[0].message.content, '{"a": 1}');
+  },
+
+  async "errors by the client's classes"() {
+    const refused = (more) => client.chat.completions.create({ model, messages: messages("hello"), ...more });
+    await assert.rejects(refused({ model: "none" }), OpenAI.NotFoundError);
+    await assert.rejects(refused({ temperature: 3 }), (error) => {
+      assert.ok(error instanceof OpenAI.BadRequestError);
+      assert.equal(error.param, "temperature");
+      return true;
+    });
+    await assert.rejects(
+      client.withOptions({ apiKey: "wrong" }).chat.completions.create({ model, messages: messages("hello") }),
+      OpenAI.AuthenticationError,
+    );
+  },
+
+  async "a time-out, and a stream that is given up"() {
+    const slow = { model, messages: messages("for ever") };
+    await assert.rejects(client.chat.completions.create(slow, { timeout: 300 }), OpenAI.APIConnectionTimeoutError);
+    const stream = await client.chat.completions.create({ ...slow, stream: true });
+    for await (const chunk of stream) {
+      if (chunk.choices[0].delta.content) stream.controller.abort();
+    }
+  },
+};
+
+for (const [name, call] of Object.entries(calls)) {
+  await call();
+  console.log(name);
+}

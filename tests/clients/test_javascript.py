@@ -1,0 +1,68 @@
+"""OpenAI's client for JavaScript: `js/client.mjs` has the calls, node runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import KEY
+from tests.gateway.conftest import MODEL, World
+
+HERE = Path(__file__).parent / "js"
+NODE, NPM = shutil.which("node"), shutil.which("npm")
+pytestmark = pytest.mark.skipif(not (NODE and NPM), reason="no node here")
+RUN_S = 120
+
+
+@pytest.fixture(scope="module")
+def installed() -> Path:
+    """A folder with the script and what it needs, kept for the next time."""
+    files = sorted(HERE.iterdir())
+    version = hashlib.sha256(b"".join(file.read_bytes() for file in files if file.suffix == ".json")).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "prism-tests"
+    folder = cache / f"clients-{version}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        making = cache / f"making-{os.getpid()}"
+        making.mkdir()
+        for file in files:
+            if file.suffix == ".json":
+                shutil.copy(file, making)
+        assert NPM is not None
+        made = subprocess.run(
+            [NPM, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], cwd=making, capture_output=True, text=True
+        )
+        if made.returncode:
+            shutil.rmtree(making)
+            pytest.skip(f"npm ci: {made.stderr.strip().splitlines()[-1] if made.stderr.strip() else made.returncode}")
+        try:
+            making.rename(folder)
+        except OSError:  # another run was first
+            shutil.rmtree(making)
+    shutil.copy(HERE / "client.mjs", folder)
+    return folder
+
+
+async def test_the_javascript_client_finds_what_it_expects(installed: Path, parrot: World) -> None:
+    assert NODE is not None
+    node = await asyncio.create_subprocess_exec(
+        NODE,
+        "client.mjs",
+        cwd=installed,
+        env={**os.environ, "PRISM_URL": parrot.url, "PRISM_KEY": KEY, "PRISM_MODEL": MODEL},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    async with asyncio.timeout(RUN_S):
+        out, _ = await node.communicate()
+        assert node.returncode == 0, out.decode()
+        # Those it gave up, by time-out and in mid-stream, do not run on.
+        given_up = [request for group in parrot.groups for request in group.requests][-2:]
+        for request in given_up:
+            await request.cancelled.wait()

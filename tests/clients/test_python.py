@@ -1,0 +1,158 @@
+"""OpenAI's client for Python: each call as an application writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pydantic
+import pytest
+
+from tests.clients.conftest import KEY
+from tests.gateway.conftest import MODEL, World
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "strict": True,
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+SAID = 'Look: <tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+ENFORCED = '[{"name": "weather", "parameters": {"city": "Bern"}}, {"name": "weather", "parameters": {"city": "Chur"}}]'
+
+
+def ask(text: str) -> Any:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}]}
+
+
+@pytest.fixture
+async def client(parrot: World) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{parrot.url}/v1", api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+async def test_models_are_listed_and_one_is_found(client: openai.AsyncOpenAI) -> None:
+    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert (await client.models.retrieve(MODEL)).id == MODEL
+
+
+async def test_a_chat_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(**ask("hello"), n=2, stop=["never"], seed=1)
+    assert [choice.message.content for choice in whole.choices] == ["hello", "hello"]
+    stream = await client.chat.completions.create(
+        **ask("héllo 世界"), stream=True, stream_options={"include_usage": True}
+    )
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "héllo 世界"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens > 0
+
+
+async def test_a_completion_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    whole = await client.completions.create(model=MODEL, prompt=["one two", "hello"], max_tokens=2)
+    assert [choice.finish_reason for choice in whole.choices] == ["length", "stop"]
+    stream = await client.completions.create(model=MODEL, prompt="one two", stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "one two"
+
+
+async def test_a_stop_string(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(**ask("one two three"), stop=" two")
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("one", "stop")
+
+
+async def test_calls_of_tools_and_the_turns_after_them(client: openai.AsyncOpenAI, parrot: World) -> None:
+    choice = (await client.chat.completions.create(**ask(SAID), tools=TOOLS, tool_choice="auto")).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "Look: ")
+    calls = choice.message.tool_calls or []
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("weather", {"city": "Bern"})
+    ]
+    turns: Any = [
+        *ask(SAID)["messages"],
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": calls[0].id, "content": "rain"},
+    ]
+    after = await client.chat.completions.create(model=MODEL, messages=turns, tools=TOOLS)
+    assert (after.choices[0].message.content, after.choices[0].finish_reason) == ("rain", "stop")
+    sent = parrot.groups[0].requests[-1].submit
+    assert not sent.sampling.WhichOneof("grammar")
+    written = (
+        await parrot.http.post(
+            "/detokenize", json={"model": MODEL, "tokens": list(sent.token_ids)}, headers=parrot.bearer(KEY)
+        )
+    ).json()["prompt"]
+    assert written.startswith("<tool_call>[{") and "[Bern]" in written
+
+
+async def test_calls_of_tools_are_streamed_whole(client: openai.AsyncOpenAI) -> None:
+    stream = await client.chat.completions.create(**ask(SAID), tools=TOOLS, stream=True)
+    text, calls, reasons = "", [], []
+    async for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+        calls += chunk.choices[0].delta.tool_calls or []
+        reasons.append(chunk.choices[0].finish_reason)
+    assert (text, reasons[-1]) == ("Look: ", "tool_calls")
+    assert [(call.index, call.function.name, call.function.arguments) for call in calls if call.function] == [
+        (0, "weather", '{"city": "Bern"}')
+    ]
+
+
+async def test_required_calls_have_a_grammar(client: openai.AsyncOpenAI, parrot: World) -> None:
+    async with client.chat.completions.stream(**ask(ENFORCED), tools=TOOLS, tool_choice="required") as stream:
+        final = await stream.get_final_completion()
+    message = final.choices[0].message
+    assert not message.content and [call.function.name for call in message.tool_calls or []] == ["weather"] * 2
+    assert json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)["type"] == "array"
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    one = await client.chat.completions.create(**ask(ENFORCED), tools=TOOLS, tool_choice=named)
+    assert len(one.choices[0].message.tool_calls or []) == 2, "the grammar, which a parrot does not keep, has one"
+    assert json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)["maxItems"] == 1
+    none = await client.chat.completions.create(**ask(SAID), tools=TOOLS, tool_choice="none")
+    assert none.choices[0].message.content == SAID and not none.choices[0].message.tool_calls
+    single = await client.chat.completions.create(**ask(SAID + SAID), tools=TOOLS, parallel_tool_calls=False)
+    assert len(single.choices[0].message.tool_calls or []) == 1
+
+
+class City(pydantic.BaseModel):
+    name: str
+    people: int
+
+
+async def test_a_json_schema_is_parsed_by_the_client(client: openai.AsyncOpenAI, parrot: World) -> None:
+    answer = await client.chat.completions.parse(**ask('{"name": "Bern", "people": 5}'), response_format=City)
+    assert answer.choices[0].message.parsed == City(name="Bern", people=5)
+    schema = json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)
+    assert schema["properties"]["people"] == {"title": "People", "type": "integer"}
+
+
+async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> None:
+    create: Any = client.chat.completions.create
+    with pytest.raises(openai.NotFoundError):
+        await create(model="none", messages=ask("hello")["messages"])
+    with pytest.raises(openai.BadRequestError) as refused:
+        await create(**ask("hello"), temperature=3)
+    assert refused.value.param == "temperature"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await create(**ask("hello"), tools=TOOLS, response_format={"type": "json_object"})
+    assert refused.value.param == "response_format"
+    with pytest.raises(openai.AuthenticationError):
+        await client.with_options(api_key="wrong").models.list()
+
+
+async def test_a_time_out_and_a_stream_that_is_given_up_free_the_engine(
+    client: openai.AsyncOpenAI, parrot: World
+) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        await client.chat.completions.create(**ask("for ever"), timeout=0.3)
+    stream = await client.chat.completions.create(**ask("for ever"), stream=True)
+    await anext(stream)
+    await stream.close()
+    async with asyncio.timeout(30):
+        for running in parrot.groups[0].requests[-2:]:
+            await running.cancelled.wait()
