@@ -21,7 +21,7 @@ _OPEN_PATH = "/health"
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
 _PAGE = "/ui"
 _MODELS = "/v1/"
-_ABOUT_MODELS = ("/tokenize", "/detokenize")
+_ABOUT_MODELS = ("/tokenize", "/detokenize", "/openapi.json")
 """What is any key's beside all below `_MODELS`. All else is an admin's: also what the router takes for one of its paths
 though it is written in another way, as "/metrics" with a newline behind it."""
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import errors, http, openai
+from gateway import errors, http, openai, openapi
 from gateway.access import Access, Caller
 from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
 from gateway.errors import BadField
@@ -40,13 +40,19 @@ def build(serving: Serving, access: Access, *, most_body_bytes: int, page: Seque
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generate.items()),
             Route("/v1/models", other.models),
             Route("/v1/models/{model:path}", other.model),
+            Route("/openapi.json", other.description),
             Route("/health", other.health),
             Route("/metrics", other.metrics),
             Route("/tokenize", other.tokenize, methods=["POST"]),
             Route("/detokenize", other.detokenize, methods=["POST"]),
             *page,
         ],
-        exception_handlers={HTTPException: _http_error, PrismError: _prism_error, 500: _fault},
+        exception_handlers={
+            HTTPException: _http_error,
+            PrismError: _prism_error,
+            http.ClientGone: _nobody,
+            500: _fault,
+        },
     )
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,6 +92,7 @@ class Endpoints:
         self._serving = serving
         self._most_body_bytes = most_body_bytes
         self._created = int(time.time())
+        self._description = orjson.dumps(openapi.document())
 
     async def models(self, request: Request) -> Response:
         caller = _caller(request)
@@ -113,6 +120,9 @@ class Endpoints:
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
         }
+
+    async def description(self, request: Request) -> Response:
+        return Response(self._description, media_type="application/json")
 
     async def health(self, request: Request) -> Response:
         routes = self._serving.routes
@@ -182,6 +192,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = _json(errors.envelope(message, "invalid_request_error", code), error.status_code)
     response.headers.update(error.headers or {})
     return response
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    """Whoever asked is gone: the server sends this nowhere."""
+    return Response(status_code=400)
 
 
 async def _fault(request: Request, error: Exception) -> Response:

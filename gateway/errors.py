@@ -36,6 +36,14 @@ class BadField(Invalid):
         self.code = code
 
 
+class TooLarge(BadField):
+    """A body beyond what this gateway takes."""
+
+
+class TooSlow(Invalid):
+    """A body that did not come in time."""
+
+
 class UnknownModel(NotFound):
     """Not in the catalogue."""
 
@@ -93,6 +101,8 @@ class Shape:
 
 
 _SHAPES: dict[type[PrismError], Shape] = {
+    TooLarge: Shape(413, "invalid_request_error", None),
+    TooSlow: Shape(408, "invalid_request_error", "request_time_out"),
     BadField: Shape(400, "invalid_request_error", None),
     Invalid: Shape(400, "invalid_request_error", "invalid_value"),
     UnknownModel: Shape(404, "invalid_request_error", "model_not_found"),
@@ -138,6 +148,8 @@ def headers(error: PrismError) -> Headers:
         again = error.retry_after_s
         # OpenAI's clients try a 429 again, unless they are told not to.
         return [*error.headers, (b"x-should-retry", b"false") if again is None else (b"retry-after", b"%d" % again)]
+    if isinstance(error, (TooLarge, TooSlow)):
+        return [(b"connection", b"close")]
     again = shape(error).retry_after_s
     return [] if again is None else [(b"retry-after", b"%d" % again)]
 

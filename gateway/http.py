@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors
-from gateway.errors import BadField
+from gateway.errors import BadField, TooLarge, TooSlow
 from protos import common_pb2
 from services import tasks
 from services.errors import PrismError
@@ -18,7 +18,10 @@ from services.errors import PrismError
 JSON = b"application/json"
 CALLER = "prism.caller"
 """Where a request's scope has who asks."""
+BODY_TIME_OUT_S = 300.0
+"""For a whole body: 32 MiB at a megabit a second."""
 _LONGEST_ID = 128
+_MOST_MILLISECONDS = 10**9
 
 
 class ClientGone(Exception):
@@ -26,7 +29,16 @@ class ClientGone(Exception):
 
 
 async def read_body(receive: Receive, most_bytes: int) -> bytes:
-    """The whole body. Raises BadField when it is longer than `most_bytes`, ClientGone."""
+    """The whole body. Raises TooLarge when it is longer than `most_bytes`, TooSlow, ClientGone. What is left of it then
+    is not waited for: such an answer ends the connection."""
+    try:
+        async with asyncio.timeout(BODY_TIME_OUT_S):
+            return await _read_body(receive, most_bytes)
+    except TimeoutError:
+        raise TooSlow(f"The body did not come within {BODY_TIME_OUT_S:.0f} s.") from None
+
+
+async def _read_body(receive: Receive, most_bytes: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -36,7 +48,7 @@ async def read_body(receive: Receive, most_bytes: int) -> bytes:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > most_bytes:
-            raise BadField(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")
+            raise TooLarge(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -51,7 +63,7 @@ def slo(headers: Headers) -> common_pb2.Slo:
     """The targets in the headers. Raises BadField that names the header."""
     drop = headers.get("x-slo-drop", "")
     if drop not in ("", "late"):
-        raise BadField(f"'x-slo-drop' is '{drop}': only 'late' has a meaning.", "x-slo-drop")
+        raise BadField(f"'x-slo-drop' is '{drop[:40]}': only 'late' has a meaning.", "x-slo-drop")
     return common_pb2.Slo(
         ttft_ms=_milliseconds(headers, "x-slo-ttft-ms"),
         tpot_ms=_milliseconds(headers, "x-slo-tpot-ms"),
@@ -63,8 +75,8 @@ def _milliseconds(headers: Headers, name: str) -> int:
     given = headers.get(name)
     if given is None:
         return 0
-    if not (given.isascii() and given.isdigit() and 0 < int(given[:12]) < 10**9):
-        raise BadField(f"'{name}' is '{given}': it must be a whole number of milliseconds above 0.", name)
+    if not (given.isascii() and given.isdigit() and len(given) <= 12 and 0 < int(given) < _MOST_MILLISECONDS):
+        raise BadField(f"'{name}' is '{given[:40]}': it must be a whole number of milliseconds above 0.", name)
     return int(given)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.protocol import BoundedProtocol
 from services import tasks
 from services.errors import Unavailable
 from services.tls import Identity
@@ -20,7 +20,7 @@ _FIRST_REQUEST_S = 1.0
 """How long a connection that was taken before a stop has for its request: who made it has it on the way."""
 
 
-class _Protocol(HttpToolsProtocol):
+class _Protocol(BoundedProtocol):
     def shutdown(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
             self.loop.call_later(_FIRST_REQUEST_S, super().shutdown)

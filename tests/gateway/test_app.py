@@ -88,3 +88,19 @@ async def test_text_goes_to_tokens_and_back(world: World) -> None:
 )
 async def test_tokenize_names_what_is_wrong(world: World, body: dict[str, object], field: str) -> None:
     assert refusal(await world.http.post("/tokenize", json=body), 400)["param"] == field
+
+
+@pytest.mark.parametrize("header", ["000000000001" + "9" * 6000, "9" * 13, "-1", "1.5"])
+async def test_a_target_that_no_number_holds_is_refused_by_its_header(world: World, header: str) -> None:
+    response = await world.http.post(
+        "/v1/completions", json={"model": MODEL, "prompt": "a"}, headers={"x-slo-ttft-ms": header}
+    )
+    assert refusal(response, 400)["param"] == "x-slo-ttft-ms"
+
+
+async def test_a_stop_token_beyond_the_vocabulary_is_refused(world: World) -> None:
+    route = world.route(fakes.place(world.groups[0]), name="org/small")
+    route.model.vocab_size = 400
+    await world.publish(route)
+    answer = await world.complete(model="org/small", stop_token_ids=[3, 400])
+    assert refusal(answer, 400)["param"] == "stop_token_ids"

@@ -25,7 +25,7 @@ from services.status import to_status
         (Late("x"), 503, "slo_ttft_missed", grpc.StatusCode.UNAVAILABLE),
         (Unavailable("x"), 503, "unavailable", grpc.StatusCode.UNAVAILABLE),
         (TimedOut("x"), 504, "time_out", grpc.StatusCode.DEADLINE_EXCEEDED),
-        (PrismError("x"), 500, None, grpc.StatusCode.UNKNOWN),
+        (PrismError("x"), 500, None, grpc.StatusCode.UNAVAILABLE),
     ],
 )
 def test_each_kind_has_its_status(error: PrismError, status: int, code: str | None, grpc_code: grpc.StatusCode) -> None:

@@ -1,0 +1,88 @@
+"""HTTP connections that end when their other side takes too much room or time for a request.
+
+uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.read_body`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MOST_HEAD_BYTES = 64 << 10
+"""Of a request line and headers, and of trailers; nginx takes 32 KiB."""
+HEAD_TIME_OUT_S = 30.0
+"""From a connection, or a request's first byte on one that was kept, to the end of its headers."""
+_TOO_LARGE = b"431 Request Header Fields Too Large"
+_TOO_SLOW = b"408 Request Timeout"
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._aside = 0
+        """Bytes since the last that was part of a body, or ended a request."""
+        self._in_head = False
+        self._refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._head_came()
+        super().connection_lost(error)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._aside += len(data)
+        super().data_received(data)
+        if self._aside > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(_TOO_LARGE)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_came()
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MOST_HEAD_BYTES:
+            self._refuse(_TOO_LARGE)
+        else:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._aside = 0
+        if not self._refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._aside = 0
+        if not self._refused:
+            super().on_message_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIME_OUT_S, self._refuse, _TOO_SLOW)
+
+    def _head_came(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: bytes) -> None:
+        """A response to an earlier request that is under way is cut off: there is nothing to be said beside it."""
+        self._refused = True
+        self._head_came()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
