@@ -50,6 +50,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "window_s": ("15", "30", "60", "120"),
     "short_window_s": ("1", "2", "5", "15", "60"),
     "chunk_tokens": ("256", "1024", "2048", "4096", "8192"),
+    "joint_s": ("0", "0.05", "0.1", "0.2", "0.5"),
 }
 KEPT = ("attainment", "ttft_attainment", "tpot_attainment", "ttft_s", "counts", "parked", "requests")
 Workload = tuple[str, str, int, float]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Literal
 
 from pydantic import Field, field_validator
 
+from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import BacklogRules
 from services.config import Config, Section
 
@@ -54,8 +56,11 @@ class Arbitration(Section):
     """Of the time of prefills, what requests that are late already and those without a target may claim while others
     can still be on time (gpu_scheduler/policy/credit.py). 0: they wait until none can."""
     prefill_turn: bool = True
-    """One engine prefills at a time. False: whatever has memory starts, and engines get in each other's way; there to
-    measure what the turn is worth."""
+    """Long prompts of several engines prefill one after another. False: whatever has memory starts, and engines get in
+    each other's way; there to measure what the turn is worth."""
+    joint_s: float = Field(default=0.1, ge=0)
+    """Under the turn: prefills of several engines may be under way together that would take so long one after another
+    (policy/admission.py). 0: strictly one engine at a time."""
     protect_decodes: bool = True
     """A model prefills with such pauses that its neighbours' decodes keep their TPOT targets
     (gpu_scheduler/policy/pace.py). False: without any."""
@@ -65,6 +70,10 @@ class Arbitration(Section):
     """Until an engine has measured its model."""
     wake_estimate_s: float = Field(default=5.0, gt=0)
     """Rest of a wake-up of a model that was never woken here."""
+
+    @property
+    def turn(self) -> admission.Turn:
+        return admission.Turn(self.chunk_tokens, joint_s=self.joint_s if self.prefill_turn else inf)
 
     @property
     def backlog(self) -> BacklogRules:

@@ -214,14 +214,10 @@ class Dispatcher:
                 self._forget(request, chunk.finish, chunk.error)
 
     def _first_token(self, request: Request, chunk: common_pb2.TokenChunk, now: float) -> None:
-        self._backlog.prefill_finished(request.id, now)
+        seconds = self._backlog.prefill_finished(request.id, now)
         self.counters[request.model].rate.observe(request.prompt_tokens, now)
         self._protection.decodes(request.model, request.id, self._tpot_s(request))
-        self._backlog.observe(
-            request.model,
-            max(1, request.prompt_tokens - chunk.cached_tokens),
-            max(1e-6, now - request.dispatched_at),
-        )
+        self._backlog.observe(request.model, max(1, request.prompt_tokens - chunk.cached_tokens), seconds)
         if request.trace is not None:
             request.trace.first_token(now, chunk.cached_tokens)
         if request.first_token_at == 0.0:
@@ -324,9 +320,8 @@ class Dispatcher:
         memory = self._memory.for_admission(
             {name: self._kv_bytes_per_token(r) for name, r in active.items()}, self._committed()
         )
-        turn = admission.Turn(chunk_tokens=self._rules.chunk_tokens, one_at_a_time=self._rules.prefill_turn)
         started = []
-        for step in admission.admit(agenda, self._backlog, memory, turn):
+        for step in admission.admit(agenda, self._backlog, memory, self._rules.turn):
             if isinstance(step, Start):
                 started.append(self._start(step, active, now))
             else:
@@ -342,7 +337,6 @@ class Dispatcher:
         assert resident.engine is not None
         self._backlog.start(start, now)
         request.engine = resident.engine
-        request.dispatched_at = now
         self._order += 1
         forecast = request.prompt_tokens + min(request.most_new_tokens, self.counters[request.model].forecast.tokens)
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
@@ -354,7 +348,8 @@ class Dispatcher:
         return resident.engine, request.generate(self._order)
 
     def _tell_engines(self) -> None:
-        """The engine whose prefill is under way has the turn; nobody's: anybody. Each has its pace."""
+        """Each has its pace. Where one engine prefills at a time, that whose prefill is under way has the turn; while
+        there is none, anybody."""
         in_flight = self._backlog.in_flight()
         if self._rules.protect_decodes:
             self._protection.prefills({waiting.model for waiting in in_flight}, self._now())
@@ -363,7 +358,7 @@ class Dispatcher:
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:
                     self._set_pace(resident.engine.index, pace)
-        if self._rules.prefill_turn:
+        if self._rules.turn.joint_s == 0:
             engines = (self._requests[waiting.request_id].engine for waiting in in_flight)
             self._turn.give(next((engine.index for engine in engines if engine is not None), ANYBODY))
 

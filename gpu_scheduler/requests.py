@@ -33,7 +33,6 @@ class Request:
     tpot_ms: int
     resumed_tokens: int
     engine: Engine | None = None
-    dispatched_at: float = 0.0
     first_token_at: float = 0.0
     emitted: list[int] = field(default_factory=list)
     cached_tokens: int = 0

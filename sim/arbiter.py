@@ -55,7 +55,7 @@ class Arbiter:
         self._group = group
         self._clock = group.clock
         self._rules = rules
-        self._turn = admission.Turn(chunk_tokens=rules.chunk_tokens, one_at_a_time=rules.prefill_turn)
+        self._turn = rules.turn
         self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
         self._models: dict[str, _Model] = {}
@@ -179,10 +179,10 @@ class Arbiter:
     def first_token(self, engine: Engine, request: Request) -> None:
         now = self._clock.now
         model = self._models[request.model]
-        self._backlog.prefill_finished(request.id, now)
+        seconds = self._backlog.prefill_finished(request.id, now)
         model.rate.observe(request.to_prefill, now)
         self._protection.decodes(request.model, request.id, self._tpot_s(request))
-        self._backlog.observe(request.model, request.to_prefill - 1, max(1e-6, now - request.dispatched_at))
+        self._backlog.observe(request.model, request.to_prefill - 1, seconds)
         if isnan(request.first_at):
             request.first_at = now
         self._changed()
@@ -265,7 +265,6 @@ class Arbiter:
         request = self._requests[start.request_id]
         model = self._models[request.model]
         self._backlog.start(start, now)
-        request.dispatched_at = now
         self._protection.started(request.model, request.id, self._tpot_s(request), model.forecast.least)
         tokens = request.to_prefill + min(request.most_new_tokens, model.forecast.tokens)
         request.committed = tokens * active[request.model].token_bytes

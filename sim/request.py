@@ -12,7 +12,6 @@ class Request:
         "arrival",
         "committed",
         "deadline",
-        "dispatched_at",
         "ended_at",
         "failed",
         "finish_step",
@@ -49,7 +48,6 @@ class Request:
         self.tpot_s = tpot_s
         """Its target."""
         self.deadline = arrival + ttft_s
-        self.dispatched_at = nan
         self.first_at = nan
         self.ended_at = nan
         self.failed = ""

@@ -44,6 +44,7 @@ from gpu_scheduler.policy.lines import Entry, Lines
 from gpu_scheduler.policy.lines import State as State
 from gpu_scheduler.policy.models import Models
 from gpu_scheduler.policy.moore_hodgson import late_indices
+from gpu_scheduler.policy.service_time import ServiceTime
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
 
 TICK = 0.001
@@ -75,6 +76,7 @@ class Backlog:
         self._late: set[str] = set()
         """Others that the last plan left out of S."""
         self._in_flight: dict[str, Entry] = {}
+        self._service = ServiceTime()
         self._busy_until = -inf
         self._expiries: list[tuple[float, str]] = []
         self._droppable = 0
@@ -156,6 +158,7 @@ class Backlog:
         entry.state, entry.done_tokens = State.DISPATCHED, 0
         self._busy_until = max(self._busy_until, now) + cost
         self._in_flight[decision.request_id] = entry
+        self._service.begin(decision.request_id, entry.request.model, now)
         return entry.request
 
     def progress(self, request_id: str, now: float, *, computed_tokens: int, cached_tokens: int = 0) -> None:
@@ -166,12 +169,12 @@ class Backlog:
         entry.done_tokens = computed_tokens
         self._recount(now)
 
-    def prefill_finished(self, request_id: str, now: float) -> None:
-        """Its first token is out."""
+    def prefill_finished(self, request_id: str, now: float) -> float:
+        """Its first token is out. Returns the seconds that its prefill would have taken alone (`service_time`)."""
         entry = self._in_state(request_id, State.DISPATCHED)
         self._account(now)
         entry.state = State.RUNNING
-        self._land(request_id, now)
+        return self._land(request_id, now)
 
     def requeue(
         self,
@@ -333,10 +336,12 @@ class Backlog:
         self._late.discard(entry.request.request_id)
         self._droppable -= entry.request.drop_late
 
-    def _land(self, request_id: str, now: float) -> None:
-        """The request is no longer dispatched work (if it was)."""
-        if self._in_flight.pop(request_id, None) is not None:
-            self._recount(now)
+    def _land(self, request_id: str, now: float) -> float:
+        """The request is no longer dispatched work (if it was). Returns what of the device's time went into it."""
+        if self._in_flight.pop(request_id, None) is None:
+            return 0.0
+        self._recount(now)
+        return self._service.end(request_id, now)
 
     def _recount(self, now: float) -> None:
         """From now on the turn is busy with what is not prefilled of the dispatched requests."""

@@ -122,7 +122,6 @@ class Lines:
                 break
             heappop(line)
             request.committed = needed
-            request.dispatched_at = self.group.clock.now
             self._committed[name] += needed
             prefilling.add(request.id)
             tokens -= request.to_prefill

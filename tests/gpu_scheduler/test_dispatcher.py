@@ -139,7 +139,9 @@ async def test_requests_of_a_waking_model_wait_here_and_start_when_it_is_active(
     assert len(engine.started) == 1
 
 
-async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_for_the_turn(desk):
+async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_for_the_turn():
+    desk = Desk(joint_s=0)
+    running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     a, b = desk.model("a", common_pb2.WAKING), desk.model("b", common_pb2.WAKING)
     desk.submit("patient", "a", ttft_ms=9_000)
     desk.submit("urgent", "b", ttft_ms=8_000)
@@ -153,6 +155,16 @@ async def test_the_most_urgent_of_two_models_prefills_first_and_the_other_waits_
     assert len(a.started) == 1 and desk.turn.holder == a.index
     desk.answer(a)
     await desk.settle()
+    assert desk.turn.holder == turn_module.ANYBODY
+    await tasks.cancel(running)
+
+
+async def test_short_prompts_of_two_models_prefill_side_by_side_and_nobody_has_the_turn(desk):
+    a, b = desk.model("a"), desk.model("b")
+    desk.submit("r1", "a", ttft_ms=5000)
+    desk.submit("r2", "b", ttft_ms=5000)
+    await desk.settle()
+    assert (len(a.started), len(b.started)) == (1, 1)
     assert desk.turn.holder == turn_module.ANYBODY
 
 
@@ -214,10 +226,10 @@ async def test_the_pace_is_there_before_the_request_is(desk):
     await _decoding(desk)
     b = desk.model("b")
     seen = []
-    b.generate = lambda message: seen.append((desk.turn.holder, desk.turn.pace(b.index)))
+    b.generate = lambda message: seen.append(desk.turn.pace(b.index))
     desk.submit("long", "b", tokens=900)
     await desk.settle()
-    assert seen == [(b.index, desk.turn.pace(b.index))] and seen[0][1] != FREE
+    assert seen == [desk.turn.pace(b.index)] and seen[0] != FREE
 
 
 async def test_a_target_that_is_kept_anyway_and_the_default_one_bind_nobody(desk):

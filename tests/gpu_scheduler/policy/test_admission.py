@@ -43,6 +43,7 @@ def carry_out(queue, decisions, now):
     for decision in decisions:
         if isinstance(decision, Start):
             queue.start(decision, now)
+    return decisions
 
 
 # --- the turn ---------------------------------------------------------------------------------------------------------
@@ -83,12 +84,42 @@ def test_a_prompt_longer_than_a_chunk_goes_alone():
     assert started(decide(queue, chunk_tokens=512)) == ["long"]
 
 
+def decide_jointly(queue, now=0.0):
+    return admit(queue.plan(now), queue, plenty("a", "b", "c"), Turn(512, 0.5, joint_s=0.75))
+
+
+def test_short_prompts_of_several_models_go_side_by_side():
+    queue = backlog("a", "b", "c")
+    add(queue, "1", "a", 0.25, deadline=5.0)
+    add(queue, "2", "b", 0.2, deadline=6.0)
+    add(queue, "3", "c", 0.25, deadline=7.0)
+    assert started(carry_out(queue, decide_jointly(queue), 0.0)) == ["1", "2", "3"]
+    add(queue, "4", "a", 0.25, deadline=8.0)
+    assert decide_jointly(queue, 0.1) == []  # 0.6 s are left of those under way
+    queue.prefill_finished("1", 0.2)
+    assert started(decide_jointly(queue, 0.2)) == ["4"]
+
+
+def test_a_long_prompt_has_the_device_for_itself_until_little_of_it_is_left():
+    queue = backlog("a", "b")
+    add(queue, "long", "a", 10.0, deadline=50.0)
+    add(queue, "short", "b", 0.1, deadline=60.0)
+    assert started(carry_out(queue, decide_jointly(queue), 0.0)) == ["long"]
+    queue.progress("long", 9.0, computed_tokens=round(9.2 * SPEED))
+    assert decide_jointly(queue, 9.0) == []
+    add(queue, "long, too", "b", 9.0, deadline=55.0)
+    queue.progress("long", 9.6, computed_tokens=round(9.6 * SPEED))
+    assert decide_jointly(queue, 9.6) == []  # it is next
+    queue.cancel("long, too", 9.6)
+    assert started(decide_jointly(queue, 9.6)) == ["short"]
+
+
 def test_without_a_turn_whatever_has_memory_starts():
     queue = backlog()
     add(queue, "1", "a", 10.0, deadline=50.0)
     add(queue, "2", "b", 10.0, deadline=60.0)
     add(queue, "3", "a", 10.0, deadline=70.0)
-    decisions = admit(queue.plan(0.0), queue, plenty(), Turn(chunk_tokens=512, one_at_a_time=False))
+    decisions = admit(queue.plan(0.0), queue, plenty(), Turn(chunk_tokens=512, joint_s=inf))
     assert started(decisions) == ["1", "2", "3"]
 
 
@@ -331,7 +362,7 @@ def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobod
     add(queue, "short", "a", 1.0, deadline=9.0, arrival=0.1, now=0.1)
     add(queue, "other", "b", 1.0, deadline=0.2, arrival=0.2, now=0.2)
     memory = Memory({"a": ModelMemory(2 << 10, 0, devices=("d",)), "b": ModelMemory(2 << 10, 0, devices=("d",))})
-    decisions = admit(queue.plan(0.2), queue, memory, Turn(one_at_a_time=False))
+    decisions = admit(queue.plan(0.2), queue, memory, Turn(joint_s=inf))
     assert started(decisions) == ["other"]
     # Nothing that runs is stopped for it: it has no slack.
     assert [(d.for_request, d.slack) for d in decisions if isinstance(d, NeedMemory)] == [("long", inf)]

@@ -61,7 +61,7 @@ def arrivals(draw, rate, sigma, slacks, most=24):
     return made
 
 
-def waits(requests, flood, share):
+def waits(requests, flood, share, joint_s=0.0):
     """Seconds from arrival to start of each of `requests`, under a turn whose prefills take as long as they cost.
     `flood`: cost and spare time of further requests, of which one is added at every event, over and over, tight and
     thrown away if it cannot be on time."""
@@ -88,7 +88,7 @@ def waits(requests, flood, share):
             deadline = now + busy + cost + spare
             queue.add(Waiting(f"s{number}", "b", now, deadline, round(cost * SPEED), drop_late=True), now)
             number += 1
-        for decision in admit(queue.plan(now), queue, MEMORY, Turn(round(CHUNK_S * SPEED))):
+        for decision in admit(queue.plan(now), queue, MEMORY, Turn(round(CHUNK_S * SPEED), joint_s=joint_s)):
             if isinstance(decision, Start):
                 request = queue.start(decision, now)
                 running.append(request.request_id)
@@ -102,13 +102,15 @@ def waits(requests, flood, share):
 
 
 slacks_of_the_second_queue = st.sampled_from([-1.0, -1.0, inf, 0.25, 0.5, D])
+joint = st.sampled_from([0.0, 0.25, CHUNK_S + MOST])
+"""No more than a turn may last anyway."""
 floods = st.lists(st.tuples(seconds, st.sampled_from([0.0, 0.0, 1.0])), min_size=1, max_size=6)
 
 
 @settings(max_examples=150)
-@given(arrivals(RATE, SIGMA, slacks_of_the_second_queue), floods)
-def test_late_and_best_effort_requests_start_within_the_bound_whatever_comes_in_s(requests, flood):
-    for request_id, waited in waits(requests, flood, SHARE).items():
+@given(arrivals(RATE, SIGMA, slacks_of_the_second_queue), floods, joint)
+def test_late_and_best_effort_requests_start_within_the_bound_whatever_comes_in_s(requests, flood, joint_s):
+    for request_id, waited in waits(requests, flood, SHARE, joint_s).items():
         assert waited <= BOUND, request_id
 
 
@@ -123,9 +125,9 @@ OFFERED = 0.8
 
 
 @settings(max_examples=150)
-@given(arrivals(OFFERED, 2.0, st.sampled_from([-1.0, 0.3, 0.5, 1.0, 4.0, inf]), most=40))
-def test_below_saturation_everybody_starts_before_the_turn_is_idle_again(requests):
+@given(arrivals(OFFERED, 2.0, st.sampled_from([-1.0, 0.3, 0.5, 1.0, 4.0, inf]), most=40), joint)
+def test_below_saturation_everybody_starts_before_the_turn_is_idle_again(requests, joint_s):
     """All requests together bring sigma + 0.8 T in any T seconds, with any deadlines: the turn is never idle while one
     waits, so that it is idle again sigma / (1 - 0.8) after it began, and everybody has started by then."""
-    for request_id, waited in waits(requests, [], SHARE).items():
+    for request_id, waited in waits(requests, [], SHARE, joint_s).items():
         assert waited <= 2.0 / (1 - OFFERED), request_id
