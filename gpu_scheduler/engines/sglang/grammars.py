@@ -104,7 +104,9 @@ def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
     kind, text = key
     try:
         if kind == "json":
-            context = compiler.compile_json_schema(text)
+            # Written as Python's json writes it. With any white space a model may say nothing else to the end of its
+            # context, and small ones do; a bound on it takes a hundred times the memory.
+            context = compiler.compile_json_schema(text, any_whitespace=False)
         elif kind == "regex":
             context = compiler.compile_regex(text)
         else:
