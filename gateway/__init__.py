@@ -7,7 +7,8 @@ A request's way, each step in the file of its name:
     3. serving                       its route is looked up, its prompt tokenized (`tokenizer`), its limits checked
     4. relay                         a place is found: in the `routes` that placement streams, or by an `activation`
     5. groups                        it travels over the one stream to its group; tokens of all come back on it
-    6. answer                        tokens become text (`detokenizer`), cut at stop strings (`stops`); calls are found (`tools/`)
+    6. answer                        tokens become text (`detokenizer`), cut at stop strings (`stops`); calls of
+                                     tools are found in it (`tools/`)
     7. sse                           text becomes events
 
 Beside that way, `ui/` is a page for people who look at the system.

@@ -63,7 +63,7 @@ class Serving:
         try:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
-            form = calls.form(request.tools, tokenizer.template) if request.tools else None
+            form = calls.form(request.tools, tokenizer.template, route.model.tool_parser) if request.tools else None
             prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)

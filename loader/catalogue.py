@@ -11,6 +11,7 @@
     quota_bytes = 1048576           # private memory of its engine on each device
     context_tokens = 4096           # shorter than the checkpoint's, to need less memory
     floor_tokens = 8192             # KV that it keeps while active: the context, or more
+    tool_parser = "hermes"          # how it writes calls of tools (docs/openai.md), where its template does not say
 
 An unknown key, a value that cannot be or a name given twice makes the file unusable, in one line. What a checkpoint
 says is not looked at here: a broken one is an error of its model, not of the file.
@@ -30,6 +31,7 @@ from services.config import Section, parse
 Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
+ToolParser = Literal["", "hermes", "llama3", "mistral"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Bounded so that the bytes which they come to fit 64 bits."""
@@ -48,6 +50,7 @@ class Listed(Section):
     quota_bytes: int | None = pydantic.Field(default=None, ge=0, lt=1 << 48)
     context_tokens: Tokens = 0
     floor_tokens: Tokens = 0
+    tool_parser: ToolParser = ""
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> Listed:

@@ -36,6 +36,7 @@ def listed(told: common_pb2.ModelListing) -> Listed:
             quota_bytes=told.quota_bytes if told.HasField("quota_bytes") else None,
             context_tokens=told.context_tokens,
             floor_tokens=told.floor_tokens,
+            tool_parser=told.tool_parser,  # type: ignore[arg-type]  # likewise
         )
     except pydantic.ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
@@ -69,6 +70,7 @@ def listing(listed: Listed) -> common_pb2.ModelListing:
         quota_bytes=listed.quota_bytes,
         context_tokens=listed.context_tokens,
         floor_tokens=listed.floor_tokens,
+        tool_parser=listed.tool_parser,
     )
 
 
@@ -82,6 +84,7 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
         quota_bytes=model.listed.devices * model.quota_bytes,
         quota_is_default=model.listed.quota_bytes is None,
         devices=model.listed.devices,
+        tool_parser=model.listed.tool_parser,
     )
     found = model.checkpoint
     if found is not None:

@@ -181,11 +181,12 @@ class CallFinder:
         return Call(uuid4().hex[:9] if self._form.short_ids else f"call_{uuid4().hex[:24]}", name, written)
 
 
-def form(tools: Tools, template: str) -> Format:
-    """How a model with that chat template writes its calls. Raises BadField where it cannot be told."""
+def form(tools: Tools, template: str, stated: str = "") -> Format:
+    """How a model with that chat template writes its calls; what is `stated` of it holds. Raises BadField where it
+    cannot be told."""
     if "tools" not in template:
         raise BadField("The model's chat template takes no tools.", "tools", "unsupported_parameter")
-    found = guess(template)
+    found = FORMATS.get(stated) or guess(template)
     if tools.must:
         return replace(ENFORCED, short_ids=found is not None and found.short_ids)
     if found is None:

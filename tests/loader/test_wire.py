@@ -38,7 +38,10 @@ def test_a_request_to_add_says_what_a_catalogue_entry_says():
     request = common_pb2.ModelListing(name="m", path="/models/m", default_slo=slo, pinned=True, engine="echo")
     assert wire.listed(request) == LISTED.model_copy(update={"context_tokens": 0})
     request.context_tokens, request.floor_tokens, request.quota_bytes = 10, 20, 0
-    assert wire.listed(request) == LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0})
+    request.tool_parser = "hermes"
+    asked = LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0, "tool_parser": "hermes"})
+    assert wire.listed(request) == asked and wire.listed(wire.listing(asked)) == asked
+    assert wire.model_spec(Model(asked, SIZES, FOUND)).tool_parser == "hermes"
 
 
 @pytest.mark.parametrize(

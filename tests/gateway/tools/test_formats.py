@@ -101,6 +101,9 @@ def test_a_model_that_cannot_call_is_refused_and_one_of_unknown_ways_can_be_made
     with pytest.raises(BadField, match="not known how"):
         form(auto, "{{ tools }}")
     assert form(must, "{{ tools }}") == ENFORCED
+    assert (
+        form(auto, "{{ tools }}", "mistral") == form(auto, "{{ tools }} <tool_call>", "mistral") == FORMATS["mistral"]
+    )
 
 
 def test_ids_differ_and_are_short_where_templates_want_it() -> None:
