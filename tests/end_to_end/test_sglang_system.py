@@ -3,10 +3,12 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 
+import jsonschema
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, BadRequestError
 from transformers import AutoTokenizer
 
 from protos import common_pb2
@@ -63,11 +65,65 @@ async def stream_text(client, model, prompt, new=40):
     return text
 
 
-async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault():
+def with_tools(model, folder):
+    """A copy of a model whose chat template shows it the tools there are."""
+    shutil.copytree(path(model), folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{% if tools %}{{ tools | tojson }}{% endif %}" + settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
+async def structured(client, model):
+    """Answers of a JSON schema, calls that are required, and what cannot be compiled."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "suite": {"enum": ["stable", "testing", "unstable"]},
+            "packages": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+        },
+        "required": ["suite", "packages"],
+        "additionalProperties": False,
+    }
+    question = {"model": model, "messages": [{"role": "user", "content": "What is Debian?"}], "max_tokens": 500}
+
+    def format(schema):
+        return {"type": "json_schema", "json_schema": {"name": "debian", "schema": schema, "strict": True}}
+
+    for temperature in (0, 1):
+        answer = await client.chat.completions.create(
+            **question, response_format=format(schema), temperature=temperature, seed=3
+        )
+        assert answer.choices[0].finish_reason == "stop", answer
+        jsonschema.validate(json.loads(answer.choices[0].message.content), schema)
+    with pytest.raises(BadRequestError, match='Unsupported type "strin"'):
+        await client.chat.completions.create(**question, response_format=format({"type": "strin"}), stream=True)
+
+    tools = [{"type": "function", "function": {"name": name, "parameters": schema}} for name in ("search", "count")]
+    answer = await client.chat.completions.create(
+        **question, tools=tools, tool_choice="required", parallel_tool_calls=False, temperature=1, seed=4
+    )
+    (call,) = answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls" and call.function.name in ("search", "count")
+    jsonschema.validate(json.loads(call.function.arguments), schema)
+    chosen = {"type": "function", "function": {"name": "count"}}
+    calls, reasons = [], []
+    async for chunk in await client.chat.completions.create(
+        **question, tools=tools, tool_choice=chosen, temperature=1, seed=5, stream=True
+    ):
+        assert not chunk.choices[0].delta.content
+        calls += chunk.choices[0].delta.tool_calls or []
+        reasons.append(chunk.choices[0].finish_reason)
+    assert [call.function.name for call in calls] == ["count"] and reasons[-1] == "tool_calls"
+    jsonschema.validate(json.loads(calls[0].function.arguments), schema)
+
+
+async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault(tmp_path):
     """One system for the whole story: starting SGLang is what takes time."""
     expected = await expected_texts()
+    models = {name: {} for name in MODELS} | {MODELS[0]: {"path": with_tools(MODELS[0], tmp_path / "tools")}}
     # Without a time to drain, whatever runs on the source of a move goes on at its target.
-    async with world("sglang", idle_s=0.5, poison=True, placement={"rebalance": False, "drain_ms": 0}) as it:
+    async with world("sglang", models, idle_s=0.5, poison=True, placement={"rebalance": False, "drain_ms": 0}) as it:
         client = AsyncOpenAI(base_url=it.base + "/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
 
         # All three at once: more than the two devices hold, so somebody has to leave and come back.
@@ -85,6 +141,7 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
             model=MODELS[0], messages=[{"role": "user", "content": "What is a list?"}], max_tokens=20, temperature=0
         )
         assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
+        await structured(client, MODELS[0])
 
         # An engine killed in the middle of ten streams.
         model = MODELS[0]
