@@ -79,11 +79,15 @@ def digest(secret: str) -> str:
 
 def load(path: str) -> Keys:
     """Raises OSError, or ValueError with one line that names file, line and key of the first fault."""
-    text = Path(path).read_text()
     try:
+        text = Path(path).read_text()
         values = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not text: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: nested too deeply") from None
     try:
         file = KeysFile.model_validate(values)
         found = repeated(file)

@@ -80,6 +80,8 @@ def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] 
             values = _filled(values, environment)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source}: not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{source}: nested too deeply") from None
     except KeyError as error:
         raise ValueError(f"{source}: {error.args[0]} is not set in the environment") from None
     try:
@@ -125,6 +127,8 @@ def read(kind: type[C], path: str | os.PathLike[str]) -> C:
         text = Path(path).read_text()
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not text: {error}") from None
     return parse(kind, text, str(path), os.environ)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isfinite, log
 from pathlib import Path
+from typing import TextIO
 
 from sim.catalogue import Catalogue, Spec
 from sim.request import Request
@@ -37,12 +38,8 @@ def read(path: Path, catalogue: Catalogue) -> list[Rate]:
     """Raises TraceError with the line, OSError."""
     found: dict[str, Rate] = {}
     with open(path, newline="") as file:
-        rows = csv.reader(file)
-        header = next(rows, [])
-        if header != COLUMNS:
-            raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(COLUMNS)!r}")
-        for row in rows:
-            where = f"{path}, line {rows.line_num}"
+        for line, row in _rows(path, file):
+            where = f"{path}, line {line}"
             if len(row) != len(COLUMNS):
                 raise TraceError(f"{where}: {len(row)} columns instead of {len(COLUMNS)}")
             spec = catalogue.find(row[0])
@@ -54,6 +51,18 @@ def read(path: Path, catalogue: Catalogue) -> list[Rate]:
     if not found:
         raise TraceError(f"{path}: no model in it")
     return list(found.values())
+
+
+def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader(file)
+    try:
+        header = next(rows, [])
+        if header != COLUMNS:
+            raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(COLUMNS)!r}")
+        for row in rows:
+            yield rows.line_num, row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
 
 
 def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Trace:

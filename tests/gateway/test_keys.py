@@ -110,3 +110,14 @@ def test_prismctl_checks_a_file_of_keys_as_the_gateway_does(tmp_path: Path) -> N
 def test_prismctl_refuses_a_name_that_would_not_do() -> None:
     done = CliRunner().invoke(app, ["keys", "new", "two words"])
     assert (done.exit_code, done.output.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(b'name = "\xff"', "not text"), (b"key = " + b"[" * 5000, "nested too deeply")]
+)
+def test_a_file_that_is_no_text_or_too_deep_names_itself(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=why) as refused:
+        keys.load(str(path))
+    assert str(refused.value).startswith(str(path))

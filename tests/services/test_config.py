@@ -65,3 +65,14 @@ def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
     path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}"'))
     with pytest.raises(ValueError, match=r"f\.toml: NODE_NAME is not set in the environment"):
         read(Example, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(b'name = "\xff"', "not text"), (b"name = " + b"[" * 5000, "nested too deeply")]
+)
+def test_a_file_that_is_no_text_or_too_deep_is_one_line_that_names_it(tmp_path, content, why):
+    path = tmp_path / "c.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=why) as refused:
+        read(Config, path)
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)

@@ -67,3 +67,10 @@ def test_rates_at_which_nothing_comes_are_refused(file):
     found = rates.read(file(HEADER + "a,0.0001,2,3\n"), worlds.models("a"))
     with pytest.raises(TraceError, match="no request comes in 1 s"):
         rates.draw(found, 1.0)
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "rates.csv"
+    path.write_bytes(HEADER.encode() + b"a,5,60\xee,10\n")
+    with pytest.raises(TraceError, match="rates.csv"):
+        rates.read(path, worlds.models("a"))
