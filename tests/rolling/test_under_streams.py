@@ -2,8 +2,11 @@
 (the figures are `python -m benchmarks.rolling`). And models are added, changed and removed."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
+import sys
 import time
 from collections.abc import Awaitable
 from typing import Any
@@ -11,12 +14,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from deploy.local.topology import to_toml
 from protos import common_pb2
-from services import tasks
+from services import rpc, tasks
 from tests.chaos import faults
-from tests.chaos.load import prompt, steady
+from tests.chaos.load import Load, prompt, steady
 from tests.chaos.world import SPARE, Chaos, chaos, watched
-from tests.end_to_end.world import FOLDER, MODELS, catalogue
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, catalogue
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAMS = 18
@@ -129,3 +133,47 @@ async def test_models_come_change_and_go_while_others_stream(running):
 
 async def _no(asked: Awaitable[Any]) -> bool:
     return not await asked
+
+
+class OnASocket:
+    """A gateway that serves a listening socket of somebody else's."""
+
+    def __init__(self, it: Chaos, name: str, socket: int) -> None:
+        self.address = it.local.unix(name)
+        self._log = it.local.state / "logs" / f"{name}.log"
+        self._socket = socket
+        self._config = it.local.state / f"{name}.toml"
+        keys = {"name": name, "listen": self.address, "http": "127.0.0.1:1", "placement": it.local.unix("placement")}
+        self._config.write_text(to_toml(keys))
+
+    async def start(self) -> None:
+        handed_over = f'exec 3<&{self._socket}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$0" -m gateway --config "$1"'
+        command = ("bash", "-c", handed_over, sys.executable, str(self._config))
+        with open(self._log, "ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *command, pass_fds=[self._socket], stdout=log, stderr=log
+            )
+        while not await rpc.healthy(self.address, PATIENCE_S):
+            assert self._process.returncode is None, self._log.read_text()
+
+    async def stop(self) -> None:
+        """Returns when it has ended, of itself."""
+        self._process.terminate()
+        assert await self._process.wait() == 0
+
+
+async def test_of_two_gateways_on_one_socket_each_is_restarted_and_no_connection_is_refused(running):
+    async with contextlib.AsyncExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=100))
+        gateways = [OnASocket(running, name, listener.fileno()) for name in ("shared-1", "shared-2")]
+        for gateway in gateways:
+            await gateway.start()
+            stack.push_async_callback(gateway.stop)
+        base = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        shared = Load(running.http, [base], list(MODELS), 6)
+        await shared.learn()
+        async with steady(shared) as load:
+            for gateway in gateways:
+                await gateway.stop()
+                await gateway.start()
+        assert (load.failures, load.wrong, load.refused, load.ended >= 6) == ([], [], 0, True)

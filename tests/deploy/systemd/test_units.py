@@ -50,6 +50,13 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
         paths.append(tmp_path / path.name.replace("@.", "@0."))
         paths[-1].write_text(path.read_text().replace("/opt/prism/.venv/bin/python", sys.executable))
     assert len(paths) == 7
+    # Two gateways on one socket, installed as docs/upgrades.md says.
+    two = FOLDER / "two-gateways"
+    paths += [tmp_path / "prism-gateway.socket", tmp_path / "prism-gateway@1.service"]
+    shutil.copy(two / "prism-gateway.socket", tmp_path)
+    shutil.copy(tmp_path / "prism-gateway.service", tmp_path / "prism-gateway@1.service")
+    (tmp_path / "prism-gateway@1.service.d").mkdir()
+    shutil.copy(two / "sockets.conf", tmp_path / "prism-gateway@1.service.d")
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", *paths], capture_output=True, text=True)
     assert (done.returncode, [line for line in done.stderr.splitlines() if "prism" in line]) == (0, [])
 
@@ -64,6 +71,14 @@ def test_configuration_files_are_the_ones_that_units_name_and_can_be_used(name):
     assert command.endswith(f" -m {name.removesuffix('-0').replace('-', '_')} --config /etc/prism/{name}.toml")
     # Drains, then what stops after them.
     assert int(unit(service)["Service"]["TimeoutStopSec"].removesuffix("s")) >= 2 * config.drain_s + 10
+
+
+def test_two_gateways_of_a_host_differ_in_their_instance_and_share_the_socket_that_both_name():
+    text = (FOLDER / "two-gateways" / "gateway.toml").read_text()
+    one, other = (parse(GatewayConfig, text, "gateway", {"INSTANCE": number}) for number in "12")
+    assert one.listen != other.listen and one.name != other.name and one.http == other.http
+    assert f"\nListenStream={one.http}\n" in (FOLDER / "two-gateways" / "prism-gateway.socket").read_text()
+    assert "\nEnvironment=INSTANCE=%i\n" in (FOLDER / "prism-gateway.service").read_text()
 
 
 def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_on():
