@@ -2,7 +2,7 @@
 has another context, or is not listed any more. They leave, and what runs may finish; those that are listed come up
 afresh.
 
-What left the catalogue while placement was not there is not known here, and stays until its memory is wanted.
+What left the catalogue while placement was not there is not known here, and stays as long as its group.
 """
 
 from __future__ import annotations
