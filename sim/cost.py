@@ -78,6 +78,8 @@ class Hardware:
     """Of it, asleep."""
     graph_bytes: int = 448 * MIB
     weights_extent_bytes: int = 384 * MIB
+    """Of the largest; the last of a model is as large as its rest, in `weights_unit_bytes`."""
+    weights_unit_bytes: int = 32 * MIB
     kv_extent_bytes: int = 64 * MIB
     """Large extents alone: an eighth of the events."""
 

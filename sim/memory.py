@@ -63,6 +63,7 @@ class GroupMemory:
         self._extents: dict[str, list[int]] = {}
         """KV of each lease, last granted last."""
         self._weights: dict[str, list[int]] = {}
+        self._weights_bytes: dict[str, int] = {}
         self._growing: dict[str, int] = {}
         """The request by which a lease waits for more."""
         self._requests = count(1)
@@ -92,10 +93,11 @@ class GroupMemory:
         self.device.open(holder.name, holder.name, holder.name)
         self._holders[holder.name] = holder
         self._extents[holder.name], self._weights[holder.name] = [], []
+        self._weights_bytes[holder.name] = 0
 
     def close(self, model: str) -> None:
         """The lease ends, with all it holds."""
-        for known in (self._holders, self._extents, self._weights, self._growing):
+        for known in (self._holders, self._extents, self._weights, self._weights_bytes, self._growing):
             known.pop(model, None)
         self._carry_out(self.device.end(self._clock.now, model))
 
@@ -111,7 +113,7 @@ class GroupMemory:
         return len(self._extents[model]) * self._hardware.kv_extent_bytes
 
     def weights(self, model: str) -> int:
-        return len(self._weights[model]) * self._hardware.weights_extent_bytes
+        return self._weights_bytes[model]
 
     def for_admission(self) -> DeviceMemory:
         """As the group's gpu_scheduler hears it."""
@@ -169,15 +171,17 @@ class GroupMemory:
         return model in self._growing
 
     def fill(self, model: str, nbytes: int) -> None:
-        """Weights, into room that was made for them. AssertionError if that is not there."""
-        size = self._hardware.weights_extent_bytes
-        wanted = -(-nbytes // size) - len(self._weights[model])
-        if wanted > 0:
-            self._carry_out(
-                self.device.grow(
-                    self._clock.now, model, next(self._requests), "weights", size, wanted, wanted, for_reserve=False
+        """Weights, into room that was made for them: as many large extents as they fill, and one of the rest.
+        AssertionError if the room is not there."""
+        large, page = self._hardware.weights_extent_bytes, self.device.ledger.page_bytes
+        number, rest = divmod(max(0, nbytes - self.weights(model)), large)
+        for size, wanted in ((large, number), (-(-rest // page) * page, min(rest, 1))):
+            if wanted:
+                self._carry_out(
+                    self.device.grow(
+                        self._clock.now, model, next(self._requests), "weights", size, wanted, wanted, for_reserve=False
+                    )
                 )
-            )
         assert self.weights(model) >= nbytes, f"{model} lacks {nbytes - self.weights(model)} bytes of its room"
 
     # --- giving back
@@ -200,6 +204,7 @@ class GroupMemory:
         """It gives back weights and KV, all."""
         ids = [*self._extents[model], *self._weights[model]]
         self._extents[model], self._weights[model] = [], []
+        self._weights_bytes[model] = 0
         self._carry_out(self.device.give_back(self._clock.now, model, ids))
 
     def over_limit(self, model: str) -> int:
@@ -248,6 +253,8 @@ class GroupMemory:
                 case Grant(lease_id, request_id, extents):
                     own = self._extents if extents[0].kind == "kv" else self._weights
                     own[lease_id].extend(extent.id for extent in extents)
+                    if own is self._weights:
+                        self._weights_bytes[lease_id] += sum(extent.bytes for extent in extents)
                     self._answered(lease_id, request_id, quiet, came=True)
                 case Refuse(lease_id, request_id):
                     self._answered(lease_id, request_id, quiet, came=False)

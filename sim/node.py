@@ -141,10 +141,10 @@ class Group:
         return f"Group({self.name}, {residents})"
 
     def own_room(self, spec: Spec) -> int:
-        """Weights and graphs on each device, as they are booked: whole extents."""
-        extent = self.hardware.weights_extent_bytes
+        """Weights and graphs on each device, as they are booked."""
+        unit = self.hardware.weights_unit_bytes
         weights = -(-spec.shape.weights_bytes // spec.parts)
-        return -(-weights // extent) * extent + self.hardware.graph_bytes
+        return -(-weights // unit) * unit + self.hardware.graph_bytes
 
     def floor(self, spec: Spec) -> int:
         """On each device, in whole extents."""
