@@ -13,7 +13,7 @@ GENERATED := $(PROTOS:.proto=_pb2.py)
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help env protos serve test test-fast test-gpu check bench figures clean
+.PHONY: help env protos serve test test-fast test-gpu check bench fuzz figures clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -50,6 +50,9 @@ bench: env protos ## the benchmarks that need no GPU; results in benchmarks/resu
 	@$(BIN)/python -m benchmarks.policy
 	@$(BIN)/python -m benchmarks.page_path
 	@$(BIN)/python -m benchmarks.request_path
+
+fuzz: env protos ## nonsense to every way in; some minutes of it
+	@$(BIN)/python -m benchmarks.fuzz
 
 figures: env ## docs/figures, drawn from benchmarks/results
 	@$(BIN)/python -m benchmarks.figures
