@@ -7,7 +7,6 @@ Imports SGLang: only the engine process may import this.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -20,6 +19,7 @@ from sglang.srt.constrained.base_grammar_backend import (
 )
 
 from gpu_scheduler.engines.sglang.options import one_line
+from gpu_scheduler.engines.sglang.policy.kept import Kept
 
 Key = tuple[str, str]
 """SGLang's kind of grammar, and its text."""
@@ -36,60 +36,42 @@ class Grammars(BaseGrammarBackend):
 
     def __init__(self, open_compiler: Callable[[], Any], vocab_size: int) -> None:
         """`open_compiler` makes xgrammar's; it is called once, in the thread that compiles."""
-        # One thread: what several requests ask for at once is compiled once.
+        # One thread: what the choices of a request ask for at once is compiled once.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self.cache: dict[Key, BaseGrammarObject] = {}
         self._open_compiler = open_compiler
         self._vocab_size = vocab_size
         self._compiler: Any = None
-        self._kept_bytes = 0
-        self._lock = threading.Lock()
+        self._kept: Kept[Key, BaseGrammarObject] = Kept(KEPT_BYTES)
+        self._last: tuple[Key, BaseGrammarObject] | None = None
+        """What the thread compiled last."""
 
     def get_cached_or_future_value(
         self, key: Key, require_reasoning: bool
     ) -> tuple[BaseGrammarObject | Future[BaseGrammarObject], bool]:
         """(a matcher of the request's own, True), or, until it is compiled, (what will be one, False)."""
-        found = self._known(key)
-        return (found, True) if found is not None else (self.executor.submit(self._compiled, key), False)
-
-    def _known(self, key: Key) -> BaseGrammarObject | None:
-        with self._lock:
-            found = self.cache.pop(key, None)
-            if found is None:
-                return None
-            self.cache[key] = found  # the last one to leave
-        return found.copy()
+        found = self._kept.get(key)
+        return (found.copy(), True) if found is not None else (self.executor.submit(self._compiled, key), False)
 
     def _compiled(self, key: Key) -> BaseGrammarObject:
-        found = self._known(key)
-        if found is not None:
-            return found
-        if self._compiler is None:
-            try:
-                self._compiler = self._open_compiler()
-            except Exception as error:  # the libraries raise all kinds at a broken file
-                return InvalidGrammarObject(f"the model's tokenizer cannot be used for it: {one_line(error)}")
-        made = compiled(self._compiler, self._vocab_size, key)
-        self._keep(key, made)
-        return made.copy()
-
-    def _keep(self, key: Key, made: BaseGrammarObject) -> None:
-        with self._lock:
-            self.cache[key] = made
-            self._kept_bytes += _nbytes(key, made)
-            while self._kept_bytes > KEPT_BYTES and len(self.cache) > 1:
-                oldest = next(iter(self.cache))
-                self._kept_bytes -= _nbytes(oldest, self.cache.pop(oldest))
+        """In the thread. What it makes is known when SGLang says so (`set_cache`), which is at the same step on all
+        ranks: one that knew it earlier than another would decide differently."""
+        if self._last is None or self._last[0] != key:
+            if self._compiler is None:
+                try:
+                    self._compiler = self._open_compiler()
+                except Exception as error:  # the libraries raise all kinds at a broken file
+                    return InvalidGrammarObject(f"the model's tokenizer cannot be used for it: {one_line(error)}")
+            self._last = (key, compiled(self._compiler, self._vocab_size, key))
+        return self._last[1].copy()
 
     def set_cache(self, key: Key, value: BaseGrammarObject) -> None:
-        """SGLang keeps what it waited for, or that it has waited too long; the first is kept already, the second would
-        be held against who asks when it is there."""
+        """SGLang has it on all ranks. What is invalid is not kept: it may only have taken too long."""
+        if not isinstance(value, InvalidGrammarObject):
+            self._kept.put(key, value, _nbytes(key, value))
 
     def reset(self) -> None:
         """The model goes to sleep: its grammars leave."""
-        with self._lock:
-            self.cache.clear()
-            self._kept_bytes = 0
+        self._kept.clear()
 
     def close(self) -> None:
         """What is being compiled is not waited for."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from protos import common_pb2, engine_pb2
+from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, engine, load, node
 from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
@@ -101,12 +104,25 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         # Pages and overlapped steps, as on a GPU, in the same processes.
         await at.book("llama", floor_bytes=FLOOR)
         paged = {"page_size": 16, "overlap": 1, "chunked_prefill_size": 48, "probe_together": 3}
-        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, **paged))
+        folder = shutil.copytree(models["llama"], tmp_path / "llama")
+        tokenizers.write(tokenizers.tiny(), folder)
+        end.send(load=load(at, "llama", folder, context_tokens=CONTEXT, **paged))
         await end.mapped()
         await end.hear("done")
         mover = asyncio.get_running_loop().create_task(move_limits(at, end, "llama", [16, 20, 24, 40, 200]))
         await burst(end, "paged", prompts, said["llama"], 4)
         mover.cancel()
+
+        # Grammars that are new, the same at once, and known: each rank compiles for itself, and all begin together.
+        await limit_all(at, "llama", 200 * KV_EXTENT)
+        for turn in range(2):
+            names = {f"{word}-{turn}-{n}": word for word in ("one", "two", "three") for n in range(3)}
+            for name, word in names.items():
+                end.ask(name, prompts[0], 40, temperature=1.0, regex=f"{word}[0-9]{{3}}")
+            for name, word in names.items():
+                answer = await end.answer(name)
+                assert (answer.finish, answer.error) == (common_pb2.STOP, "")
+                assert re.fullmatch(f"{word}[0-9]{{3}}", tokenizers.tiny().decode(answer.tokens))
         await end.do(unload=engine_pb2.Unload())
         assert await at.leased_bytes() == 0
         images.close()
