@@ -115,6 +115,9 @@ class Dispatcher:
                 f"{request.prompt_tokens} prompt tokens do not fit a context of {resident.spec.context_tokens}",
             )
             return
+        if min(submit.slo.ttft_ms, request.tpot_ms) < 0:
+            request.end(common_pb2.REJECTED, f"targets of {submit.slo.ttft_ms} and {request.tpot_ms} ms make no sense")
+            return
         counters = self.counters[request.model]
         counters.last_event = now
         counters.tpot_ms = request.tpot_ms or counters.tpot_ms

@@ -56,7 +56,7 @@ class Turn:
         """For the engine with `index`, until the next one."""
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
         _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
-        step_us, lead_us = (min(_HALF, round(1e6 * seconds)) for seconds in (pace.step_s, pace.lead_s))
+        step_us, lead_us = (max(0, min(_HALF, round(1e6 * seconds))) for seconds in (pace.step_s, pace.lead_s))
         _STEP.pack_into(self._words, _EACH * index + _PACE.size, lead_us << 32 | step_us)
 
     def pace(self, index: int) -> Pace:

@@ -78,7 +78,10 @@ class LogTails:
                 log.seek(self._read.get(path, 0))
                 text = log.read()
             self._read[path] = self._read.get(path, 0) + len(text)
-            for line in text.decode(errors="replace").splitlines():
-                if any(mark in line for mark in ('"level": "error"', '"level": "critical"', "Traceback")):
+            lines = text.decode(errors="replace").splitlines()
+            for number, line in enumerate(lines):
+                if any(mark in line for mark in ('"level": "error"', '"level": "critical"')):
                     found.append(f"{path.stem}: {line[-500:]}")
+                elif line.startswith("Traceback"):
+                    found.append(f"{path.stem}: {' | '.join(lines[number : number + 30])[-500:]}")
         return found

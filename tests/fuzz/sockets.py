@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from google.protobuf.message import Message
@@ -119,7 +120,15 @@ async def _look(path: str, proper: Talk, outcome: Outcome) -> None:
 
 
 def _connect(path: str) -> socket.socket:
-    sock = seqpacket.connect(path, _ANSWER_S)
+    until = time.monotonic() + _ANSWER_S
+    while True:
+        try:
+            sock = seqpacket.connect(path, _ANSWER_S)
+            break
+        except BlockingIOError:  # more connections wait than its queue holds
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
     sock.settimeout(_ANSWER_S)
     return sock
 
@@ -206,7 +215,11 @@ async def _streams(
 ) -> None:
     hanging: list[asyncio.StreamWriter] = []
     while outcome.cases < cases:
-        reader, writer = await connect()  # type: ignore[misc]
+        try:
+            reader, writer = await connect()  # type: ignore[misc]
+        except OSError as error:
+            outcome.fault(f"nobody listens any more: {error}")
+            return
         for piece in pieces():
             outcome.cases += 1
             writer.write(piece)

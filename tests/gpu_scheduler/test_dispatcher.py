@@ -121,6 +121,14 @@ async def test_a_model_that_is_not_here_is_answered_at_once(desk):
     assert (desk.last("r1").finish, desk.last("r1").error) == (common_pb2.FAILED, "not here")
 
 
+async def test_targets_below_zero_are_rejected(desk):
+    desk.model("a")
+    desk.submit("r1", slo=common_pb2.Slo(tpot_ms=-1))
+    await desk.settle()
+    assert desk.last("r1").finish == common_pb2.REJECTED
+    assert "0 and -1 ms" in desk.last("r1").error
+
+
 async def test_a_prompt_beyond_the_context_is_rejected_with_both_numbers(desk):
     desk.model("a")
     desk.submit("r1", tokens=1000)

@@ -43,3 +43,9 @@ def test_each_engine_has_its_own_pace_to_the_last_index():
     assert words.pace(turn.MOST_INDEX) == Pace(most, most / 1e6, most / 1e6, most / 1e6)
     words.set_pace(1, FREE)
     assert words.pace(1) == FREE
+
+
+def test_a_pace_below_zero_is_none_at_all():
+    words = Turn(turn.create())
+    words.set_pace(1, Pace(224, 0.0, -1.0, -2.0))
+    assert words.pace(1) == Pace(224, 0.0, 0.0, 0.0)
