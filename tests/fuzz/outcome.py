@@ -33,7 +33,7 @@ class Outcome:
         kind = re.sub(r"[0-9a-f]{6,}|[0-9]+", "#", what)[:160]
         if kind not in self._kinds:
             self._kinds.add(kind)
-            self.faults.append(what[:600])
+            self.faults.append(what[:1600])
 
     def merge(self, other: Outcome) -> None:
         self.cases += other.cases
@@ -83,5 +83,5 @@ class LogTails:
                 if any(mark in line for mark in ('"level": "error"', '"level": "critical"')):
                     found.append(f"{path.stem}: {line[-500:]}")
                 elif line.startswith("Traceback"):
-                    found.append(f"{path.stem}: {' | '.join(lines[number : number + 30])[-500:]}")
+                    found.append(f"{path.stem}: {' | '.join(lines[number : number + 30])[:1500]}")
         return found
