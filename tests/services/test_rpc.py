@@ -1,3 +1,5 @@
+import re
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -104,7 +106,7 @@ def test_the_keepers_messages_are_importable_without_a_server():
     assert keeper_pb2.ToKeeper(request_id=1).request_id == 1
 
 
-@pytest.mark.parametrize(("minor", "major", "why"), [(7, 0, ""), (0, 1, "protocol 2.0 is not spoken here")])
+@pytest.mark.parametrize(("minor", "major", "why"), [(7, 0, ""), (0, 1, "protocol 2.. is not spoken here")])
 async def test_another_minor_version_is_served_and_another_major_one_refused(address, monkeypatch, minor, major, why):
     ours = rpc.PROTOCOL
     monkeypatch.setattr(rpc, "PROTOCOL", (ours[0] + major, ours[1] + minor))
@@ -118,7 +120,8 @@ async def test_another_minor_version_is_served_and_another_major_one_refused(add
             await stub.Activate(placement_pb2.ActivateRequest(model="m"))
         call = stub.WatchRoutes(placement_pb2.WatchRoutesRequest())
         if why:
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION and why in caught.value.details()
+            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+            assert re.search(why, caught.value.details())
             with pytest.raises(grpc.aio.AioRpcError, match=why):
                 await call.read()
         else:
