@@ -12,6 +12,8 @@
     context_tokens = 4096           # shorter than the checkpoint's, to need less memory
     floor_tokens = 8192             # KV that it keeps while active: the context, or more
     tool_parser = "hermes"          # how it writes calls of tools (docs/openai.md), where its template does not say
+    task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers
+                                    # can read its folder (docs/openai.md)
 
 An unknown key, a value that cannot be or a name given twice makes the file unusable, in one line. What a checkpoint
 says is not looked at here: a broken one is an error of its model, not of the file.
@@ -32,6 +34,7 @@ Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
 ToolParser = Literal["", "hermes", "llama3", "mistral"]
+Task = Literal["", "generate", "embed"]
 Milliseconds = Annotated[int, pydantic.Field(ge=0, lt=10**9)]
 Tokens = Annotated[int, pydantic.Field(ge=0, lt=1 << 31)]
 """Bounded so that the bytes which they come to fit 64 bits."""
@@ -51,6 +54,7 @@ class Listed(Section):
     context_tokens: Tokens = 0
     floor_tokens: Tokens = 0
     tool_parser: ToolParser = ""
+    task: Task = ""
 
     @pydantic.model_validator(mode="after")
     def _floor_holds_a_request(self) -> Listed:

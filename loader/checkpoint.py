@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loader import families
+from loader import embedding, families
+from loader.embedding import Embedding
 from loader.errors import BrokenCheckpoint
 from loader.weight_files import FLOATS, Tensor, read_json, tensors_of
 
@@ -38,11 +40,14 @@ class Checkpoint:
     weights_bytes: int
     """What an engine lays out, as near as headers tell; it measures the exact number when it loads."""
     kv_bytes_per_token: int
+    embedding: Embedding | None = None
+    """What it makes instead of text."""
 
 
-def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1) -> Checkpoint:
-    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device, of which there are so many. Blocks
-    on the file system. Raises BrokenCheckpoint with one line that names what is wrong."""
+def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, task: str = "") -> Checkpoint:
+    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device, of which there are so many;
+    `task`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one line that names what is
+    wrong."""
     folder = Path(folder)
     if not folder.is_dir():
         raise BrokenCheckpoint(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
@@ -50,16 +55,18 @@ def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1) -> 
         raise BrokenCheckpoint(f"{folder} has no config.json")
     try:
         # First of all: files that change while they are read belong to the next generation.
-        generation = fingerprint(folder, devices)
-        return _read(folder, dtype_bytes, devices, generation)
+        generation = fingerprint(folder, devices, task)
+        return _read(folder, dtype_bytes, devices, task, generation)
     except OSError as error:
         raise BrokenCheckpoint(f"{error.filename or folder}: {error.strerror}") from None
 
 
-def fingerprint(folder: Path, devices: int = 1) -> int:
-    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, and
-    by among how many devices it is divided."""
+def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
+    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
+    among how many devices it is divided, and by what it makes."""
     digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
+    if embedding.embeds(folder, task):
+        digest.update(b"embed\0")
     for path in sorted(folder.iterdir()):
         if path.suffix in _OF_A_GENERATION and path.is_file():
             stat = path.stat()  # of what a link points to
@@ -67,7 +74,7 @@ def fingerprint(folder: Path, devices: int = 1) -> int:
     return (int.from_bytes(digest.digest(), "little") >> 1) or 1
 
 
-def _read(folder: Path, dtype_bytes: int, devices: int, generation: int) -> Checkpoint:
+def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int) -> Checkpoint:
     config = read_json(folder / "config.json")
     if not isinstance(config, dict):
         raise BrokenCheckpoint("config.json is not a JSON object")
@@ -80,8 +87,9 @@ def _read(folder: Path, dtype_bytes: int, devices: int, generation: int) -> Chec
             f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
         )
     expected = families.expected_tensors(shape, config)
-    _check_tensors(tensors_of(folder), expected)
+    _check_tensors(families.named(tensors_of(folder), shape), expected)
     _check_tokenizer(folder)
+    made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
     return Checkpoint(
         generation=generation,
         architecture=shape.architecture,
@@ -95,10 +103,11 @@ def _read(folder: Path, dtype_bytes: int, devices: int, generation: int) -> Chec
         ),
         # With more devices than heads, several have the same.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
+        embedding=made,
     )
 
 
-def _check_tensors(tensors: dict[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
     missing = [name for name in expected if name not in tensors]
     if missing:
         others = f" and {len(missing) - 1} other tensors" if len(missing) > 1 else ""

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from loader.errors import BrokenCheckpoint
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,13 +25,15 @@ class Family:
     output_bias: bool | str = False
     mlp_bias: bool | str = False
     qk_norm: bool = False
+    bare_names: bool = False
+    """Engines also read checkpoints whose names lack "model." in front, as those of embedding models do."""
 
 
 FAMILIES = {
     "LlamaForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
     "MistralForCausalLM": Family(qkv_bias=False),
     "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True),
+    "Qwen3ForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, bare_names=True),
 }
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
 
@@ -135,6 +139,14 @@ def _stretch(config: Mapping[str, Any]) -> float:
                 raise BrokenCheckpoint(f"config.json: {key}.factor = {factor!r} is not a number of 1 or more")
             return float(factor)
     return 1.0
+
+
+def named(tensors: Mapping[str, T], shape: Shape) -> Mapping[str, T]:
+    """Tensors by the names that `expected_tensors` has for them."""
+    if not FAMILIES[shape.architecture].bare_names:
+        return tensors
+    bare = ("embed_tokens.", "layers.", "norm.")
+    return {f"model.{name}" if name.startswith(bare) else name: tensor for name, tensor in tensors.items()}
 
 
 def expected_tensors(shape: Shape, config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

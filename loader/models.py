@@ -68,7 +68,7 @@ class Model:
 def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
     """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
     try:
-        found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices)
+        found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
         return Model(listed, sizes, None, " ".join(str(error).split()), added)
@@ -78,7 +78,7 @@ def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
 def _generation(listed: Listed) -> int:
     """0: they cannot be read."""
     try:
-        return checkpoint.fingerprint(Path(listed.path), listed.devices)
+        return checkpoint.fingerprint(Path(listed.path), listed.devices, listed.task)
     except OSError:
         return 0
 

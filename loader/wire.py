@@ -37,6 +37,7 @@ def listed(told: common_pb2.ModelListing) -> Listed:
             context_tokens=told.context_tokens,
             floor_tokens=told.floor_tokens,
             tool_parser=told.tool_parser,  # type: ignore[arg-type]  # likewise
+            task=told.task,  # type: ignore[arg-type]  # likewise
         )
     except pydantic.ValidationError as error:
         problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
@@ -71,6 +72,7 @@ def listing(listed: Listed) -> common_pb2.ModelListing:
         context_tokens=listed.context_tokens,
         floor_tokens=listed.floor_tokens,
         tool_parser=listed.tool_parser,
+        task=listed.task,
     )
 
 
@@ -95,6 +97,10 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
         spec.kv_bytes_per_token = model.listed.devices * found.kv_bytes_per_token
         spec.floor_bytes = model.listed.devices * model.floor_bytes
         spec.vocab_size = found.vocabulary
+        if (made := found.embedding) is not None:
+            spec.embedding.dimensions = made.dimensions
+            spec.embedding.shortens = made.shortens
+            spec.embedding.shorter.extend(made.shorter)
     return spec
 
 

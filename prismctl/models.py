@@ -70,6 +70,7 @@ def add_model(
     floor_tokens: Annotated[int, typer.Option(help="KV that it keeps while active: the context, or more.")] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
+    task: Annotated[str, typer.Option(help="embed or generate; left out: its folder says.")] = "",
     check: Annotated[bool, typer.Option("--check", help="Say what it needs, if it fits; add nothing.")] = False,
     json_: Json = False,
 ) -> None:
@@ -86,6 +87,7 @@ def add_model(
         floor_tokens=floor_tokens,
         quota_bytes=parse_size(quota) if quota else None,
         devices=devices,
+        task=task,
     )
 
     async def ask() -> common_pb2.ModelSpec:

@@ -1,10 +1,13 @@
 """Between the protocol and what the loader works with."""
 
+from dataclasses import replace
+
 import pytest
 
 from loader import image_memory, wire
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
+from loader.embedding import Embedding
 from loader.jobs import Result
 from loader.models import Model, Sizes
 from protos import common_pb2, engine_pb2
@@ -39,9 +42,17 @@ def test_a_request_to_add_says_what_a_catalogue_entry_says():
     assert wire.listed(request) == LISTED.model_copy(update={"context_tokens": 0})
     request.context_tokens, request.floor_tokens, request.quota_bytes = 10, 20, 0
     request.tool_parser = "hermes"
-    asked = LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0, "tool_parser": "hermes"})
+    request.task = "embed"
+    asked = LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0, "tool_parser": "hermes", "task": "embed"})
     assert wire.listed(request) == asked and wire.listed(wire.listing(asked)) == asked
     assert wire.model_spec(Model(asked, SIZES, FOUND)).tool_parser == "hermes"
+
+
+def test_what_a_model_makes_is_told():
+    assert not wire.model_spec(Model(LISTED, SIZES, FOUND)).HasField("embedding")
+    made = replace(FOUND, embedding=Embedding(32, True, (8, 16)))
+    told = wire.model_spec(Model(LISTED, SIZES, made)).embedding
+    assert (told.dimensions, told.shortens, list(told.shorter)) == (32, True, [8, 16])
 
 
 @pytest.mark.parametrize(
