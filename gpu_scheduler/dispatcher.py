@@ -109,14 +109,8 @@ class Dispatcher:
         if (stream, request.gateway_id) in self._by_gateway_id:
             request.end(common_pb2.REJECTED, f"request id {request.gateway_id} is in use on this stream")
             return
-        if request.prompt_tokens == 0 or request.prompt_tokens >= resident.spec.context_tokens > 0:
-            request.end(
-                common_pb2.REJECTED,
-                f"{request.prompt_tokens} prompt tokens do not fit a context of {resident.spec.context_tokens}",
-            )
-            return
-        if min(submit.slo.ttft_ms, request.tpot_ms) < 0:
-            request.end(common_pb2.REJECTED, f"targets of {submit.slo.ttft_ms} and {request.tpot_ms} ms make no sense")
+        if why := request.impossible(resident.spec):
+            request.end(common_pb2.REJECTED, why)
             return
         counters = self.counters[request.model]
         counters.last_event = now
@@ -207,7 +201,7 @@ class Dispatcher:
             request = self._requests.get(chunk.request_id)
             if request is None or request.engine is not engine:
                 continue  # cancelled, or of an earlier attempt
-            if chunk.token_ids and self._backlog.state(request.id) is State.DISPATCHED:
+            if (chunk.token_ids or chunk.embedding) and self._backlog.state(request.id) is State.DISPATCHED:
                 self._first_token(request, chunk, now)
             request.emitted.extend(chunk.token_ids)
             self.counters[request.model].rate.observe(len(chunk.token_ids), now)

@@ -30,8 +30,11 @@ class Request:
     deadline: float
     expires: float
     drop_late: bool
+    ttft_ms: int
     tpot_ms: int
     resumed_tokens: int
+    embed: bool
+    """Its prompt's embedding is wanted: nothing is decoded."""
     engine: Engine | None = None
     first_token_at: float = 0.0
     emitted: list[int] = field(default_factory=list)
@@ -58,8 +61,10 @@ class Request:
             deadline=now + left_s if timed else (now + RESUME_S if submit.has_target else inf),
             expires=now + submit.time_out_left_ms / 1e3 if submit.time_out_left_ms > 0 else inf,
             drop_late=submit.slo.drop_late and submit.resumed_tokens == 0,
+            ttft_ms=submit.slo.ttft_ms,
             tpot_ms=submit.slo.tpot_ms,
             resumed_tokens=submit.resumed_tokens,
+            embed=submit.embed,
         )
 
     @property
@@ -69,7 +74,19 @@ class Request:
 
     @property
     def most_new_tokens(self) -> int:
-        return max(0, self.sampling.max_new_tokens - len(self.emitted))
+        return 0 if self.embed else max(0, self.sampling.max_new_tokens - len(self.emitted))
+
+    def impossible(self, spec: common_pb2.ModelSpec) -> str:
+        """Why this model can never answer it; empty: it can."""
+        if self.embed != spec.HasField("embedding"):
+            makes = "text and no embeddings" if self.embed else "embeddings and no text"
+            return f"model '{self.model}' makes {makes}"
+        room = spec.context_tokens - (not self.embed)  # a token of an answer has to fit too
+        if self.prompt_tokens == 0 or (self.prompt_tokens > room and spec.context_tokens > 0):
+            return f"{self.prompt_tokens} prompt tokens do not fit a context of {spec.context_tokens}"
+        if min(self.ttft_ms, self.tpot_ms) < 0:
+            return f"targets of {self.ttft_ms} and {self.tpot_ms} ms make no sense"
+        return ""
 
     def waiting(self, decode_forecast: int) -> Waiting:
         """The facts that the queue orders by."""
@@ -98,6 +115,7 @@ class Request:
             sampling=sampling,
             priority=priority,
             resumed_tokens=self.resumed_tokens + len(self.emitted),
+            embed=self.embed,
         )
 
     def end(self, finish: common_pb2.Finish, error: str = "") -> None:

@@ -17,7 +17,8 @@ from gpu_scheduler.streams import PulledStream
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import tasks
 
-SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b")}
+SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b", "e")}
+SPEC["e"].embedding.dimensions = 2
 
 
 class FakeEngine:
@@ -456,3 +457,38 @@ async def test_a_hit_target_and_a_missed_one_are_counted(desk):
         await desk.settle()
     counters = desk.dispatcher.counters["a"]
     assert (counters.ttft_met, counters.ttft_missed) == (1, 1)
+
+
+async def test_an_embedding_counts_as_its_prompt_and_its_vector_as_a_first_token(desk):
+    engine = desk.model("e")
+    desk.submit("r1", "e", tokens=1000, ttft_ms=500, embed=True)
+    await desk.settle()
+    assert engine.started[0].embed
+    assert desk.dispatcher._committed() == {"e": 1000 * 10}
+    vector = common_pb2.TokenChunk(
+        request_id=engine.started[0].request_id, embedding=[0.6, 0.8], finish=common_pb2.STOP
+    )
+    desk.dispatcher.on_tokens(engine, [vector])
+    await desk.settle()
+    assert list(desk.last("r1").embedding) == pytest.approx([0.6, 0.8])
+    counters = desk.dispatcher.counters["e"]
+    assert (counters.ttft_met, desk.dispatcher.all_requests()) == (1, 0)
+    assert counters.rate.rate(desk.time) > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "embed", "why"),
+    [
+        ("a", 10, True, "model 'a' makes text and no embeddings"),
+        ("e", 10, False, "model 'e' makes embeddings and no text"),
+        ("e", 1001, True, "1001 prompt tokens do not fit a context of 1000"),
+        ("e", 0, True, "0 prompt tokens"),
+        ("a", 1000, False, "1000 prompt tokens do not fit a context of 1000"),
+    ],
+)
+async def test_what_a_model_does_not_make_is_refused(desk, model, tokens, embed, why):
+    engine = desk.model(model)
+    desk.submit("r1", model, tokens=tokens, embed=embed)
+    await desk.settle()
+    assert desk.last("r1").finish == common_pb2.REJECTED and why in desk.last("r1").error
+    assert not engine.started

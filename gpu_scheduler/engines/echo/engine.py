@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 
 from gpu_scheduler.engines.echo.memory import Memory, OutOfMemory, WrongWeights, open_memory
-from gpu_scheduler.engines.echo.rule import next_token
+from gpu_scheduler.engines.echo.rule import embedding, next_token
 from gpu_scheduler.engines.turn import Turn
 from protos import common_pb2, engine_pb2
 from services import log
@@ -44,6 +44,8 @@ class EchoEngine:
         self._memory: Memory | None = None
         self._step_s = 0.001
         self._prefill_s_per_token = 0.0
+        self._dimensions = 0
+        """Of its embeddings; 0: it makes text."""
         self._waiting: list[_Running] = []
         self._running: dict[str, _Running] = {}
         self._next_step = 0.0
@@ -132,6 +134,7 @@ class EchoEngine:
         self._step_s = float(options.get("step_ms", "1")) / 1e3
         speed = float(options.get("prefill_tokens_per_s", "0"))
         self._prefill_s_per_token = 1 / speed if speed else 0.0
+        self._dimensions = command.model.embedding.dimensions
         self._memory = open_memory(command)
         try:
             manifest, checksum = self._memory.map_weights(fill=not command.from_image)
@@ -211,6 +214,11 @@ class EchoEngine:
             why = "the echo engine says what it is told: no grammars, no tool_choice that needs one"
             self._send_chunks([self._last_chunk(request.request_id, common_pb2.REJECTED, why)])
             return
+        if request.embed != bool(self._dimensions):
+            self._send_chunks(
+                [self._last_chunk(request.request_id, common_pb2.REJECTED, "the model makes no such thing")]
+            )
+            return
         running.eos = frozenset(request.sampling.stop_token_ids)
         self._waiting.append(running)
         self._waiting.sort(key=lambda r: r.request.priority)
@@ -280,6 +288,9 @@ class EchoEngine:
         if not self._running:
             self._next_step = now + self._step_s
         for running in started:
+            if running.request.embed:
+                chunks.append(self._embed(running.request))
+                continue
             self._running[running.request.request_id] = running
             chunk = self._advance(running)
             if chunk is not None:
@@ -288,6 +299,15 @@ class EchoEngine:
         self._stats.prefill_tokens += tokens
         self._stats_due = True
         return chunks
+
+    def _embed(self, request: engine_pb2.Generate) -> common_pb2.TokenChunk:
+        self._free(request.request_id)
+        return common_pb2.TokenChunk(
+            request_id=request.request_id,
+            embedding=embedding(request.token_ids, self._dimensions),
+            finish=common_pb2.STOP,
+            prompt_tokens=len(request.token_ids),
+        )
 
     def _advance(self, running: _Running) -> common_pb2.TokenChunk | None:
         """One token of one request; None when it had to be parked for want of memory."""

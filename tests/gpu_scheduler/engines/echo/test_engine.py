@@ -2,16 +2,20 @@
 
 import time
 
+import pytest
+
 from gpu_scheduler.engines.echo.engine import EchoEngine
+from gpu_scheduler.engines.echo.rule import embedding
 from protos import common_pb2, engine_pb2
 
 
 class Channel:
     def __init__(self):
-        self.finished = []
+        self.finished, self.last = [], None
 
     def send(self, message):
         chunks = message.tokens.chunks if message.WhichOneof("message") == "tokens" else ()
+        self.last = chunks[-1] if chunks else self.last
         self.finished += [chunk.request_id for chunk in chunks if chunk.finish]
 
 
@@ -57,3 +61,25 @@ def test_a_grammar_is_refused():
     sampling = common_pb2.Sampling(max_new_tokens=4, regex="a")
     engine._accept(engine_pb2.Generate(request_id="first", token_ids=[1], sampling=sampling))
     assert channel.finished == ["first"] and not engine._waiting
+
+
+def test_a_prompt_is_embedded_in_one_step_and_keeps_no_memory():
+    channel = Channel()
+    engine = EchoEngine(channel, None, 1)
+    engine._memory, engine._dimensions = Memory(10), 4
+    for name in ("first", "second"):  # each fills the memory
+        engine._accept(engine_pb2.Generate(request_id=name, token_ids=range(10), embed=True))
+    for _ in range(2):
+        engine._step(time.monotonic())
+    assert channel.finished == ["first", "second"] and not engine._memory._held
+    assert list(channel.last.embedding) == pytest.approx(embedding(range(10), 4))
+    assert (channel.last.finish, channel.last.prompt_tokens) == (common_pb2.STOP, 10)
+
+
+@pytest.mark.parametrize("dimensions", [0, 4])
+def test_what_the_model_does_not_make_is_refused(dimensions):
+    channel = Channel()
+    engine = EchoEngine(channel, None, 1)
+    engine._memory, engine._dimensions = Memory(10), dimensions
+    engine._accept(engine_pb2.Generate(request_id="first", token_ids=[1], embed=not dimensions))
+    assert channel.last.finish == common_pb2.REJECTED and not engine._waiting
