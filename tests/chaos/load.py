@@ -43,6 +43,7 @@ class Slot:
     others: tuple[str, ...]
     """Asked when that does not take the connection, as a balancer does."""
     model: str
+    """May change: of its next stream."""
     variant: int
     told_at: float = 0.0
     """When its last piece of text came, on the monotonic clock."""
@@ -59,6 +60,7 @@ class Load:
 
     def __init__(self, http: aiohttp.ClientSession, bases: list[str], models: list[str], count: int) -> None:
         self._http = http
+        self._models = models
         self.balanced = False
         """Whether a stream that its gateway does not take is another one's."""
         self.slots = [
@@ -87,11 +89,13 @@ class Load:
 
     async def learn(self) -> None:
         """What every stream says when nothing happens."""
-        kinds = sorted({(slot.model, slot.variant) for slot in self.slots})
+        kinds = [(model, variant) for model in self._models for variant in range(_VARIANTS)]
         base = self.slots[0].base
         texts = await asyncio.gather(*(self._stream(Slot(base, (), *kind), base) for kind in kinds))
         self._expected = dict(zip(kinds, texts, strict=True))
-        assert len(set(texts)) > len(texts) // 2, "streams must differ, or a mix-up would not show"
+        for model in self._models:
+            own = {text for kind, text in self._expected.items() if kind[0] == model}
+            assert len(own) > _VARIANTS // 2, "streams of a model must differ, or a mix-up would not show"
 
     async def start(self) -> None:
         """Returns when every stream has said something."""
@@ -117,6 +121,7 @@ class Load:
 
     async def _keep(self, slot: Slot) -> None:
         while not self._ending:
+            kind = slot.model, slot.variant
             try:
                 text = await self._balanced(slot) if self.balanced else await self._stream(slot, slot.base)
             except aiohttp.ClientConnectorError:
@@ -124,11 +129,11 @@ class Load:
                 await asyncio.sleep(_REFUSED_PAUSE_S)
                 continue
             except (aiohttp.ClientError, OSError, TimeoutError, Broken) as error:
-                self.failures.append(Failure(slot.base, f"{slot.model}: {type(error).__name__}: {error}"))
+                self.failures.append(Failure(slot.base, f"{kind[0]}: {type(error).__name__}: {error}"))
                 continue
             self.ended += 1
-            if text != self._expected[slot.model, slot.variant]:
-                self.wrong.append(f"{slot.model}: {text!r}")
+            if text != self._expected[kind]:
+                self.wrong.append(f"{kind[0]}: {text!r}")
 
     async def _balanced(self, slot: Slot) -> str:
         for base in (slot.base, *slot.others[:-1]):

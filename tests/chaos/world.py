@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -20,6 +21,7 @@ from balloond.client import BalloondClient
 from deploy.healthy import healthy
 from deploy.local.processes import System
 from deploy.local.topology import Local, Process, to_toml
+from gateway import keys as gateway_keys
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
@@ -39,6 +41,24 @@ _LOOKS = 10
 """At what is left behind, a second apart, before it counts as leaked."""
 
 
+class Keys:
+    """A gateway's file of keys: one that may do everything, and as many more as somebody likes."""
+
+    def __init__(self) -> None:
+        self.bearer = gateway_keys.new()
+
+    def write(self, path: Path, more: int = 0) -> None:
+        """In one go, as a mounted file changes."""
+        secrets = {"load": self.bearer, **{f"other-{i}": gateway_keys.new() for i in range(more)}}
+        entries = [
+            f'[[key]]\nname = "{name}"\nhash = "{gateway_keys.digest(secret)}"\nadmin = true\n'
+            for name, secret in secrets.items()
+        ]
+        fresh = path.with_suffix(".new")
+        fresh.write_text("\n".join(entries))
+        fresh.replace(path)
+
+
 class Chaos(World):
     """A world under a load, which can tell when it serves in full again and what is left behind."""
 
@@ -49,12 +69,15 @@ class Chaos(World):
         http: aiohttp.ClientSession,
         placement: PlacementClient,
         bases: dict[str, str],
+        models: list[str],
         streams: int,
     ) -> None:
         super().__init__(local, system, http, placement)
         self.bases = bases
         """Gateway process -> its URL."""
-        self.load = Load(http, list(bases.values()), list(MODELS), streams)
+        self.models = models
+        """Under load."""
+        self.load = Load(http, list(bases.values()), models, streams)
         self.spare_errors: list[str] = []
         """What was answered for it instead of its text."""
         self.balloond = BalloondClient(local.unix("balloond"))
@@ -76,8 +99,8 @@ class Chaos(World):
 
     async def prepare(self) -> None:
         """All models under load are up, and the spare one is away with an image in host memory."""
-        await asyncio.gather(*(self.complete(model, [5, 6, 7], 2) for model in (*MODELS, SPARE)))
-        for model in (*MODELS, SPARE):
+        await asyncio.gather(*(self.complete(model, [5, 6, 7], 2) for model in (*self.models, SPARE)))
+        for model in (*self.models, SPARE):
 
             async def imaged(model: str = model) -> bool:
                 state = await self.loader.state(model)
@@ -150,23 +173,41 @@ class Chaos(World):
 
 @contextlib.asynccontextmanager
 async def chaos(
-    streams: int = 50, *, small_disk: bool = False, step_ms: int = STEP_MS, under: tuple[str, ...] = ()
+    streams: int = 50,
+    *,
+    small_disk: bool = False,
+    step_ms: int = STEP_MS,
+    under: tuple[str, ...] = (),
+    models: dict[str, dict[str, Any]] | None = None,
+    keys: Keys | None = None,
+    images_on_disk: bool = False,
+    host_capacity_bytes: int = 256 << 20,
 ) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
-    `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process."""
+    `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process. `models`: the
+    catalogue's entries of those under load, by default the examples. `keys`: which both gateways ask for.
+    `host_capacity_bytes`: of weight images."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
     if small_disk:
         _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
-    loader = {"disk_folder": str(state / "images"), "disk_capacity_bytes": 1 << 30} if small_disk else {}
-    listed = catalogue(state, "echo", {**{name: {} for name in MODELS}, SPARE: {"path": str(FOLDER / MODELS[1])}})
+    disk = {"disk_folder": str(state / "images"), "disk_capacity_bytes": 1 << 30}
+    models = models or {name: {} for name in MODELS}
+    listed = catalogue(state, "echo", {**models, SPARE: {"path": str(FOLDER / MODELS[1])}})
+    gateway = {} if keys is None else {"keys_file": str(state / "keys.toml")}
+    if keys is not None:
+        keys.write(state / "keys.toml")
     local = Local(
         state=state,
         catalogue=listed,
         http=f"127.0.0.1:{free_port()}",
         engine="echo",
         engine_options={"step_ms": str(step_ms)},
+        # Placement knows bytes, not processes: every model may have one on every group.
+        engines=max(4, len(models) + 2),
         devices=DEVICES,
-        loader=loader,
+        loader=disk if small_disk or images_on_disk else {},
+        host_capacity_bytes=host_capacity_bytes,
+        gateway=gateway,
     )
     plan = local.processes()
     bases = {"gateway": f"http://{local.http}"}
@@ -176,8 +217,10 @@ async def chaos(
         await system.start()
         placement = PlacementClient(local.unix("placement"))
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
-        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S), connector=connector) as http:
-            it = Chaos(local, system, http, placement, bases, streams)
+        headers = {} if keys is None else {"authorization": f"Bearer {keys.bearer}"}
+        time_out = aiohttp.ClientTimeout(total=PATIENCE_S)
+        async with aiohttp.ClientSession(timeout=time_out, connector=connector, headers=headers) as http:
+            it = Chaos(local, system, http, placement, bases, list(models), streams)
             await it.load.learn()
             yield it
             await it.close()
@@ -199,6 +242,7 @@ def _run(*command: str) -> None:
 def _second_gateway(local: Local, bases: dict[str, str]) -> Process:
     name, http = "gateway-2", f"127.0.0.1:{free_port()}"
     config = {"name": name, "listen": local.unix(name), "http": http, "placement": local.unix("placement")}
+    config.update(local.gateway)
     path = local.state / f"{name}.toml"
     path.write_text(to_toml({**config, "log_format": "json"}))
     bases[name] = f"http://{http}"
