@@ -23,7 +23,7 @@ from gpu_scheduler.handover import Handover
 from gpu_scheduler.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
-from services.errors import Conflict, PrismError, Unmet
+from services.errors import Conflict, Invalid, PrismError, Unmet
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -32,7 +32,22 @@ _TRIES = 3
 checkpoint is the last."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 3
+_MOST_BYTES = 1 << 48
+"""Of anything of a model: an engine plans its addresses by these numbers."""
 """Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
+
+
+def _check_sizes(spec: common_pb2.ModelSpec) -> None:
+    """Raises Invalid."""
+    sizes = {
+        "weights_bytes": spec.weights_bytes,
+        "quota_bytes": spec.quota_bytes,
+        "floor_bytes": spec.floor_bytes,
+        "KV of its longest request": spec.context_tokens * max(1, spec.kv_bytes_per_token),
+    }
+    for what, nbytes in sizes.items():
+        if not 0 <= nbytes < _MOST_BYTES:
+            raise Invalid(f"{spec.name}: {what} cannot be {nbytes} bytes")
 
 
 class Residency:
@@ -70,8 +85,9 @@ class Residency:
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
         successor: str = "",
     ) -> Change:
-        """Starts a change or joins the one under way. Raises Conflict when that has another target, Unmet for an
-        impossible one."""
+        """Starts a change or joins the one under way. Raises Invalid for a model of no possible size, Conflict when the
+        one under way has another target, Unmet for an impossible one."""
+        _check_sizes(spec)
         if target != common_pb2.ACTIVE and target not in _DOWN:
             known = target in common_pb2.Residency.values()
             name = common_pb2.Residency.Name(target) if known else target

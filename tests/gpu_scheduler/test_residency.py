@@ -20,7 +20,7 @@ from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import tasks
-from services.errors import Conflict, NotFound, Refused, Unavailable, Unmet
+from services.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unmet
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
@@ -433,3 +433,19 @@ async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
     resident = group.residents.get("m")
     assert resident.engine is not dead[0] and resident.weights_from == ["cpu:1"]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"kv_bytes_per_token": 1 << 62},
+        {"context_tokens": 1 << 40, "kv_bytes_per_token": 1 << 20},
+        {"weights_bytes": -1},
+    ],
+)
+async def test_a_model_of_no_possible_size_is_refused_and_no_engine_is_asked(sizes):
+    group = Group()
+    spec = common_pb2.ModelSpec(name="m", path=SPEC.path, **{"context_tokens": 64, **sizes})
+    with pytest.raises(Invalid):
+        group.residency.begin(spec, common_pb2.ACTIVE, "test")
+    assert group.residents.get("m") is None
