@@ -42,6 +42,8 @@ _TTFT = prometheus_client.Counter("prism_ttft_targets_total", "first tokens with
 NOT_HERE = "not here"
 """How an answer begins that means: ask for another place. Nothing failed under the request."""
 _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
+_TOGETHER_S = 0.002
+"""In which streams arrive whose model moved: those that start together go on after one step, the others after two."""
 
 
 class Counters:
@@ -125,7 +127,10 @@ class Dispatcher:
             waking = resident.residency == common_pb2.WAKING
             slack_s = self._backlog.slack(request.id, now)
             request.trace = RequestTrace.of(submit.traceparent, now, slack_s, waking)
-        self.changed()
+        if request.cached_tokens:
+            self._loop.call_later(_TOGETHER_S, self.changed)
+        else:
+            self.changed()
 
     def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
         """The gateway gave it up. No further chunk is sent."""

@@ -419,6 +419,26 @@ async def test_streams_whose_kv_came_with_the_model_go_on_together_and_do_not_ta
     assert len(engine.started) == (4 if came else 1)
 
 
+async def test_streams_that_follow_their_model_one_by_one_start_together(desk):
+    engine = desk.model("a")
+    await desk.settle()
+    desk.brought.came("a", [range(36)], desk.time)
+    both, generate = asyncio.Event(), engine.generate
+
+    def started(message):
+        generate(message)
+        if len(engine.started) == 2:
+            both.set()
+
+    engine.generate = started
+    desk.submit("r1", tokens=40, new=5, resumed_tokens=4)
+    await desk.settle()
+    assert engine.started == []
+    desk.submit("r2", tokens=40, new=5, resumed_tokens=4)
+    async with asyncio.timeout(10.0):
+        await both.wait()
+
+
 async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):
     engine = desk.model("a")
     state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
