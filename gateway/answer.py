@@ -50,6 +50,8 @@ class Answer:
         self.latest: Sequence[int] = ()
         """The tokens of the last push, as far as they count."""
         self.cached_tokens = 0
+        self.embedding: Sequence[float] = ()
+        """Of a request for one, once it has ended."""
         self.finish_reason: str | None = None
         """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on;
         "tool_calls" where it called some."""
@@ -59,6 +61,7 @@ class Answer:
         if not self.tokens:  # what a later attempt found cached was partly answer
             self.cached_tokens = self.cached_tokens or chunk.cached_tokens
         ids, finish = chunk.token_ids, chunk.finish
+        self.embedding = chunk.embedding
         if self._stops is None and not chunk.logprobs:
             self.latest = ids
             text = self._detokenizer.push(ids)

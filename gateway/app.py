@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gateway import errors, http, openai, openapi
 from gateway.access import Access, Caller
 from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
+from gateway.embeddings import EmbeddingsEndpoint
+from gateway.endpoint import Endpoint
 from gateway.errors import BadField
 from gateway.openai import DetokenizeRequest, TokenizeRequest
 from gateway.request import Prompt
@@ -31,13 +33,13 @@ from services.errors import PrismError
 def build(serving: Serving, access: Access, *, most_body_bytes: int, page: Sequence[Route] = ()) -> ASGIApp:
     """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first."""
     other = Endpoints(serving, most_body_bytes)
-    generate = {
+    hot: dict[str, Endpoint[Any]] = {
         form.path: GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes)
         for form in (ChatForm(), CompletionForm())
-    }
+    } | {EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, most_body_bytes=most_body_bytes)}
     everything = Starlette(
         routes=[
-            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in generate.items()),
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),
             Route("/v1/models", other.models),
             Route("/v1/models/{model:path}", other.model),
             Route("/openapi.json", other.description),
@@ -56,17 +58,17 @@ def build(serving: Serving, access: Access, *, most_body_bytes: int, page: Seque
     )
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        # What generates needs none of the layers that a general framework puts around a response, each of which every
-        # token's event would pass.
+        # What an engine answers needs none of the layers that a general framework puts around a response, each of which
+        # every token's event would pass.
         assert scope["type"] == "http"  # the server speaks nothing else
         try:
             scope[http.CALLER] = access.of_http(scope["path"], http.headers_of(scope))
         except PrismError as error:
             await http.respond_error(_echoing_id(scope, send), error)
             return
-        hot = generate.get(scope["path"]) if scope["method"] == "POST" else None
-        if hot is not None:
-            await hot(scope, receive, send)
+        asked = hot.get(scope["path"]) if scope["method"] == "POST" else None
+        if asked is not None:
+            await asked(scope, receive, send)
         else:
             await everything(scope, receive, _echoing_id(scope, send))
 
@@ -119,6 +121,8 @@ class Endpoints:
             "kv_bytes_per_token": model.kv_bytes_per_token,
             "measured_weights_bytes": route.measured_weights_bytes or None,
             "measured_private_bytes": route.measured_private_bytes or None,
+            "task": "embed" if model.HasField("embedding") else "generate",
+            "embedding_dimensions": model.embedding.dimensions or None,
         }
 
     async def description(self, request: Request) -> Response:

@@ -6,47 +6,31 @@ time among them.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import orjson
-from starlette.types import Receive, Scope, Send
 
-from gateway import errors, http, openai, sse, traces
+from gateway import endpoint, openai, sse
 from gateway.access import Caller
 from gateway.answer import Scored
+from gateway.endpoint import Endpoint, Reply, each
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
 from gateway.serving import Choice, Served, Serving
 from gateway.tokenizer import Tokenizer
 from gateway.tools.formats import Call
-from protos import common_pb2
-from services import log
-from services.errors import PrismError
-from services.tracing import Span
 
-_log = log.get(__name__)
-_EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies that collect a response first would deliver a stream all at once
-]
 _LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
 
 
-class Body(Protocol):
+class Body(endpoint.Body, Protocol):
     """A checked body of either form."""
 
     @property
-    def streams(self) -> bool: ...
-
-    @property
     def usage_asked(self) -> bool: ...
-
-    def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request: ...
 
 
 class Form(Protocol):
@@ -141,40 +125,16 @@ class CompletionForm:
         return bool(body.echo)
 
 
-class GenerateEndpoint:
+class GenerateEndpoint(Endpoint[Body]):
     """The ASGI app of one form."""
 
     def __init__(self, serving: Serving, form: Form, *, most_body_bytes: int) -> None:
-        self._serving = serving
+        super().__init__(serving, most_body_bytes=most_body_bytes)
+        self.path, self.operation = form.path, form.operation
         self._form = form
-        self._most_body_bytes = most_body_bytes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        arrival_s = time.monotonic()
-        headers = http.headers_of(scope)
-        request_id = http.request_id(headers)
-        span = traces.of_http(self._form.path, headers, arrival_s)
-        caller: Caller = scope[http.CALLER]
-        log.bind(request_id=request_id, **caller.log_fields, **span.log_fields)
-        reply = Reply(send, request_id, span)
-        try:
-            data = await http.read_body(receive, self._most_body_bytes)
-            body = self._form.parse(data)
-            request = body.request(request_id, http.slo(headers), arrival_s)
-            traces.asked(span, request, self._form.operation, streams=body.streams)
-            async with http.WhileConnected(receive) as client:
-                await self._answer(body, request, reply, caller)
-            if client.gone:
-                span.fail("client_gone")
-        except http.ClientGone:
-            span.fail("client_gone")
-        except PrismError as error:
-            await reply.fail(error)
-        except Exception:  # the outermost edge of a request: it gets an answer, the log the trace
-            _log.exception("request failed")
-            await reply.fault()
-        finally:
-            span.end()
+    def _parse(self, data: bytes) -> Body:
+        return self._form.parse(data)
 
     async def _answer(self, body: Body, request: Request, reply: Reply, caller: Caller) -> None:
         with await self._serving.begin(request, reply.span, caller) as served:
@@ -212,7 +172,7 @@ class GenerateEndpoint:
                 choice.index, "".join(texts), calls, logprobs, answer.finish_reason
             )
 
-        await _each(collect, served.choices)
+        await each(collect, served.choices)
         await reply.whole(orjson.dumps({**head, "choices": choices, "usage": served.usage()}))
 
     async def _stream(self, body: Body, served: Served, echoes: list[str], reply: Reply) -> None:
@@ -250,66 +210,4 @@ class GenerateEndpoint:
             usage = sse.usage(head, served.usage()) if body.usage_asked else b""
             await reply.events(last + usage + sse.DONE, more=False)
 
-        await _each(pass_on, served.choices)
-
-
-class Reply:
-    """The response to one request, in whichever form it turns out to need."""
-
-    def __init__(self, send: Send, request_id: str, span: Span) -> None:
-        self.span = span
-        self._send = send
-        self._headers = http.echo_id(request_id)
-        self._streaming = False
-
-    def add(self, headers: errors.Headers) -> None:
-        """To those of a response that has not begun."""
-        self._headers += headers
-
-    async def whole(self, body: bytes) -> None:
-        traces.replied(self.span, 200)
-        await http.respond(self._send, 200, body, self._headers)
-
-    async def events(self, events: bytes, more: bool = True) -> None:
-        if not self._streaming:
-            self._streaming = True
-            traces.replied(self.span, 200)
-            headers = [*_EVENT_STREAM, *self._headers]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": events, "more_body": more})
-
-    async def fail(self, error: PrismError) -> None:
-        """By its status, or as an event once the response has begun: OpenAI's clients raise that."""
-        status = errors.shape(error).status
-        if self._streaming or status >= 500:  # what its client did wrong is no failure of a server
-            self.span.fail(type(error).__name__, str(error))
-        if self._streaming:
-            await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
-        else:
-            traces.replied(self.span, status)
-            await http.respond_error(self._send, error, self._headers)
-
-    async def fault(self) -> None:
-        """By a fault of ours."""
-        self.span.fail("fault")
-        body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
-        if self._streaming:
-            await self.events(sse.error(body) + sse.DONE, more=False)
-        else:
-            traces.replied(self.span, 500)
-            await http.respond(self._send, 500, body, self._headers)
-
-
-async def _each(work: Any, choices: Sequence[Choice]) -> None:
-    """Does `work` for each choice at the same time; the first failure ends the others."""
-    if len(choices) == 1:
-        await work(choices[0])
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for choice in choices:
-                group.create_task(work(choice))
-    except* PrismError as failures:
-        first = failures.exceptions[0]
-        assert isinstance(first, PrismError)  # no group inside a group: the tasks raise single errors
-        raise first from None
+        await each(pass_on, served.choices)

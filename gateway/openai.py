@@ -44,15 +44,15 @@ def _is_token(value: Any) -> bool:
     return type(value) is int and 0 <= value < _INT64
 
 
-def _prompts(value: Any) -> list[Prompt]:
-    """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+def prompts(value: Any, most: int = MOST_PROMPTS) -> list[Prompt]:
+    """A string, a list of strings, a list of token ids, or a list of lists of token ids. Raises ValueError."""
     if isinstance(value, str):
         return [Prompt(text=value)]
     if isinstance(value, list) and value:
         if all(map(_is_token, value)):
             return [Prompt(tokens=value)]
-        if len(value) > MOST_PROMPTS:
-            raise ValueError(f"at most {MOST_PROMPTS} prompts, not {len(value)}")
+        if len(value) > most:
+            raise ValueError(f"at most {most} prompts, not {len(value)}")
         if all(isinstance(prompt, str) for prompt in value):
             return [Prompt(text=prompt) for prompt in value]
         if all(isinstance(prompt, list) and prompt and all(map(_is_token, prompt)) for prompt in value):
@@ -303,7 +303,7 @@ class ChatRequest(_Generate):
 class CompletionRequest(_Generate):
     """The body of /v1/completions."""
 
-    prompt: Annotated[list[Prompt], pydantic.PlainValidator(_prompts)]
+    prompt: Annotated[list[Prompt], pydantic.PlainValidator(prompts)]
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: bool | None = None
 

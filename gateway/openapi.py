@@ -11,6 +11,7 @@ from typing import Any
 import pydantic
 from pydantic.json_schema import models_json_schema
 
+from gateway.embeddings import MOST_INPUTS, EmbeddingRequest
 from gateway.openai import MOST_PROMPTS, MOST_STOPS, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 
 Json = dict[str, Any]
@@ -21,19 +22,27 @@ _TEXT_PART: Json = {
     "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
     "required": ["type", "text"],
 }
+
+
+def _prompts(most: int) -> Json:
+    """What `openai.prompts` takes."""
+    return {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "maxItems": most, "items": {"type": "string"}},
+            _TOKENS,
+            {"type": "array", "minItems": 1, "maxItems": most, "items": _TOKENS},
+        ]
+    }
+
+
 _STOP: Json = {"type": "string", "minLength": 1}
 _BY_HAND: dict[str, Json] = {
     # What plain functions check says nothing about itself.
     "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}, {"type": "null"}]},
     "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
-    "prompt": {
-        "anyOf": [
-            {"type": "string"},
-            {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS, "items": {"type": "string"}},
-            _TOKENS,
-            {"type": "array", "minItems": 1, "maxItems": MOST_PROMPTS, "items": _TOKENS},
-        ]
-    },
+    "prompt": _prompts(MOST_PROMPTS),
+    "input": _prompts(MOST_INPUTS),
 }
 _NAME = "#/components/schemas/{model}"
 _HEADERS: list[Json] = [
@@ -70,6 +79,7 @@ _CARD: Json = {
         "owned_by": {"type": "string"},
         "max_model_len": {"type": "integer"},
         "residency": {"type": "string"},
+        "task": {"enum": ["generate", "embed"]},
         "groups": {"type": "array", "items": {"type": "string"}},
         "error": {"type": ["string", "null"]},
     },
@@ -102,9 +112,20 @@ def _object(**properties: Json) -> Json:
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
+_VECTOR = _object(
+    object={"const": "embedding"},
+    index={"type": "integer"},
+    embedding={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]},
+)
 _ANSWERS: dict[str, Json] = {
     "ChatAnswer": _answer("chat.completion", "message"),
     "CompletionAnswer": _answer("text_completion", "text"),
+    "Embeddings": _object(
+        object={"const": "list"},
+        data={"type": "array", "minItems": 1, "items": _VECTOR},
+        model={"type": "string"},
+        usage=_object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"}),
+    ),
     "Card": _CARD,
     "Cards": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
     "Tokens": _object(
@@ -156,7 +177,13 @@ def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | Non
 
 def document() -> Json:
     """OpenAPI 3.1 of all paths but the page's."""
-    kinds: list[type[pydantic.BaseModel]] = [ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest]
+    kinds: list[type[pydantic.BaseModel]] = [
+        ChatRequest,
+        CompletionRequest,
+        EmbeddingRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    ]
     _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_NAME)
     schemas: Json = {**found["$defs"], **_ANSWERS}
     for schema in schemas.values():
@@ -174,6 +201,7 @@ def document() -> Json:
         "paths": {
             "/v1/chat/completions": _post("Chat", "ChatRequest", "ChatAnswer", True, _HEADERS),
             "/v1/completions": _post("Completion", "CompletionRequest", "CompletionAnswer", True, _HEADERS),
+            "/v1/embeddings": _post("Embeddings", "EmbeddingRequest", "Embeddings", parameters=_HEADERS),
             "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED),
             "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[name]),
             "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),

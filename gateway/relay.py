@@ -321,6 +321,7 @@ class Tokens:
             time_out_left_ms=max(1, int(1000 * (self._total_deadline() - time.monotonic()))) if total else 0,
             resumed_tokens=len(emitted),
             traceparent=span.traceparent,
+            embed=job.embeds,
         )
         link = self._relay.links.get(place.address)
         self._attempt = Attempt(self, link, submit.request_id, span)

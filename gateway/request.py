@@ -48,11 +48,15 @@ class Request:
     """Whether special tokens have text."""
     tools: Tools | None = None
     """That answers may call."""
+    embeds: bool = False
+    """The prompts' embeddings are wanted, and no answers."""
+    dimensions: int | None = None
+    """Of an embedding; none: the model's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One answer to be made: one prompt in token ids, checked against its model."""
+    """One answer, or embedding, to be made: one prompt in token ids, checked against its model."""
 
     request_id: str
     model: str
@@ -61,5 +65,6 @@ class Job:
     slo: common_pb2.Slo
     """With the model's defaults filled in."""
     arrival_s: float
+    embeds: bool = False
     span: Span = UNTRACED
     """Of the request."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import metrics, traces
+from gateway import embedding, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
 from gateway.errors import BadField, ModelFaulty, OverLimit, TooMany
@@ -51,7 +51,10 @@ class Serving:
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
+        embedding.check(request, route.model)
         count = len(request.prompts) * request.choices
+        if request.embeds:
+            count = min(count, embedding.MOST_AT_ONCE)
         if self._in_flight + count > self._most_in_flight:
             metrics.REQUESTS.labels(request.model, "too many").inc()
             raise TooMany(
@@ -89,12 +92,14 @@ class Serving:
             )
             for index, job in enumerate(jobs)
         ]
-        return Served(self, request, tokenizer, prompts, choices, span, charge)
+        return Served(self, request, tokenizer, prompts, choices, count, span, charge)
 
     async def _hold(
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[Job]
     ) -> Charge:
         """Of the caller's tokens a minute, those that the request may come to."""
+        if request.embeds:
+            return await caller.hold(sum(map(len, prompts)), 0, True)
         said = request.sampling.max_new_tokens > 0
         most = (job.sampling.max_new_tokens for job in jobs)
         answers = sum(most if said else (min(each, UNSAID_TOKENS) for each in most))
@@ -169,11 +174,11 @@ class Serving:
         for number in range(request.choices):
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(request.sampling)
-            sampling.max_new_tokens = min(limit or room, room)
+            sampling.max_new_tokens = 1 if request.embeds else min(limit or room, room)
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
-            jobs.append(Job(name, request.model, ids, sampling, slo, request.arrival_s, span))
+            jobs.append(Job(name, request.model, ids, sampling, slo, request.arrival_s, request.embeds, span))
         return jobs
 
 
@@ -187,10 +192,10 @@ def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> 
             f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", request.prompt_field
         )
     room = model.context_tokens - len(ids)
-    if room < 1:
+    if room < (0 if request.embeds else 1):
+        answer = "" if request.embeds else ", of which one must be left for the answer"
         raise BadField(
-            f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}, of which one must be "
-            "left for the answer.",
+            f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}{answer}.",
             request.prompt_field,
             "context_length_exceeded",
         )
@@ -225,7 +230,7 @@ class Choice:
         except PrismError:
             self._ended("failed")
             raise
-        if chunk.token_ids:
+        if chunk.token_ids or chunk.embedding:
             self._time()
         text = self.answer.push(chunk)
         if self.answer.finish_reason is not None:
@@ -276,10 +281,12 @@ class Served:
         tokenizer: Tokenizer,
         prompts: Sequence[Sequence[int]],
         choices: list[Choice],
+        in_flight: int,
         span: Span,
         charge: Charge,
     ) -> None:
         self._serving = serving
+        self._in_flight = in_flight
         self._charge = charge
         self._span = span
         self.request = request
@@ -296,7 +303,7 @@ class Served:
     ) -> None:
         for choice in self.choices:
             choice.close()
-        self._serving.ended(len(self.choices))
+        self._serving.ended(self._in_flight)
         self._charge.settle(sum(map(len, self.prompts)) + self._output_tokens())
         if self._span.recorded:
             self._tell_span()

@@ -213,6 +213,7 @@ def route(
     error: str = "",
     context_tokens: int = 512,
     default_slo: common_pb2.Slo | None = None,
+    embedding: common_pb2.Embedding | None = None,
 ) -> placement_pb2.Route:
     if residency is None:
         residency = places[0].residency if places else common_pb2.COLD
@@ -224,6 +225,7 @@ def route(
         weights_bytes=1000,
         default_slo=default_slo,
         generation=1,
+        embedding=embedding,
     )
     return placement_pb2.Route(
         model=model, residency=residency, places=places, error=error, measured_weights_bytes=1234

@@ -10,11 +10,15 @@ import pytest
 
 from gateway import openapi
 from gateway.app import build
+from gateway.embeddings import EmbeddingRequest
 from gateway.errors import BadField
 from gateway.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from tests.gateway.conftest import World
 
-KINDS = {kind.__name__: kind for kind in (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)}
+KINDS = {
+    kind.__name__: kind
+    for kind in (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+}
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -45,6 +49,10 @@ def taken(kind: str, body: Any) -> bool:
         ("CompletionRequest", {"model": "m", "prompt": [[1, 2], [3]]}, True),
         ("CompletionRequest", {"model": "m", "prompt": [[1, 2], []]}, False),
         ("CompletionRequest", {"model": "m", "prompt": "a", "stop_token_ids": [-1]}, False),
+        ("EmbeddingRequest", {"model": "m", "input": [[1, 2], [3]], "dimensions": 2}, True),
+        ("EmbeddingRequest", {"model": "m", "input": ["a"] * 2049}, False),
+        ("EmbeddingRequest", {"model": "m", "input": [], "encoding_format": "base64"}, False),
+        ("EmbeddingRequest", {"model": "m", "input": "a", "encoding_format": "int8"}, False),
         ("TokenizeRequest", {"model": "m", "messages": []}, False),
         ("DetokenizeRequest", {"model": "m", "tokens": [1 << 32]}, False),
     ],
