@@ -114,8 +114,9 @@ class Residency:
         resident = self._residents.enter(self._residents.of_this_node(spec))
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = Change(target, time.monotonic(), Watched(now))
-        # Its route exists from now on: requests may come while it wakes.
-        if target == common_pb2.ACTIVE and resident.residency != common_pb2.ACTIVE:
+        # Its route exists from now on: requests may come while it wakes. One whose engine has just died is not active
+        # either: the next plan comes before the work below begins.
+        if target == common_pb2.ACTIVE and (resident.residency != common_pb2.ACTIVE or resident.engine is None):
             self._residents.set(resident, common_pb2.WAKING)
         work = self._carry_out(resident, change, reason, drain_ms, yields, successor)
         change.task = tasks.spawn(work, f"residency of {spec.name}")

@@ -198,6 +198,19 @@ async def test_a_dead_engine_is_replaced_and_the_next_request_served(group):
     assert group.residents.get("m").engine is not first
 
 
+async def test_a_request_that_comes_in_the_moment_of_a_death_waits_for_the_next_engine(slow_group):
+    await slow_group.bring(common_pb2.ACTIVE)
+    first = slow_group.residents.get("m").engine
+    running = slow_group.submit("running")
+    await first_token(running)
+    first.kill()
+    await first.dead.wait()
+    # The end of what ran has a plan made, before anything was done for the next engine.
+    async with asyncio.timeout(60):
+        assert (await answer(slow_group.submit("r", new=1)))[1] == common_pb2.LENGTH
+    assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+
+
 async def test_a_model_that_may_not_come_back_when_its_engine_has_died_is_in_error(group, monkeypatch):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
