@@ -79,6 +79,9 @@ class Commands:
             return self._abort(message.abort.request_id)
         if kind == "shutdown":
             raise Shutdown
+        if kind == "ping":
+            self._instance.channel.send(pong=engine_pb2.Pong())
+            return []
         if kind is None:
             return []
         command = getattr(message, kind)
@@ -251,6 +254,8 @@ class Commands:
     def _only_alone(self) -> None:
         if self._instance.ranks.size > 1:
             raise NotNow("an engine of several ranks does not move its KV")
+        if self._instance.embeds:
+            raise NotNow("what makes embeddings has no KV worth while: its requests end with their prompts")
 
     def next_deadline_s(self, now: float) -> float | None:
         """Seconds until `tick` has something to do without an event."""

@@ -126,6 +126,10 @@ def stream_output(_streamer: Any, reqs: list[Any], _return_logprob: bool, skip_r
     current.instance().outputs.stream(reqs, skip_req)
 
 
+def stream_embeddings(_streamer: Any, reqs: list[Any]) -> None:
+    current.instance().outputs.embeddings(reqs)
+
+
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _PARTS = "sglang.srt.managers.scheduler_components"
 HOOKS = [
@@ -140,4 +144,5 @@ HOOKS = [
     Hook(f"{_SCHEDULER}.run_batch", before_step, "BEFORE"),
     Hook(f"{_SCHEDULER}.process_batch_result", after_results, "AFTER"),
     Hook(f"{_PARTS}.output_streamer.SchedulerOutputStreamer._stream_output_generation", stream_output, "REPLACE"),
+    Hook(f"{_PARTS}.output_streamer.SchedulerOutputStreamer._stream_output_embedding", stream_embeddings, "REPLACE"),
 ]

@@ -16,14 +16,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from gpu_scheduler.engines.sglang import current, device, forget, options, quota, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, WrongWeights
+from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
 from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 from gpu_scheduler.engines.sglang.loader import CheckpointLoader, ImageLoader, RandomLoader
@@ -33,7 +33,7 @@ from gpu_scheduler.engines.sglang.outputs import Outputs
 from gpu_scheduler.engines.sglang.policy import quota as policy
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
 from gpu_scheduler.engines.sglang.probe import PROMPT_TOKENS, Probe
-from gpu_scheduler.engines.sglang.requests import EosIds, to_sglang
+from gpu_scheduler.engines.sglang.requests import EosIds, to_embed, to_sglang
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.shared_range import SharedRange
 from gpu_scheduler.engines.sglang.stats import Counters
@@ -197,7 +197,7 @@ class Instance:
     def open_graphs(self) -> GraphMemory | None:
         """Memory for CUDA graphs that leaves with the rest. None where they take ordinary memory: not on a GPU, not
         wanted, no room, or several ranks, which read each other's buffers by a way that knows ordinary memory only."""
-        on_gpu = self.device.type == "cuda" and self.options.cuda_graphs
+        on_gpu = self.device.type == "cuda" and self.options.cuda_graphs and not self.embeds
         if on_gpu and self.options.graphs_leave and self.ranks.size == 1:
             pieces, memory = self.memory.open_pieces(_GRAPHS_SPAN_BYTES)
             try:
@@ -254,8 +254,19 @@ class Instance:
     def vocab_size(self) -> int:
         return int(self.scheduler.model_config.vocab_size)
 
-    def to_sglang(self, generate: engine_pb2.Generate, rid: str) -> TokenizedGenerateReqInput:
+    @property
+    def embeds(self) -> bool:
+        """Whether its model makes embeddings, and no text."""
+        return self.load.model.HasField("embedding")
+
+    def to_sglang(
+        self, generate: engine_pb2.Generate, rid: str
+    ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
         """Raises RejectedRequest."""
+        if generate.embed != self.embeds:
+            raise RejectedRequest(f"the model makes {'embeddings' if self.embeds else 'text'}")
+        if generate.embed:
+            return to_embed(generate, rid, self.context_tokens, self.vocab_size)
         return to_sglang(generate, rid, self.context_tokens, self.vocab_size, self.ranks.seed)
 
     def _evict_tokens(self, tree: Any, tokens: int) -> None:
@@ -286,11 +297,11 @@ class Instance:
 
     def _begin_probe(self) -> None:
         tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
-        self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together)
+        self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together, self.embeds)
 
-    def _heard_probe(self, rid: str, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
+    def _heard_probe(self, rid: str, token_ids: list[int], values: list[float], ended: bool) -> None:
         if self.probe is not None and self.probe.has(rid):
-            self.probe.heard(token_ids, logprobs, ended)
+            self.probe.heard(token_ids, values, ended)
 
     def proven(self) -> engine_pb2.Measured:
         """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything
@@ -301,7 +312,7 @@ class Instance:
         if problem:
             self.roll_back()
             raise NoMemory(problem)
-        if not all(math.isfinite(value) for value in trace.logprobs):
+        if not all(math.isfinite(value) for value in trace.values):
             self.roll_back()
             raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
         private_bytes, booked = self._within_quota()

@@ -55,7 +55,7 @@ class Options:
     prefill_graph_tokens: int = 0
     """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
     size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none; and none with
-    several ranks (not tried yet), without `cuda_graphs`, and of models of more than text."""
+    several ranks (not tried yet), without `cuda_graphs`, and of models of more than text, or of embeddings."""
     graphs_leave: int = 1
     """0: what CUDA graphs take stays on the device while the model sleeps."""
     small_stack: int = 1
@@ -126,6 +126,7 @@ def arguments(
         "model_path": model.path,
         "tp_size": ranks,
         "served_model_name": model.name,
+        "is_embedding": model.HasField("embedding"),
         "grammar_backend": "none",
         "sampling_backend": "pytorch",
         "load_format": loader,
@@ -183,7 +184,7 @@ def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[
         "enable_page_major_kv_layout": True,
         "disable_cuda_graph": not options.cuda_graphs,
         "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
-        **prefill_graphs(prefill_graph_tokens(model.path, options, ranks)),
+        **prefill_graphs(0 if model.HasField("embedding") else prefill_graph_tokens(model.path, options, ranks)),
         "enable_deterministic_inference": bool(options.deterministic),
         # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
         "mem_fraction_static": 0.9,

@@ -61,6 +61,28 @@ class Outputs:
             )
         self.send(message)
 
+    def embeddings(self, requests: Iterable[Any]) -> None:
+        """What has become of prompts to embed, as `stream`."""
+        message = engine_pb2.FromEngine()
+        for request in requests:
+            reason = request.finished_reason
+            if reason is None or request.finished_output:  # its prompt takes several steps, or was told
+                continue
+            request.finished_output = True
+            aborted, entry = isinstance(reason, FINISH_ABORT), self._book.by_rid(request.rid)
+            vector: Sequence[float] = () if aborted else request.embedding
+            if entry is None:
+                self._on_probe(request.rid, [], list(vector), True)
+                continue
+            chunk = message.tokens.chunks.add(request_id=entry.request_id, embedding=vector)
+            if aborted:
+                finish(chunk, entry, reason.to_json())
+            else:
+                chunk.finish = common_pb2.STOP
+                chunk.prompt_tokens, chunk.cached_tokens = entry.prompt_tokens, request.cached_tokens
+            self._book.close(entry)
+        self.send(message)
+
     def add(
         self,
         message: engine_pb2.FromEngine,

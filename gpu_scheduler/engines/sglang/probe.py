@@ -1,4 +1,4 @@
-"""Requests of the engine's own after a load: they prove that the model speaks, and measure it.
+"""Requests of the engine's own after a load: they prove that the model speaks, or embeds, and measure it.
 
 They go through SGLang like any other, one stage after the other: a short one so that lazy initialisation is not
 measured, then the one that counts. On a GPU that one is a whole chunk, so that the process has taken what it will ever
@@ -28,7 +28,8 @@ class Trace:
     """What the model said, and how fast."""
 
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    """Log-probabilities of the tokens, or of embeddings all that they are."""
     prefill_tokens_per_s: float = 0.0
     decode_step_ms: float = 0.0
 
@@ -42,6 +43,7 @@ class Probe:
         context_tokens: int,
         prompt_tokens: int = PROMPT_TOKENS,
         together: int = 0,
+        embeds: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`prompt_tokens`: of the stage that counts. `together`: how many go on at once where that ended, after one
@@ -50,6 +52,7 @@ class Probe:
         self.finished = False
         self.problem = ""
         """Why it did not run to its end."""
+        self._embeds = embeds
         self._clock = clock
         self._vocab_size = vocab_size
         # What goes on where the one that counts ended has to fit too: cut at its beginning it would go on nowhere.
@@ -83,7 +86,9 @@ class Probe:
         self._times = [self._clock()]
         sampling = common_pb2.Sampling(max_new_tokens=_NEW_TOKENS, ignore_eos=True, logprobs=True)
         return [
-            engine_pb2.Generate(request_id=f"0:probe-{self._stage}.{number}", token_ids=prompt, sampling=sampling)
+            engine_pb2.Generate(
+                request_id=f"0:probe-{self._stage}.{number}", token_ids=prompt, sampling=sampling, embed=self._embeds
+            )
             for number, prompt in enumerate(prompts)
         ]
 
@@ -93,11 +98,11 @@ class Probe:
         if self._stage <= _MEASURED:
             self.problem = problem
 
-    def heard(self, token_ids: list[int], logprobs: list[float], ended: bool) -> None:
-        """Tokens of one of the running stage."""
+    def heard(self, token_ids: list[int], values: list[float], ended: bool) -> None:
+        """Tokens of one of the running stage with their log-probabilities, or its embedding."""
         self._times.append(self._clock())
         self.trace.token_ids += token_ids
-        self.trace.logprobs += logprobs
+        self.trace.values += values
         if not ended:
             return
         self._open -= 1

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable
 
 import numpy as np
-from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
 from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
 
@@ -83,16 +83,12 @@ def to_sglang(
     fresh_seed: Callable[[], int] = _any_seed,
 ) -> TokenizedGenerateReqInput:
     """Raises RejectedRequest for what this model can never run."""
-    if not generate.token_ids:
-        raise RejectedRequest("the prompt is empty")
-    token_ids = np.fromiter(generate.token_ids, dtype=np.int64, count=len(generate.token_ids))
-    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
-        raise RejectedRequest(f"a prompt token is outside the vocabulary of {vocab_size}")
+    token_ids = _prompt(generate, vocab_size)
     sampling, prompt_tokens = generate.sampling, len(token_ids)
     return TokenizedGenerateReqInput(
         rid=rid,
         input_text=None,
-        input_ids=array("q", token_ids.tobytes()),
+        input_ids=token_ids,
         input_embeds=None,
         mm_inputs=None,
         token_type_ids=None,
@@ -107,3 +103,34 @@ def to_sglang(
         priority=generate.priority,
         time_stats=SchedulerReqTimeStats(),
     )
+
+
+def to_embed(
+    generate: engine_pb2.Generate, rid: str, context_tokens: int, vocab_size: int
+) -> TokenizedEmbeddingReqInput:
+    """Of a request for an embedding. Raises RejectedRequest."""
+    token_ids = _prompt(generate, vocab_size)
+    if len(token_ids) > context_tokens:
+        raise RejectedRequest(f"the prompt has {len(token_ids)} tokens, the model's context {context_tokens}")
+    params = SamplingParams(max_new_tokens=0, temperature=0.0)
+    params.normalize(_NeedsNoTokenizer())
+    return TokenizedEmbeddingReqInput(
+        rid=rid,
+        input_text=None,
+        input_ids=token_ids,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=params,
+        priority=generate.priority,
+        time_stats=SchedulerReqTimeStats(),
+    )
+
+
+def _prompt(generate: engine_pb2.Generate, vocab_size: int) -> array[int]:
+    """Raises RejectedRequest."""
+    if not generate.token_ids:
+        raise RejectedRequest("the prompt is empty")
+    token_ids = np.fromiter(generate.token_ids, dtype=np.int64, count=len(generate.token_ids))
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise RejectedRequest(f"a prompt token is outside the vocabulary of {vocab_size}")
+    return array("q", token_ids.tobytes())

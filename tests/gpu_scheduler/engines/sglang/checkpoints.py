@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3Model
 
 VOCABULARY = 1024
 CONTEXT = 512
@@ -47,6 +48,29 @@ def qwen(folder: Path, seed: int = 1) -> Path:
         eos_token_id=1,
     )
     return _save(Qwen2ForCausalLM, config, folder, seed)
+
+
+def embedder(folder: Path, seed: int = 2) -> Path:
+    """As Qwen's embedding models are published: the names of its tensors lack "model." in front."""
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=96,
+        intermediate_size=160,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(seed)
+    Qwen3Model(config).save_pretrained(folder)
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["Qwen3ForCausalLM"]}))
+    return folder
 
 
 def _save(kind: type, config: object, folder: Path, seed: int) -> Path:
@@ -97,3 +121,13 @@ def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
             )
             said.append(out[0, ids.shape[1] :].tolist())
     return said
+
+
+def embeddings(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """The last hidden state of each prompt's last token, of length 1."""
+    from transformers import AutoModel
+
+    model = AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    with _one_thread(), torch.inference_mode():
+        states = [model(torch.tensor([list(prompt)])).last_hidden_state[0, -1] for prompt in prompts]
+    return [torch.nn.functional.normalize(state, dim=0).tolist() for state in states]

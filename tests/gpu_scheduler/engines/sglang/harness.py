@@ -128,6 +128,7 @@ class Answer:
     parked: bool = False
     prefilled: list[tuple[int, int]] = field(default_factory=list)
     """(cached, computed) tokens of its prompt, as its steps began."""
+    embedding: list[float] = field(default_factory=list)
     told_meanwhile: int = 0
     """Messages with tokens of others, from the first of `prefilled` to its first token."""
     cached_tokens: int = 0
@@ -211,6 +212,9 @@ class EngineEnd:
             answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
         answer.tokens += chunk.token_ids
         answer.logprobs += chunk.logprobs
+        if chunk.embedding:
+            answer.embedding = list(chunk.embedding)
+            answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
         if chunk.finish:
             assert not answer.ended.is_set(), "a request ended twice"
             answer.finish, answer.error = chunk.finish, chunk.error
@@ -289,6 +293,9 @@ class EngineEnd:
         )
         self.send(generate=generate)
 
+    def embed(self, request_id: str, tokens: Sequence[int]) -> None:
+        self.send(generate=engine_pb2.Generate(request_id=request_id, token_ids=tokens, embed=True))
+
     async def answer(self, request_id: str) -> Answer:
         async with asyncio.timeout(STEP_S):
             await self.answers[request_id].ended.wait()
@@ -336,9 +343,13 @@ def load(
     context_tokens: int,
     from_image: bool = False,
     expected_checksum: str = "",
+    embedding: int = 0,
     **options: int,
 ) -> engine_pb2.Load:
+    """`embedding`: the dimensions of a model that makes them."""
     spec = common_pb2.ModelSpec(name=model, path=str(path), context_tokens=context_tokens)
+    if embedding:
+        spec.embedding.dimensions = embedding
     on_host = at.device.startswith("cpu")
     span = {"kv_span_bytes": str(256 << 20)} if on_host else {}
     return engine_pb2.Load(

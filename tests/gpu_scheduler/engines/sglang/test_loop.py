@@ -127,3 +127,23 @@ assert asked()
 
 def test_no_step_is_begun_whose_requests_all_end_with_the_results_of_the_last(imported: Imported) -> None:
     imported.run(ENDS)
+
+
+PING = """
+from unittest.mock import MagicMock
+from gpu_scheduler.engines.sglang.loop import Loop
+from protos import engine_pb2
+
+instance = MagicMock()
+instance.probe, instance.ranks.size, instance.channel.closed = None, 1, False
+instance.ranks.now.return_value = 100.0
+instance.channel.receive.return_value = [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
+instance.memory.kv = None
+
+assert Loop(instance).pull() == []
+instance.channel.send.assert_any_call(pong=engine_pb2.Pong())
+"""
+
+
+def test_an_engine_answers_where_it_reads_its_socket(imported: Imported) -> None:
+    imported.run(PING)

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from gpu_scheduler.engines.sglang.errors import CommandError
-from gpu_scheduler.engines.sglang.options import Options, graph_sizes, one_line, prefill_graph_tokens, prefill_graphs
+from gpu_scheduler.engines.sglang.options import (
+    Options,
+    arguments,
+    graph_sizes,
+    one_line,
+    prefill_graph_tokens,
+    prefill_graphs,
+)
+from protos import common_pb2
 
 
 def test_options_are_whole_numbers_by_name() -> None:
@@ -59,3 +67,10 @@ def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
     assert Options.parse({"page_size": "32"}, "cuda:0").page_size == 32
     with pytest.raises(CommandError, match="serves cpu and cuda devices; it was given 'tpu:0'"):
         Options.parse({}, "tpu:0")
+
+
+def test_a_model_makes_text_or_embeddings() -> None:
+    options, model = Options.parse({}, "cpu:0"), common_pb2.ModelSpec(name="m", path="/m")
+    assert arguments(model, "cpu:0", options, object)["is_embedding"] is False
+    model.embedding.dimensions = 8
+    assert arguments(model, "cpu:0", options, object)["is_embedding"] is True

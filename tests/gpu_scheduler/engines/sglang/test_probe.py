@@ -69,3 +69,15 @@ def test_what_only_warms_up_may_fail() -> None:
     assert len(probe.next_requests()) == 1 and not probe.finished
     probe.stop("no memory")
     assert probe.finished and not probe.problem and probe.next_requests() == []
+
+
+def test_embeddings_are_measured_by_their_prompt_alone() -> None:
+    clock = Clock()
+    probe = Probe(vocab_size=1000, context_tokens=2048, embeds=True, clock=clock)
+    for _ in range(2):
+        (request,) = probe.next_requests()
+        clock.now += 0.5
+        probe.heard([], [0.6, 0.8], ended=True)
+    assert request.embed and probe.finished
+    assert probe.trace.prefill_tokens_per_s == pytest.approx(len(request.token_ids) / 0.5)
+    assert (probe.trace.decode_step_ms, probe.trace.values) == (0.0, [0.6, 0.8] * 2)
