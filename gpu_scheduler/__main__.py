@@ -26,6 +26,7 @@ from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Images, Resident, Residents
 from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
+from gpu_scheduler.watchdog import watch_engines
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
 from services import log, tracing
@@ -99,6 +100,7 @@ async def build(service: Service) -> None:
 
     service.spawn(dispatcher.run(), "dispatcher")
     service.spawn(metrics.keep(report), "metrics")
+    service.spawn(watch_engines(residents, dispatcher, engines.stall_timeout_s), "watch engines")
     if balloond is not None and devices is not None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
         service.spawn(drop_left_over(devices, memory, residents), "drop what is left over")

@@ -32,6 +32,10 @@ class Engines(Section):
     start_timeout_s: float = Field(default=180.0, gt=0)
     load_timeout_s: float = Field(default=600.0, gt=0)
     """For one residency command; a checkpoint from a slow disk takes minutes."""
+    stall_timeout_s: float = Field(default=30.0, ge=0)
+    """An engine with requests that says nothing for so long, though it is asked, is killed and replaced
+    (policy/silence.py); four times what its prompts should take comes on top. 0: never. Longer than whatever an engine
+    compiles while it serves."""
     log_level: str = "warning"
     kv_extent_bytes: int | None = Field(default=None, gt=0)
     """Small enough to come back, large enough that growing is fast; left out, 8 MiB on CUDA (2 and 4 do as well) and

@@ -433,6 +433,12 @@ class Dispatcher:
                     late += self._backlog.state(request.id) is State.LATE
         return waiting, running, late
 
+    def work_of(self, engine: Engine) -> tuple[int, float]:
+        """(requests that it has, seconds that the prompts among them should take that have no token yet)."""
+        its = [request for request in self._requests.values() if request.engine is engine]
+        prompts = [request.id for request in its if self._backlog.state(request.id) is State.DISPATCHED]
+        return len(its), sum(map(self._backlog.prefill_cost, prompts))
+
     def all_requests(self) -> int:
         """That wait or run, of all models."""
         return len(self._requests)

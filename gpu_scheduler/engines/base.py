@@ -132,6 +132,8 @@ class Engine:
         """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
         self.pid = ranks[0].pid
         self.stats = engine_pb2.EngineStats()
+        self.heard = 0
+        """Messages that came from it."""
         self.kept_bytes = 0
         """Of each of its devices, since its model fell asleep last, leases aside; 0: not told."""
         self.told_kept = asyncio.Event()
@@ -183,6 +185,11 @@ class Engine:
     def alive(self) -> bool:
         return not self.dead.is_set()
 
+    @property
+    def commanded(self) -> bool:
+        """Whether it has commands that it has not answered."""
+        return bool(self._commands)
+
     def command(
         self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
     ) -> Command:
@@ -211,6 +218,10 @@ class Engine:
     def abort(self, request_id: str) -> None:
         self._channel.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=request_id)))
 
+    def ping(self) -> None:
+        """It answers when it reads its socket next, between two steps: what counts is that it is heard."""
+        self._channel.send(engine_pb2.ToEngine(ping=engine_pb2.Ping()))
+
     async def stop(self, grace_s: float = 3.0) -> None:
         """Asks the process to end and kills it when it does not."""
         self._stopping = True
@@ -225,6 +236,17 @@ class Engine:
 
     def kill(self) -> None:
         processes.kill(self.ranks)
+
+    async def give_up(self, grace_s: float = 5.0) -> None:
+        """Kills it. A process that not even that ends, in a driver that does not return, counts as dead after
+        `grace_s`."""
+        self.kill()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.dead.wait()
+        except TimeoutError:
+            _log.error("a killed engine does not end", engine=self.pid)
+            self._ended()
 
     async def _all_ended(self) -> None:
         await asyncio.gather(*(rank.wait() for rank in self.ranks))
@@ -243,6 +265,7 @@ class Engine:
 
     def _take(self, message: engine_pb2.FromEngine) -> None:
         kind = message.WhichOneof("message")
+        self.heard += 1
         if kind == "tokens":
             if self.listener is not None:
                 self.listener.on_tokens(self, list(message.tokens.chunks))
@@ -259,6 +282,8 @@ class Engine:
         elif kind == "kept":
             self.kept_bytes = message.kept.bytes
             self.told_kept.set()
+        elif kind == "pong":
+            pass
         elif kind == "hello":
             if not self._hello.done():
                 self._hello.set_result(message.hello)

@@ -128,6 +128,15 @@ async def engine_killed(it: Chaos) -> Replaced:
     return {}
 
 
+async def engine_stands_still(it: Chaos) -> Replaced:
+    """SIGSTOP, and it never goes on: its gpu_scheduler finds that out and kills it."""
+    pid = await busiest_engine(it)
+    os.kill(pid, signal.SIGSTOP)
+    while os.path.exists(f"/proc/{pid}/fd/0"):
+        await asyncio.sleep(0.02)
+    return {}
+
+
 async def _hold(it: Chaos, process: str, seconds: float, then: signal.Signals) -> int:
     """SIGSTOP for so long; its pid."""
     pid = await busiest_engine(it) if process == "engine" else it.system.running[process].pid
@@ -153,7 +162,6 @@ def stands_still(process: str) -> Fault:
     """SIGSTOP, and it never goes on: after STANDS_STILL_S an operator kills it."""
 
     async def fault(it: Chaos) -> Replaced:
-        pid = await _hold(it, process, STANDS_STILL_S, signal.SIGKILL)
-        return {} if process == "engine" else {process: pid}
+        return {process: await _hold(it, process, STANDS_STILL_S, signal.SIGKILL)}
 
     return fault

@@ -111,6 +111,8 @@ class EchoEngine:
             self._end(message.abort.request_id, common_pb2.ABORTED)
         elif kind == "shutdown":
             self._stop = True
+        elif kind == "ping":
+            self._send(pong=engine_pb2.Pong())
         elif kind == "drain":
             command = message.drain
             self._drain = (command.command_id, time.monotonic() + command.finish_ms / 1e3)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from gpu_scheduler.engines import turn
+from gpu_scheduler.engines import processes, turn
 from gpu_scheduler.engines.base import MODULES, CommandFailed, Engine, EngineDied, Spawn
 from protos import common_pb2, engine_pb2
 from services.framing import FramedChannel
@@ -147,3 +147,23 @@ async def test_an_engine_ends_when_its_gpu_scheduler_is_gone():
     assert (await channel.recv()).hello.pid == process.pid
     channel.close()
     assert await process.wait() == 0
+
+
+async def test_an_engine_that_not_even_a_kill_ends_counts_as_dead(engine, monkeypatch):
+    await engine.command(load(step_ms="100000")).done()
+    command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=100000)))
+    engine.generate(generate([1], 50))
+    monkeypatch.setattr(processes, "kill", lambda ranks: None)
+    await engine.give_up(grace_s=0.0)
+    assert not engine.alive and engine.listener.died.is_set()
+    with pytest.raises(EngineDied):
+        await command.done()
+    monkeypatch.undo()
+
+
+async def test_an_engine_answers_when_it_is_asked_whether_it_goes_on(engine):
+    heard = engine.heard
+    assert heard == 1
+    engine.ping()
+    await engine.command(load()).done()
+    assert engine.heard > heard + 2  # the answer, and what a load says

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from protos import common_pb2, engine_pb2
+from tests.gpu_scheduler.engines.sglang import checkpoints, embedded
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node
@@ -286,3 +287,16 @@ async def test_a_wake_up_with_wrong_weights_is_refused_and_leaves_nothing_mapped
         assert "is warm" in (await end.fail(wake=engine_pb2.Wake())).reason
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
         images.close()
+
+
+async def test_embeddings_equal_transformers_and_text_is_made_in_between(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+) -> None:
+    model = checkpoints.embedder(tmp_path / "embedder")
+    async with node(tmp_path) as at, engines.one() as end:
+        vectors = embedded.expected(model, prompts)
+        await embedded.story(at, end, model, vectors, (models["llama"], prompts[0], said["llama"][0]))

@@ -1,0 +1,75 @@
+"""Engines that stand still, with real echo engines that hold no memory."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from gpu_scheduler import watchdog
+from gpu_scheduler.engines.base import Engine
+from protos import common_pb2
+from services import tasks
+from tests.gpu_scheduler.test_residency import answer, close_group, first_token, open_group
+
+
+@pytest.fixture
+async def group(monkeypatch):
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
+    group = await open_group(step_ms="100000")
+    watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, 0.1), "watch engines")
+    yield group
+    await tasks.cancel(watching)
+    await close_group(group)
+
+
+async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    running = group.submit("r")
+    await first_token(running)
+    os.kill(engine.pid, signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+        assert await answer(group.submit("next", new=1)) == ([1], common_pb2.LENGTH, "")
+    assert group.residents.get("m").engine is not engine
+    assert watchdog._STALLED.labels("m")._value.get() >= 1
+
+
+async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
+    asked = asyncio.Semaphore(0)
+    ping = Engine.ping
+
+    def counted(engine):
+        ping(engine)
+        asked.release()
+
+    monkeypatch.setattr(Engine, "ping", counted)
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    await first_token(group.submit("r"))
+    async with asyncio.timeout(60):
+        for _ in range(10):
+            await asked.acquire()
+    assert engine.alive and group.residents.get("m").engine is engine
+
+
+async def test_an_engine_that_stands_still_without_work_is_left_alone(group, monkeypatch):
+    looked = asyncio.Semaphore(0)
+    work_of = group.dispatcher.work_of
+
+    def counted(engine):
+        looked.release()
+        return work_of(engine)
+
+    monkeypatch.setattr(group.dispatcher, "work_of", counted)
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    os.kill(engine.pid, signal.SIGSTOP)
+    try:
+        async with asyncio.timeout(60):
+            for _ in range(30):
+                await looked.acquire()
+        assert engine.alive
+    finally:
+        os.kill(engine.pid, signal.SIGCONT)
