@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from gateway import keys
+from gpu_scheduler.engines.echo.rule import embedding
 from protos import common_pb2
 from tests.gateway import tokenizers
 from tests.gateway.conftest import World, world  # noqa: F401
-from tests.gateway.fakes import Running
+from tests.gateway.fakes import Running, place
 
 KEY = "sk-mine"
+EMBEDDER, DIMENSIONS = "org/embedder", 8
 TEMPLATE = (
     "{% if tools %}<tool_call>{{ tools | tojson }}{% endif %}"
     "{% for message in messages %}"
@@ -42,11 +44,17 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.fixture
-def parrot(world: World) -> World:  # noqa: F811
-    """Its model repeats the last message, or a prompt; at "for ever" it does not end."""
+async def parrot(world: World) -> World:  # noqa: F811
+    """Its model repeats the last message, or a prompt; at "for ever" it does not end. Another makes embeddings."""
+    made = common_pb2.Embedding(dimensions=DIMENSIONS, shortens=True)
+    there = place(world.groups[0])
+    await world.publish(world.route(there), world.route(there, name=EMBEDDER, embedding=made), key=KEY)
 
     async def repeat(running: Running) -> None:
         tokenizer, submit = tokenizers.tiny(), running.submit
+        if submit.embed:
+            running.tokens((), embedding=embedding(submit.token_ids, DIMENSIONS), finish=common_pb2.STOP)
+            return
         user, assistant, start = (tokenizer.token_to_id(one) for one in ("<|user|>", "<|assistant|>", "<s>"))
         said = [token for token in submit.token_ids if token not in (assistant, start)]
         if user in said:

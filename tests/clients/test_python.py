@@ -11,7 +11,8 @@ import openai
 import pydantic
 import pytest
 
-from tests.clients.conftest import KEY
+from gpu_scheduler.engines.echo.rule import embedding
+from tests.clients.conftest import DIMENSIONS, EMBEDDER, KEY
 from tests.gateway.conftest import MODEL, World
 
 TOOLS: Any = [
@@ -39,7 +40,7 @@ async def client(parrot: World) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_models_are_listed_and_one_is_found(client: openai.AsyncOpenAI) -> None:
-    assert [model.id async for model in client.models.list()] == [MODEL]
+    assert sorted([model.id async for model in client.models.list()]) == sorted([MODEL, EMBEDDER])
     assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
@@ -129,6 +130,30 @@ async def test_a_json_schema_is_parsed_by_the_client(client: openai.AsyncOpenAI,
     assert answer.choices[0].message.parsed == City(name="Bern", people=5)
     schema = json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)
     assert schema["properties"]["people"] == {"title": "People", "type": "integer"}
+
+
+@pytest.mark.parametrize("written", [{}, {"encoding_format": "float"}], ids=["base64", "float"])
+async def test_embeddings_of_texts_and_tokens(client: openai.AsyncOpenAI, written: Any) -> None:
+    """Base64 is what the client asks for where its user says nothing."""
+    answer = await client.embeddings.create(model=EMBEDDER, input=[[5, 6, 7], [8, 9]], **written)
+    assert [one.index for one in answer.data] == [0, 1] and answer.usage.prompt_tokens == 5
+    for one, tokens in zip(answer.data, ([5, 6, 7], [8, 9]), strict=True):
+        assert one.embedding == pytest.approx(embedding(tokens, DIMENSIONS), abs=1e-6)
+    first, again = (await client.embeddings.create(model=EMBEDDER, input=["hello", "hello"], **written)).data
+    assert first.embedding == again.embedding and len(first.embedding) == DIMENSIONS
+    short = (await client.embeddings.create(model=EMBEDDER, input="hello", dimensions=2, **written)).data[0].embedding
+    assert len(short) == 2 and sum(value * value for value in short) == pytest.approx(1)
+
+
+async def test_models_make_text_or_embeddings(client: openai.AsyncOpenAI) -> None:
+    for asked in (
+        client.embeddings.create(model=MODEL, input="hello"),
+        client.chat.completions.create(model=EMBEDDER, messages=[{"role": "user", "content": "hello"}]),
+        client.completions.create(model=EMBEDDER, prompt="hello"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await asked
+        assert refused.value.param == "model"
 
 
 async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> None:

@@ -5,6 +5,7 @@ import OpenAI from "openai";
 
 const client = new OpenAI({ baseURL: `${process.env.PRISM_URL}/v1`, apiKey: process.env.PRISM_KEY, maxRetries: 0 });
 const model = process.env.PRISM_MODEL;
+const embedder = process.env.PRISM_EMBEDDER;
 const messages = (text) => [{ role: "user", content: text }];
 const tools = [
   {
@@ -17,7 +18,7 @@ const calls = {
   async "models.list and retrieve"() {
     const names = [];
     for await (const one of client.models.list()) names.push(one.id);
-    assert.deepEqual(names, [model]);
+    assert.deepEqual(names.sort(), [model, embedder].sort());
     assert.equal((await client.models.retrieve(model)).id, model);
   },
 
@@ -93,6 +94,24 @@ const calls = {
       response_format: { type: "json_schema", json_schema: { name: "a", schema, strict: true } },
     });
     assert.equal(answer.choices[0].message.content, '{"a": 1}');
+  },
+
+  async "embeddings, in base64 as the client asks for them, and as numbers"() {
+    const input = [[5, 6, 7], [8, 9]];
+    const length = (vector) => Math.hypot(...vector);
+    const written = [];
+    for (const format of [{}, { encoding_format: "float" }]) {
+      const answer = await client.embeddings.create({ model: embedder, input, ...format });
+      assert.equal(answer.usage.prompt_tokens, 5);
+      assert.deepEqual(answer.data.map((one) => one.index), [0, 1]);
+      for (const one of answer.data) assert.ok(Math.abs(length(one.embedding) - 1) < 1e-6);
+      written.push(answer.data.map((one) => Array.from(one.embedding)));
+    }
+    assert.deepEqual(written[0], written[1]);
+    assert.deepEqual(written[0][1].map((value) => Math.round(100 * value)), [45, 89, 0, 0, 0, 0, 0, 0]);
+    const short = await client.embeddings.create({ model: embedder, input: "hello", dimensions: 2 });
+    assert.equal(short.data[0].embedding.length, 2);
+    await assert.rejects(client.embeddings.create({ model, input: "hello" }), OpenAI.BadRequestError);
   },
 
   async "errors by the client's classes"() {
