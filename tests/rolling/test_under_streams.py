@@ -35,7 +35,7 @@ async def running():
         yield it
 
 
-@pytest.mark.parametrize("process", ["gateway", "gpu_scheduler", "placement", "loader", "balloond", "keeper"])
+@pytest.mark.parametrize("process", ["gateway", "gpu_scheduler", "balloond"])
 async def test_a_process_that_is_restarted_costs_no_stream(running, process):
     async with watched(running) as books, steady(running.load) as load:
         taken = running.taken_up_again()
