@@ -12,6 +12,7 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from balloond.client import BalloondClient
+from gpu_scheduler.engines.echo.rule import embedding
 from loader.client import LoaderClient
 from loader.handoff_client import HandoffClient
 from prismctl.__main__ import app
@@ -245,6 +246,57 @@ async def test_a_model_is_added_serves_and_is_removed_while_the_system_runs(slow
         return {group.group: group.free_bytes for group in groups} == slow.local.devices
 
     await slow.until(all_free, "its memory never was free again")
+
+
+async def test_a_model_that_sentence_transformers_can_read_makes_embeddings_beside_others_streams(slow, tmp_path):
+    folder = tmp_path / "embedder"
+    shutil.copytree(FOLDER / MODELS[1], folder)
+    (folder / "modules.json").write_text(
+        '[{"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},'
+        ' {"type": "sentence_transformers.models.Normalize", "path": "2_Normalize"}]'
+    )
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_lasttoken": true}')
+    config = json.loads((folder / "config.json").read_text()) | {"is_matryoshka": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    dimensions, context = config["hidden_size"], config["max_position_embeddings"]
+    assert "embedder is added" in await prismctl(slow, "models", "add", "embedder", str(folder), "--ttft-ms", "60000")
+    await slow.until(lambda: listed(slow, "embedder"), "the gateway never heard of it")
+    expected = await undisturbed(slow, MODELS[0])
+
+    async def vectors(given, **more):
+        status, answer = await slow.post("/v1/embeddings", {"model": "embedder", "input": given, **more})
+        assert status == 200, answer
+        return [one["embedding"] for one in answer["data"]]
+
+    async def all_right():
+        lists = [[n + 3, *PROMPT[: n % 30], n + 5] for n in range(200)] + [[7] * context]
+        for found, ids in zip(await vectors(lists), lists, strict=True):
+            assert found == pytest.approx(embedding(ids, dimensions), abs=1e-6)
+
+    streams = await ten_streams(slow, MODELS[0])
+    await asyncio.gather(all_right(), all_right())
+    assert await asyncio.gather(*streams) == expected
+    (short,) = await vectors("hello", dimensions=3)
+    assert len(short) == 3
+
+    os.kill((await slow.measured("embedder")).engine_pid, signal.SIGKILL)
+    await all_right()
+    await slow.placement.evict("embedder", common_pb2.HIBERNATING)
+    await all_right()
+    assert (await slow.measured("embedder")).ttft_met > 0
+
+    for path, body, param in (
+        ("completions", {"model": "embedder", "prompt": "a"}, "model"),
+        ("embeddings", {"model": MODELS[0], "input": "a"}, "model"),
+        ("embeddings", {"model": "embedder", "input": [7] * (context + 1)}, "input"),
+        ("embeddings", {"model": "embedder", "input": "a", "dimensions": dimensions + 1}, "dimensions"),
+    ):
+        status, answer = await slow.post(f"/v1/{path}", body)
+        assert (status, answer["error"]["param"]) == (400, param), answer
+    (card,) = [one for one in (await slow.get("/v1/models"))[1]["data"] if one["id"] == "embedder"]
+    assert (card["task"], card["embedding_dimensions"]) == ("embed", dimensions)
+    assert await prismctl(slow, "models", "remove", "embedder", "--force") == "embedder is removed\n"
 
 
 async def listed(it, model):
