@@ -125,7 +125,7 @@ class Daemon:
         self._facts[facts.id] = facts
         try:
             self._deaths.watch(facts.id, facts.process, lambda: self._ended(facts.id))
-        except ProcessLookupError as error:
+        except OSError as error:  # gone, or nobody would hear of its death
             self._ended(facts.id)
             raise Unavailable(str(error)) from None
         self._note(device, facts.model, "lease", f"{facts.id} of process {facts.process.pid}")
@@ -143,15 +143,18 @@ class Daemon:
         self, facts: LeaseFacts, process: Process, session: Session, held: Sequence[tuple[int, int, Kind]]
     ) -> None:
         """The lease's process is there and holds exactly `held`. Raises NotFound when the lease has ended
-        meanwhile, Invalid for extents that there cannot be."""
+        meanwhile, Invalid for extents that there cannot be, Unavailable when the process cannot be watched."""
         device = self.device(facts.device)
         device.ledger.lease(facts.id)
         device.ledger.check_held(held)
         if process != facts.process:
             # Whoever shows the token is the lease's process.
+            try:
+                self._deaths.watch(facts.id, process, lambda: self._ended(facts.id))
+            except OSError as error:
+                raise Unavailable(str(error)) from None
             facts = LeaseFacts(facts.id, facts.device, facts.model, facts.token, process)
             self._facts[facts.id] = facts
-            self._deaths.watch(facts.id, process, lambda: self._ended(facts.id))
             self._keeper.keep_soon([(records.encode(facts), None)])
         old = self._sessions.pop(facts.id, None)
         if old is not None:
@@ -219,7 +222,8 @@ class Daemon:
     # --- borrowing
 
     def watch_borrower(self, borrower: Process) -> None:
-        """A loader is here. Raises ProcessLookupError when it is gone already."""
+        """A loader is here. Raises ProcessLookupError when it is gone already, another OSError when it cannot be
+        watched."""
         if str(borrower) not in self._deaths:
             self._deaths.watch(str(borrower), borrower, lambda: self._borrower_ended(borrower))
 
@@ -454,7 +458,7 @@ class Daemon:
 
     def restore(self, found: Found) -> None:
         """Takes a predecessor's world over. Leases are suspended until their processes come back; those of dead ones
-        end. Raises Unavailable when it does not fit the configuration."""
+        end. Raises Unavailable when it does not fit the configuration, OSError when processes cannot be watched."""
         missing = {f.device for f in found.leases} | {f.device for f in found.bookings}
         missing -= set(self.devices)
         if missing:

@@ -70,7 +70,7 @@ def _peer(connection: seqpacket.SeqpacketConnection) -> Process:
         raise Unavailable(f"process {peer.pid} belongs to user {peer.uid}, balloond to {os.getuid()}")
     try:
         return Process(peer.pid, processes.started(peer.pid))
-    except ProcessLookupError as error:
+    except OSError as error:
         raise Unavailable(str(error)) from None
 
 
@@ -146,7 +146,7 @@ class _Session:
     def _watch_borrower(self) -> None:
         try:
             self._daemon.watch_borrower(self._process)
-        except ProcessLookupError as error:
+        except OSError as error:
             raise Unavailable(str(error)) from None
 
     async def _attach_engine(self, attach: handoff_pb2.Attach) -> None:

@@ -4,6 +4,7 @@ death."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Process:
 
 
 def started(pid: int) -> int:
-    """When `pid` started. Raises ProcessLookupError when there is none."""
+    """When `pid` started. Raises ProcessLookupError when there is none, another OSError when it cannot be looked up."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -34,15 +35,17 @@ def started(pid: int) -> int:
 
 def watch(process: Process) -> int:
     """A pidfd of exactly this process, readable when it is dead; the caller closes it. Raises ProcessLookupError when
-    it is gone."""
+    it is gone, another OSError when that cannot be said: without a free descriptor nobody is taken for dead."""
     try:
         pidfd = os.pidfd_open(process.pid)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (errno.ESRCH, errno.EINVAL):
+            raise
         raise ProcessLookupError(f"no process {process.pid}") from None
     try:
         if started(process.pid) != process.started:
             raise ProcessLookupError(f"{process.pid} is another process now")
-    except ProcessLookupError:
+    except OSError:
         os.close(pidfd)
         raise
     return pidfd
@@ -58,10 +61,11 @@ class Deaths:
         return key in self._pidfds
 
     def watch(self, key: str, process: Process, on_death: Callable[[], None]) -> None:
-        """Replaces what was watched under the key. `on_death` is called once. Raises ProcessLookupError when the
-        process is gone already."""
+        """Replaces what was watched under the key. `on_death` is called once. Raises what `watch` does; then what was
+        watched still is."""
+        pidfd = watch(process)
         self.forget(key)
-        pidfd = self._pidfds[key] = watch(process)
+        self._pidfds[key] = pidfd
 
         def died() -> None:
             self.forget(key)

@@ -15,13 +15,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from services import sockets, tasks
+from services import log, sockets, tasks
 from services.errors import Unavailable
 
+_log = log.get(__name__)
 MAX_DESCRIPTORS = 253
 """The kernel's limit of descriptors on one message (SCM_MAX_FD)."""
 MAX_BYTES = 128 * 1024
 """Longest message; below the default socket buffer of 208 KiB, so that a single one always fits."""
+_ACCEPT_AGAIN_S = 0.2
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * 4)
 
 
@@ -213,11 +215,16 @@ class SeqpacketServer:
         self._on_connect = on_connect
         self._connections: dict[SeqpacketConnection, asyncio.Task[None]] = {}
         self._sock: socket.socket | None = None
+        self._again: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Listens. Raises Unavailable when another process serves the path."""
         self._sock = listen(self.path)
         self._sock.setblocking(False)
+        self._listen()
+
+    def _listen(self) -> None:
+        assert self._sock is not None
         asyncio.get_running_loop().add_reader(self._sock.fileno(), self._accept)
 
     def _accept(self) -> None:
@@ -226,6 +233,13 @@ class SeqpacketServer:
             try:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # No descriptor, no memory: who comes waits in the kernel's queue, and would wake this loop all the time.
+                _log.warning("connections wait", path=self.path, why=error.strerror)
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(self._sock.fileno())
+                self._again = loop.call_later(_ACCEPT_AGAIN_S, self._listen)
                 return
             connection = SeqpacketConnection(sock)
             self._connections[connection] = tasks.spawn(self._serve(connection), f"connection on {self.path}")
@@ -238,6 +252,8 @@ class SeqpacketServer:
             self._connections.pop(connection, None)
 
     async def stop(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
         if self._sock is not None:
             asyncio.get_running_loop().remove_reader(self._sock.fileno())
             self._sock.close()

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import os
+import resource
 import tempfile
 import threading
 from pathlib import Path
@@ -164,6 +165,30 @@ async def test_a_lease_whose_attached_was_lost_does_not_stay_behind(shared, conn
     connect().attach(role=ENGINE, device=shared.name, model="a")
     device = await shared.device()
     assert [lease.suspended for lease in device.leases] == [False]
+
+
+async def test_who_comes_while_balloond_has_few_descriptors_leaves_no_lease_behind(node):
+    """A connection takes one, a look at its process another, and the watch for its death two at a time."""
+    await node.book("a")
+    pid = node.balloond.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    told = []
+    for free in range(1, 7):
+        used = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+        unused = [number for number in range(len(used) + free) if number not in used]
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (unused[free - 1] + 1, before[1]))
+        peer = Peer(node.handoff)
+        kind, _, _ = peer.attach(role=ENGINE, device=node.name, model="a")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+        if kind == "attached":
+            peer.send(detach=handoff_pb2.Detach())
+            peer.expect("detached")
+        told.append(kind)
+        peer.sock.close()
+    assert told[0] == "refused" and told[-1] == "attached", told
+    assert not (await node.device()).leases
+    async with node.client() as client:
+        await client.drop_booking(node.name, "a")
 
 
 @pytest.mark.parametrize("message", [b"\xff\xff\xff", b"", handoff_pb2.ToBalloond(grow=grow(1)).SerializeToString()])

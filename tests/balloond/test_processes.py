@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import select
 import subprocess
@@ -73,3 +74,23 @@ async def test_a_watched_death_is_told_once_and_a_forgotten_one_is_not():
     children[0].wait()
     for child in children:
         child.stdin.close()
+
+
+@pytest.mark.parametrize("what", [(os, "pidfd_open"), (processes, "started")])
+async def test_without_a_descriptor_nobody_is_taken_for_dead_and_none_is_lost(monkeypatch, what):
+    me = Process(os.getpid(), processes.started(os.getpid()))
+    deaths = processes.Deaths()
+    deaths.watch("me", me, lambda: None)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def none_left(_pid):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as while_short:
+        while_short.setattr(*what, none_left)
+        with pytest.raises(OSError, match="Too many") as raised:
+            deaths.watch("me", me, lambda: None)
+    assert not isinstance(raised.value, ProcessLookupError)
+    assert "me" in deaths, "what was watched before still is"
+    assert len(os.listdir("/proc/self/fd")) == before
+    deaths.forget("me")

@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import socket
 import subprocess
@@ -150,4 +151,30 @@ async def test_who_answers_a_peer_that_does_not_read_holds_one_answer(path):
     await gone.wait()
     assert len(os.listdir("/proc/self/fd")) < before
     os.close(fd)
+    await server.stop()
+
+
+async def test_who_comes_while_there_are_no_descriptors_waits_and_is_taken_later(path, monkeypatch):
+    taken, refused = asyncio.Event(), asyncio.Event()
+
+    async def on_connect(_connection):
+        taken.set()
+
+    class Short(socket.socket):
+        """Has none for the first time."""
+
+        def accept(self):
+            if not refused.is_set():
+                refused.set()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    monkeypatch.setattr(seqpacket, "new", lambda: Short(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    server = seqpacket.SeqpacketServer(path, on_connect)
+    server.start()
+    there = seqpacket.connect(path)
+    async with asyncio.timeout(20):
+        await taken.wait()
+    assert refused.is_set()
+    there.close()
     await server.stop()
