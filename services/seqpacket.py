@@ -235,7 +235,7 @@ class SeqpacketServer:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # No descriptor, no memory: who comes waits in the kernel's queue, and would wake this loop all the time.
+                # No descriptor, no memory: who comes waits in the kernel's queue, and would wake this loop for ever.
                 _log.warning("connections wait", path=self.path, why=error.strerror)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(self._sock.fileno())
