@@ -9,6 +9,7 @@ to the capacity. The faults are those of tests/chaos/; some need root. docs/reli
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import dataclasses
 import sys
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
 from tests.chaos import clients, faults, scarcity  # noqa: E402
-from tests.chaos.world import STEP_MS, chaos  # noqa: E402
+from tests.chaos.world import STEP_MS, Chaos, chaos, libfaketime  # noqa: E402
 
 STREAMS = 50
 FAULTS: dict[str, faults.Fault] = {
@@ -41,23 +42,37 @@ FAULTS: dict[str, faults.Fault] = {
     "group streams cut": clients.group_streams_cut,
     "disk full": scarcity.disk_full,
     "gateway out of descriptors": scarcity.gateway_out_of_descriptors,
-    "balloond out of descriptors": scarcity.balloond_out_of_descriptors,
+    "balloond out of descriptors": scarcity.out_of_descriptors("balloond"),
+    "loader out of descriptors": scarcity.out_of_descriptors("loader"),
+    "gpu_scheduler out of descriptors": scarcity.out_of_descriptors("gpu_scheduler", engine_dies=True),
     "gateway out of memory": scarcity.gateway_out_of_memory,
+    "loader out of memory": scarcity.out_of_memory("loader"),
+    "balloond out of memory": scarcity.out_of_memory("balloond"),
 }
+UNDER_A_CLOCK: dict[str, faults.Fault] = {"clock jumps": faults.clock_jumps}
+"""Where libfaketime is installed, in a system of its own."""
 
 
-async def measure(times: int, only: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    async with chaos(STREAMS, small_disk=True) as it:
-        for repetition in range(times):
-            for name, fault in FAULTS.items():
-                if repetition and not name.startswith("kill"):
-                    continue
-                if any(part in name for part in only.split(",")):
-                    outcome = dataclasses.asdict(await faults.suffer(it, fault))
-                    found.setdefault(name, []).append(outcome)
-                    print(name, outcome, flush=True)
-    return found
+async def measure(times: int, only: str, found: dict[str, list[dict[str, Any]]]) -> None:
+    """Into `found`, one after the other."""
+    wanted = {name: fault for name, fault in FAULTS.items() if any(part in name for part in only.split(","))}
+    clocked = {name: fault for name, fault in UNDER_A_CLOCK.items() if any(part in name for part in only.split(","))}
+
+    async def suffer(it: Chaos, name: str, fault: faults.Fault) -> None:
+        outcome = dataclasses.asdict(await faults.suffer(it, fault))
+        found.setdefault(name, []).append(outcome)
+        print(name, outcome, flush=True)
+
+    if wanted:
+        async with chaos(STREAMS, small_disk=True) as it:
+            for repetition in range(times):
+                for name, fault in wanted.items():
+                    if not repetition or name.startswith("kill"):
+                        await suffer(it, name, fault)
+    if clocked and (clock := libfaketime()) is not None:
+        async with chaos(STREAMS, clock=clock) as it:
+            for name, fault in clocked.items():
+                await suffer(it, name, fault)
 
 
 def main() -> None:
@@ -65,7 +80,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="faults whose names contain this, or one of these, with commas")
     parser.add_argument("--times", type=int, default=2, help="of the kills; all else once (default: %(default)s)")
     arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments.times, arguments.only))
+    found: dict[str, list[dict[str, Any]]] = {}
+    try:
+        asyncio.run(measure(arguments.times, arguments.only, found))
+    finally:  # what a fault that was not survived leaves is worth having
+        _tell(found, arguments)
+
+
+def _tell(found: dict[str, list[dict[str, Any]]], arguments: argparse.Namespace) -> None:
     columns = ("failed", "failed_by_own_gateway", "wrong", "longest_pause_s", "full_service_s", "leaked_bytes")
     rows = [(name, *(max(each[column] for each in every) for column in columns)) for name, every in found.items()]
     _report.table(("fault, the worst of its repetitions", *columns), rows)

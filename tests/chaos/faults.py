@@ -18,6 +18,7 @@ from tests.chaos.world import Chaos, busiest_engine, memory_bytes, watched
 from tests.end_to_end.world import PATIENCE_S
 
 STOPPED_S = 5.0
+_DAY_S = 86400
 STANDS_STILL_S = 20.0
 """After which somebody kills what stands still."""
 Replaced = dict[str, int]
@@ -113,7 +114,7 @@ def restarted(process: str) -> Fault:
 
 def _signalled(process: str, number: signal.Signals) -> Fault:
     async def fault(it: Chaos) -> Replaced:
-        name = it.local.scheduler("cpu:0") if process == "gpu_scheduler" else process
+        name = it.name_of(process)
         pid = it.system.running[name].pid
         os.kill(pid, number)
         while it.system.running[name].pid == pid and os.path.exists(f"/proc/{pid}/fd/0"):
@@ -121,6 +122,21 @@ def _signalled(process: str, number: signal.Signals) -> Fault:
         return {name: pid}
 
     return fault
+
+
+async def clock_jumps(it: Chaos) -> Replaced:
+    """Of all processes, engines included: the time of day, not the time since the start, which cannot jump. Each jump
+    is waited for in the answers' `created`."""
+    for days in (2, -2, 0):
+        it.set_clock(days)
+
+        async def jumped(days: int = days) -> bool:
+            created = (await it.complete(it.models[0], [5, 6, 7], 1))["created"]
+            return abs(created - time.time() - days * _DAY_S) < _DAY_S / 2
+
+        await it.until(jumped, "the clock does not jump")
+        await asyncio.sleep(STOPPED_S)
+    return {}
 
 
 async def engine_killed(it: Chaos) -> Replaced:

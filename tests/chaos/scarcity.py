@@ -16,7 +16,7 @@ import aiohttp
 
 from services import tasks
 from tests.chaos.books import descriptors
-from tests.chaos.faults import Replaced
+from tests.chaos.faults import Fault, Replaced
 from tests.chaos.load import body
 from tests.chaos.world import SPARE, Chaos, busiest_engine
 
@@ -25,6 +25,7 @@ _CONNECTIONS = 100
 _BODIES = 8
 _BODY_BYTES = 30 << 20
 _MEMORY_LEFT_BYTES = 32 << 20
+_LITTLE_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -83,26 +84,51 @@ async def gateway_out_of_descriptors(it: Chaos) -> Replaced:
     return {}
 
 
-async def balloond_out_of_descriptors(it: Chaos) -> Replaced:
-    """A model is asked for meanwhile."""
-    pid = it.system.running["balloond"].pid
-    with _limited(pid, resource.RLIMIT_NOFILE, descriptors(pid)):
-        asking = tasks.spawn(_ask(it), "ask for the spare model")
-        await asyncio.sleep(_FOR_S)
-    await asking
-    return {}
+def out_of_descriptors(process: str, engine_dies: bool = False) -> Fault:
+    """A model without an image is asked for meanwhile."""
+
+    async def fault(it: Chaos) -> Replaced:
+        pid = it.pid_of(process)
+        await it.loader.drop_image(SPARE, from_disk=True)
+        with _limited(pid, resource.RLIMIT_NOFILE, descriptors(pid)):
+            if engine_dies:
+                os.kill(await busiest_engine(it), signal.SIGKILL)
+            asking = tasks.spawn(_ask(it), "ask for the spare model")
+            await asyncio.sleep(_FOR_S)
+        await asking
+        return {}
+
+    return fault
+
+
+def out_of_memory(process: str) -> Fault:
+    """Its address space does not grow by more than a little; a model without an image is asked for meanwhile."""
+
+    async def fault(it: Chaos) -> Replaced:
+        pid = it.pid_of(process)
+        await it.loader.drop_image(SPARE, from_disk=True)
+        with _limited(pid, resource.RLIMIT_AS, _address_space(pid) + _LITTLE_BYTES):
+            asking = tasks.spawn(_ask(it), "ask for the spare model")
+            await asyncio.sleep(_FOR_S)
+        await asking
+        return {} if os.path.exists(f"/proc/{pid}/fd/0") else {it.name_of(process): pid}
+
+    return fault
+
+
+def _address_space(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def gateway_out_of_memory(it: Chaos) -> Replaced:
     """Bodies that its address space has no room for."""
     pid = it.system.running["gateway"].pid
-    used = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
     async def send() -> None:
         with contextlib.suppress(aiohttp.ClientError):
             async with it.http.post(it.bases["gateway"] + "/v1/completions", data=bytes(_BODY_BYTES)) as answer:
                 await answer.read()
 
-    with _limited(pid, resource.RLIMIT_AS, used + _MEMORY_LEFT_BYTES):
+    with _limited(pid, resource.RLIMIT_AS, _address_space(pid) + _MEMORY_LEFT_BYTES):
         await asyncio.gather(*(send() for _ in range(_BODIES)))
     return {}
