@@ -33,7 +33,8 @@ def record_id(model: str) -> str:
 
 
 def record(called: Called) -> keeper_pb2.Record:
-    listed = {} if called.listed is None else called.listed.model_dump()
+    # Without what was not given: a loader of an older version knows fewer settings, and forgets what it does not know.
+    listed = {} if called.listed is None else called.listed.model_dump(exclude_defaults=True)
     detail = json.dumps({"name": called.name, "change": called.change, **listed}).encode()
     return keeper_pb2.Record(id=record_id(called.name), owner=OWNER, kind=KIND, detail=detail)
 
