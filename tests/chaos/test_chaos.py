@@ -5,7 +5,7 @@ import pytest
 import pytest_asyncio
 
 from tests.chaos import faults
-from tests.chaos.world import chaos
+from tests.chaos.world import chaos, libfaketime
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAMS = 50
@@ -24,4 +24,14 @@ async def test_a_killed_process_costs_no_stream_but_a_gateways_own(running, proc
     # One that came while it died is one more.
     assert (outcome.failed_by_own_gateway >= STREAMS // 2) == (process == "gateway")
     assert outcome.ended >= STREAMS and outcome.ledger_looks
+    assert (outcome.ledger_unequal, outcome.leaked_bytes) == (0, 0)
+
+
+async def test_the_time_of_day_may_jump_by_days_under_streams():
+    clock = libfaketime()
+    if clock is None:
+        pytest.skip("libfaketime is not installed")
+    async with chaos(12, clock=clock) as it:
+        outcome = await faults.suffer(it, faults.clock_jumps)
+    assert (outcome.failed, outcome.wrong, outcome.taken_up_again, outcome.why) == (0, 0, 0, ())
     assert (outcome.ledger_unequal, outcome.leaked_bytes) == (0, 0)
