@@ -13,7 +13,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MOST_HEAD_BYTES = 64 << 10
 """Of a request line and headers, and of trailers; nginx takes 32 KiB."""
 HEAD_TIME_OUT_S = 30.0
-"""From a connection, or a request's first byte on one that was kept, to the end of its headers."""
+"""From a connection, or a request's first byte on one that was kept, to the end of its headers. So long may also take
+what is left of a body that has been answered."""
 _TOO_LARGE = b"431 Request Header Fields Too Large"
 _TOO_SLOW = b"408 Request Timeout"
 
@@ -25,7 +26,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._aside = 0
         """Bytes since the last that was part of a body, or ended a request."""
-        self._in_head = False
+        self._in_message = False
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
 
@@ -44,15 +45,16 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._aside > MOST_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_TOO_LARGE)
+        else:
+            self._await_next()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
+        self._in_message = True
         if self._head_timer is None:
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         self._head_came()
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MOST_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
@@ -66,11 +68,26 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._aside = 0
+        self._in_message = False
+        self._head_came()
         if not self._refused:
             super().on_message_complete()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(HEAD_TIME_OUT_S, self._refuse, _TOO_SLOW)
+
+    def _await_next(self) -> None:
+        """uvicorn ends its wait for a next request with whatever comes, the rest of a body that it has answered and
+        empty lines among it, and would wait for ever then."""
+        waits = self._head_timer is not None or self.timeout_keep_alive_task is not None
+        if waits or self.transport.is_closing() or self.cycle is None or not self.cycle.response_complete:
+            return
+        if self._in_message or self._aside:
+            self._await_head()
+        else:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _head_came(self) -> None:
         if self._head_timer is not None:

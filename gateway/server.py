@@ -16,6 +16,7 @@ from services.errors import Unavailable
 from services.tls import Identity
 
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 75
 _FIRST_REQUEST_S = 1.0
 """How long a connection that was taken before a stop has for its request: who made it has it on the way."""
 
@@ -53,7 +54,7 @@ class HttpServer:
                 proxy_headers=False,
                 server_header=False,
                 date_header=False,
-                timeout_keep_alive=75,
+                timeout_keep_alive=_KEEP_ALIVE_S,
                 backlog=_BACKLOG,
                 ssl_context_factory=None if identity is None else lambda config, default: identity.server_context(),
             )

@@ -9,6 +9,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from gateway import http, protocol
+from gateway import server as gateway_server
 from gateway.errors import PrismError
 from gateway.server import HttpServer
 
@@ -89,3 +90,26 @@ async def test_a_body_that_does_not_come_is_refused(server: HttpServer, monkeypa
 async def test_a_body_that_is_too_long_is_413_and_the_rest_is_not_waited_for(server: HttpServer) -> None:
     answer = await said(server, POST + b"content-length: 999999999\r\n\r\n", bytes(300_000))
     assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
+
+
+async def refused_unread(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers before the body has come."""
+    await http.respond(send, 401, b"")
+
+
+@pytest.mark.parametrize("sent", [b"hello", b"he", b"hello\r\n"], ids=["its body", "half its body", "an empty line"])
+async def test_what_comes_after_an_answer_does_not_keep_the_connection(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(protocol, "HEAD_TIME_OUT_S", 0.05)
+    monkeypatch.setattr(gateway_server, "_KEEP_ALIVE_S", 0.05)
+    server = HttpServer(refused_unread, "127.0.0.1:0")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(POST + b"content-length: 5\r\n\r\n")
+    assert b" 401 " in await reader.readuntil(b"\r\n\r\n")
+    writer.write(sent)
+    async with asyncio.timeout(10):
+        await reader.read()
+    writer.close()
+    await server.stop()
