@@ -61,7 +61,6 @@ class Answer:
         if not self.tokens:  # what a later attempt found cached was partly answer
             self.cached_tokens = self.cached_tokens or chunk.cached_tokens
         ids, finish = chunk.token_ids, chunk.finish
-        self.embedding = chunk.embedding
         if self._stops is None and not chunk.logprobs:
             self.latest = ids
             text = self._detokenizer.push(ids)
@@ -70,6 +69,7 @@ class Answer:
             text = self._push_singly(chunk)
         self.tokens += len(self.latest)
         if finish and self.finish_reason is None:
+            self.embedding = chunk.embedding
             self.finish_reason = _REASONS.get(finish, "stop")
             text += self._end()
         self._given += len(text)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gateway import keys
+from gateway.embeddings import EmbeddingRequest
 from gateway.errors import BadField
 from gateway.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -92,11 +93,13 @@ def surfaces(folder: Path) -> Iterator[tuple[str, Case, Callable[[bytes], object
     """(name, how cases are made, what decodes one, what that may raise)."""
     bodies = mutated((json.dumps(_BODY).encode(), json.dumps({**_BODY, "prompt": "x", "stream": True}).encode()))
 
-    def ask(kind: type[ChatRequest] | type[CompletionRequest]) -> Callable[[bytes], object]:
+    def ask(kind: type[ChatRequest] | type[CompletionRequest] | type[EmbeddingRequest]) -> Callable[[bytes], object]:
         return lambda data: parse(kind, data).request("id", common_pb2.Slo(), 0.0)
 
     yield "chat bodies", bodies, ask(ChatRequest), (BadField,)
     yield "completion bodies", bodies, ask(CompletionRequest), (BadField,)
+    to_embed = mutated((b'{"model": "m", "input": [[1, 2], [3]], "dimensions": 2, "encoding_format": "base64"}',))
+    yield "embedding bodies", to_embed, ask(EmbeddingRequest), (BadField,)
     yield "tokenize bodies", bodies, lambda data: parse(TokenizeRequest, data), (BadField,)
     yield "detokenize bodies", bodies, lambda data: parse(DetokenizeRequest, data), (BadField,)
 

@@ -36,6 +36,7 @@ class Requests:
         self._bodies: dict[str, dict[str, Any]] = {
             "/v1/chat/completions": {**chat, "temperature": 0, "n": 1, "stop": "x", "logprobs": True, "seed": 1},
             "/v1/completions": {"model": model, "prompt": "hi", "max_tokens": 2, "stop_token_ids": [1], "echo": True},
+            "/v1/embeddings": {"model": model, "input": ["hi", "there"], "dimensions": 2, "encoding_format": "float"},
             "/tokenize": {"model": model, "prompt": "hi"},
             "/detokenize": {"model": model, "tokens": [5, 6]},
         }
