@@ -1,5 +1,6 @@
 """What the catalogue says together with what the checkpoints say."""
 
+import json
 import os
 
 import pytest
@@ -194,6 +195,12 @@ async def test_a_record_of_before_changes_had_numbers_is_understood(folder, mode
     detail = listed(folder).model_dump_json().encode()
     await models.restore([keeper_pb2.Record(id="model/m", owner="loader", kind="model", detail=detail)])
     assert models.get("m").added and models.change("m") == 1
+
+
+async def test_a_record_has_only_what_was_given_so_that_older_versions_understand_it(folder, models):
+    await models.add(listed(folder, pinned=True))
+    (record,) = models.keeper.records.values()
+    assert json.loads(record.detail).keys() == {"name", "path", "pinned", "change"}
 
 
 async def test_a_model_that_the_file_names_is_the_files_whoever_added_it_before(tmp_path, models):
