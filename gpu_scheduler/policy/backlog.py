@@ -174,7 +174,9 @@ class Backlog:
         entry = self._in_state(request_id, State.DISPATCHED)
         self._account(now)
         entry.state = State.RUNNING
-        return self._land(request_id, now)
+        seconds = self._service.end(request_id, now)
+        self._land(request_id, now)
+        return seconds
 
     def requeue(
         self,
@@ -336,12 +338,11 @@ class Backlog:
         self._late.discard(entry.request.request_id)
         self._droppable -= entry.request.drop_late
 
-    def _land(self, request_id: str, now: float) -> float:
-        """The request is no longer dispatched work (if it was). Returns what of the device's time went into it."""
-        if self._in_flight.pop(request_id, None) is None:
-            return 0.0
-        self._recount(now)
-        return self._service.end(request_id, now)
+    def _land(self, request_id: str, now: float) -> None:
+        """The request is no longer dispatched work (if it was)."""
+        if self._in_flight.pop(request_id, None) is not None:
+            self._service.give_up(request_id, now)
+            self._recount(now)
 
     def _recount(self, now: float) -> None:
         """From now on the turn is busy with what is not prefilled of the dispatched requests."""

@@ -35,17 +35,35 @@ class ServiceTime:
         self._of_model[model] += 1
 
     def end(self, request_id: str, now: float) -> float:
-        """Its seconds. 0 for one that ended in the same step as another of its model, as for one that never began."""
+        """Its first token is out: its seconds. 0 for one that ended in the same step as another of its model, that never
+        began, or began nobody knows when (`give_up`)."""
         self._pass(now)
         if request_id not in self._under_way:
             return 0.0
         model, began = self._under_way.pop(request_id)
-        seconds = self._shared - max(began, self._last.get(model, began))
+        seconds = max(0.0, self._shared - max(began, self._last.get(model, began)))
         self._last[model] = self._shared
+        self._gone(model)
+        return seconds
+
+    def give_up(self, request_id: str, now: float) -> None:
+        """It goes without a token: cancelled, or parked. Behind others of its engine it took nothing of their time;
+        if it was the first, its engine may have been at the next one for any time already."""
+        self._pass(now)
+        if request_id not in self._under_way:
+            return
+        model, _ = self._under_way[request_id]
+        of_model = (name for name, (of, _) in self._under_way.items() if of == model)
+        if next(of_model) == request_id and (second := next(of_model, None)) is not None:
+            self._under_way[second] = model, inf
+        del self._under_way[request_id]
+        self._gone(model)
+
+    def _gone(self, model: str) -> None:
         self._of_model[model] -= 1
         if not self._of_model[model]:
-            del self._of_model[model], self._last[model]
-        return seconds
+            del self._of_model[model]
+            self._last.pop(model, None)
 
     def _pass(self, now: float) -> None:
         if self._of_model and now > self._now:

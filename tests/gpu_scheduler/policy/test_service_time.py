@@ -39,6 +39,27 @@ def test_those_that_end_in_one_step_count_once():
     assert times.end("2", 1.0) == 0.0
 
 
+def test_one_that_is_given_up_behind_another_takes_nothing_of_its_time():
+    times = ServiceTime()
+    times.begin("1", "a", 0.0)
+    times.begin("2", "a", 0.5)
+    times.give_up("2", 1.75)
+    assert times.end("1", 2.0) == pytest.approx(2.0)
+
+
+def test_who_comes_after_one_that_is_given_up_is_not_measured_and_those_after_it_are():
+    times = ServiceTime()
+    for name in ("1", "2", "3"):
+        times.begin(name, "a", 0.0)
+    times.give_up("1", 1.0)
+    assert times.end("2", 1.125) == 0.0
+    assert times.end("3", 1.625) == pytest.approx(0.5)
+    times.begin("4", "a", 2.0)
+    assert times.end("4", 2.25) == pytest.approx(0.25)
+    times.give_up("4", 3.0)
+    assert times.end("4", 3.0) == 0.0
+
+
 def test_one_that_never_began_took_nothing():
     assert ServiceTime().end("1", 5.0) == 0.0
 
