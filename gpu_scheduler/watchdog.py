@@ -20,7 +20,7 @@ _STALLED = prometheus_client.Counter(
 
 
 async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float) -> None:
-    """For ever. `stall_timeout_s`: as of policy/silence.py. Loads, wakes and drains have times of their own."""
+    """For ever. `stall_timeout_s`: as of policy/silence.py. Loads and wakes have times of their own."""
     silences: dict[Engine, Silence] = {}
     while True:
         await asyncio.sleep(LOOK_S)

@@ -68,9 +68,13 @@ class Spawn:
 class Command:
     """A residency command under way. Await `mapped()` where the command maps weights, then `done()`."""
 
-    def __init__(self, number: int, ranks: int, on_progress: Callable[[common_pb2.Progress], None] | None) -> None:
+    def __init__(
+        self, number: int, ranks: int, on_progress: Callable[[common_pb2.Progress], None] | None, *, steps: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.number = number
+        self.steps = steps
+        """Whether its engine goes on with steps meanwhile, and reads its socket between them."""
         self._ranks = ranks
         self._on_progress = on_progress
         self._parts: list[engine_pb2.WeightsMapped] = []
@@ -187,14 +191,15 @@ class Engine:
 
     @property
     def commanded(self) -> bool:
-        """Whether it has commands that it has not answered."""
-        return bool(self._commands)
+        """Whether it has commands that it has not answered and that keep it from its steps."""
+        return not all(command.steps for command in self._commands.values())
 
     def command(
         self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
     ) -> Command:
         """Gives a command that is answered by Done or Failed; its command_id is filled in."""
-        command = Command(next(self._numbers), len(self.ranks), on_progress)
+        steps = message.HasField("drain")
+        command = Command(next(self._numbers), len(self.ranks), on_progress, steps=steps)
         getattr(message, str(message.WhichOneof("message"))).command_id = command.number
         if not self.alive:
             command.fail(EngineDied(f"engine {self.pid} is gone"))

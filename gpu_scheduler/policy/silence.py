@@ -44,8 +44,8 @@ class Silence:
         return f"Silence({self.silent_s:.1f} of {self._timeout_s:.1f} s{', asked' if self._asked else ''})"
 
     def look(self, now: float, *, works: bool, heard: int, prefill_s: float) -> Verdict:
-        """`works`: it has requests, and no command that has a time of its own. `heard`: how many messages came from it
-        ever. `prefill_s`: what the prompts on their way to it should take."""
+        """`works`: it has requests, and no command that keeps it from its steps and has a time of its own. `heard`: how
+        many messages came from it ever. `prefill_s`: what the prompts on their way to it should take."""
         since = 0.0 if self._looked_at is None else max(0.0, now - self._looked_at)
         self._looked_at = now
         if not works or heard != self._heard or not self._timeout_s:

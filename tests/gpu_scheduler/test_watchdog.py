@@ -10,7 +10,7 @@ from gpu_scheduler import watchdog
 from gpu_scheduler.engines.base import Engine
 from protos import common_pb2
 from services import tasks
-from tests.gpu_scheduler.test_residency import answer, close_group, first_token, open_group
+from tests.gpu_scheduler.test_residency import SPEC, answer, close_group, first_token, open_group
 
 
 @pytest.fixture
@@ -34,6 +34,19 @@ async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
         assert await answer(group.submit("next", new=1)) == ([1], common_pb2.LENGTH, "")
     assert group.residents.get("m").engine is not engine
     assert watchdog._STALLED.labels("m")._value.get() >= 1
+
+
+async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group):
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    running = group.submit("r")
+    await first_token(running)
+    os.kill(engine.pid, signal.SIGSTOP)
+    change = group.residency.begin(SPEC, common_pb2.COLD, "test", drain_ms=600_000)
+    async with asyncio.timeout(60):
+        assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+        await change.task
+    assert not engine.alive
 
 
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
