@@ -32,9 +32,9 @@ _TRIES = 3
 checkpoint is the last."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 3
+"""Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
 _MOST_BYTES = 1 << 48
 """Of anything of a model: an engine plans its addresses by these numbers."""
-"""Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
 
 
 def _check_sizes(spec: common_pb2.ModelSpec) -> None:
@@ -111,7 +111,10 @@ class Residency:
             for so, what in ((self._residents.drained, "drained"), (self._residents.stopping, "stopping")):
                 if so:
                     raise Unmet(f"the group {self._config.group} is {what}: no model comes up there")
+        is_told = resident is None or spec is not resident.spec
         resident = self._residents.enter(self._residents.of_this_node(spec))
+        if is_told:
+            resident.listed = self._residents.listed.get(spec.name)
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = Change(target, time.monotonic(), Watched(now))
         # Its route exists from now on: requests may come while it wakes. One whose engine has just died is not active

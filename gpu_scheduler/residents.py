@@ -40,8 +40,10 @@ class Resident:
     residency: common_pb2.Residency
     reason: str = ""
     engine: Engine | None = None
+    listed: common_pb2.ModelSpec | None = None
+    """What the node's catalogue said when placement told `spec`; None: nothing."""
     loaded: common_pb2.ModelSpec | None = None
-    """What its engine was given to read; the catalogue may say otherwise by now."""
+    """That, or `spec`, when its engine was given it to read; the catalogue may say otherwise by now."""
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
     image_checksums: list[str] = field(default_factory=list)
     """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
@@ -135,7 +137,7 @@ class Residents:
     def of_this_node(self, spec: common_pb2.ModelSpec) -> common_pb2.ModelSpec:
         """With the generation that the checkpoint has here, where that is known."""
         here = self.listed.get(spec.name, spec).generation
-        if here == spec.generation:
+        if not spec.generation or here == spec.generation:
             return spec
         own = common_pb2.ModelSpec()
         own.CopyFrom(spec)
@@ -143,7 +145,8 @@ class Residents:
         return own
 
     def is_outdated(self, resident: Resident) -> bool:
-        """Whether its engine read something else than the catalogue of this node says now."""
+        """Whether the catalogue of this node says something else now than when its engine read it. Nodes may list a
+        model differently, and placement tells each of them what one says: that alone is no reason to read it again."""
         had, now = resident.loaded, self.listed.get(resident.spec.name)
         if resident.engine is None or had is None or now is None:
             return False
@@ -153,11 +156,12 @@ class Residents:
         return next((resident for resident in self._by_name.values() if resident.engine is engine), None)
 
     def enter(self, spec: common_pb2.ModelSpec) -> Resident:
-        """The record of a model, made if there is none; a new generation replaces the spec."""
+        """The record of a model, made if there is none, with this spec from now on; one that tells no more than a name,
+        of a model that is not listed any more, changes nothing."""
         resident = self._by_name.get(spec.name)
         if resident is None:
             resident = self._by_name[spec.name] = Resident(spec, common_pb2.COLD)
-        elif spec.generation >= resident.spec.generation:
+        elif spec.generation or not resident.spec.generation:
             resident.spec = spec
         return resident
 

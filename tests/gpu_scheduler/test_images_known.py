@@ -44,6 +44,16 @@ def test_a_checkpoint_has_the_generation_that_it_has_on_this_node():
     assert (here.generation, here.path, told.generation) == (9, "/m", 7)
 
 
+def test_another_spec_of_a_model_that_is_known_counts_from_now_on_and_a_bare_name_does_not():
+    residents = Residents(lambda resident: None)
+    resident = residents.enter(common_pb2.ModelSpec(name="m", generation=7, path="/broken"))
+    for generation in (9, 3):  # they are no numbers in a row
+        residents.enter(common_pb2.ModelSpec(name="m", generation=generation, path=f"/{generation}"))
+        assert resident.spec.path == f"/{generation}"
+    residents.listed["m"] = common_pb2.ModelSpec(name="m", generation=5)
+    assert residents.enter(residents.of_this_node(common_pb2.ModelSpec(name="m"))).spec.path == "/3"
+
+
 def test_an_engine_is_outdated_when_the_catalogue_says_otherwise_than_what_it_read():
     residents = Residents(lambda resident: None)
     resident = residents.enter(common_pb2.ModelSpec(name="m", generation=7, context_tokens=100))
