@@ -1,5 +1,5 @@
-"""What Transformers itself says: the greedy continuation of a prompt by `generate`, in a process of its own (torch
-and Transformers stay out of the test's)."""
+"""What Transformers itself says: the greedy continuation of a prompt by `generate`, or its embedding, in a
+process of its own (torch and Transformers stay out of the test's)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,25 @@ from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
 path, prompts, new = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
 model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-out = []
+out, vectors = [], []
 with torch.inference_mode():
     for prompt in prompts:
         ids = torch.tensor([prompt])
         done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
         out.append(done[0, len(prompt):].tolist())
-print("REFERENCE" + json.dumps(out))
+        state = model.base_model(ids).last_hidden_state[0, -1]
+        vectors.append(torch.nn.functional.normalize(state, dim=0).tolist())
+print("REFERENCE" + json.dumps([out, vectors]))
 """
 
 
 async def greedy(path: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
     """Tokens after each prompt, at most `new`, with the end-of-sequence token if it came."""
+    return (await both(path, prompts, new))[0]
+
+
+async def both(path: Path, prompts: list[list[int]], new: int) -> tuple[list[list[int]], list[list[float]]]:
+    """The same, and each prompt's embedding: the state of its last token, of length 1."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -39,5 +46,5 @@ async def greedy(path: Path, prompts: list[list[int]], new: int) -> list[list[in
     )
     out, _ = await process.communicate()
     line = next(line for line in out.decode().splitlines() if line.startswith("REFERENCE"))
-    tokens: list[list[int]] = json.loads(line.removeprefix("REFERENCE"))
-    return tokens
+    tokens, vectors = json.loads(line.removeprefix("REFERENCE"))
+    return tokens, vectors

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, BadRequestError
 from transformers import AutoTokenizer
 
 from protos import common_pb2
-from tests.end_to_end.reference import greedy
+from tests.end_to_end.reference import both
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.sglang
@@ -39,12 +39,13 @@ def text_of(model, tokens):
 
 
 async def expected_texts(new=40):
-    """model -> (prompts, the texts that Transformers continues them with)."""
-    expected = {}
+    """model -> (prompts, the texts that Transformers continues them with), and model -> their embeddings."""
+    expected, vectors = {}, {}
     for model in MODELS:
         ids = prompts(model)
-        expected[model] = (ids, [text_of(model, tokens) for tokens in await greedy(path(model), ids, new)])
-    return expected
+        said, vectors[model] = await both(path(model), ids, new)
+        expected[model] = (ids, [text_of(model, tokens) for tokens in said])
+    return expected, vectors
 
 
 async def stream_text(client, model, prompt, new=40):
@@ -120,7 +121,7 @@ async def structured(client, model):
 
 async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault(tmp_path):
     """One system for the whole story: starting SGLang is what takes time."""
-    expected = await expected_texts()
+    expected, vectors = await expected_texts()
     models = {name: {} for name in MODELS} | {MODELS[0]: {"path": with_tools(MODELS[0], tmp_path / "tools")}}
     # Without a time to drain, whatever runs on the source of a move goes on at its target.
     async with world("sglang", models, idle_s=0.5, poison=True, placement={"rebalance": False, "drain_ms": 0}) as it:
@@ -142,6 +143,7 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         )
         assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
         await structured(client, MODELS[0])
+        await embeds(it, client, vectors[MODELS[2]])
 
         # An engine killed in the middle of ten streams.
         model = MODELS[0]
@@ -169,6 +171,24 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         assert await beside
         await client.close()
         await moves_under_streams(it, MODELS[1], expected[MODELS[1]][0][:3])
+
+
+async def embeds(it, client, vectors):
+    """A checkpoint that makes text also makes embeddings, under another name, and in an engine that had another."""
+    model, prompts_of_it = MODELS[2], prompts(MODELS[2])
+    listing = common_pb2.ModelListing(name="embedder", path=str(path(model)), engine="sglang", task="embed")
+    await it.placement.add_model(listing)
+
+    async def listed():
+        return "embedder" in {one["id"] for one in (await it.get("/v1/models"))[1]["data"]}
+
+    await it.until(listed, "the gateway never heard of it")
+    answer = await client.embeddings.create(model="embedder", input=prompts_of_it)
+    for one, vector in zip(answer.data, vectors, strict=True):
+        assert one.embedding == pytest.approx(vector, abs=1e-3)
+    with pytest.raises(BadRequestError, match="makes embeddings"):
+        await client.completions.create(model="embedder", prompt="The")
+    await it.placement.remove_model("embedder", force=True)
 
 
 async def moves_under_streams(it, model, prompts, new=100):
