@@ -35,7 +35,7 @@ class ServiceTime:
         self._of_model[model] += 1
 
     def end(self, request_id: str, now: float) -> float:
-        """Its first token is out: its seconds. 0 for one that ended in the same step as another of its model, that never
+        """Its first token is out: its seconds. 0 for one that ended in the same step as another of its model, never
         began, or began nobody knows when (`give_up`)."""
         self._pass(now)
         if request_id not in self._under_way:
