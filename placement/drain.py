@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 
 from placement.actuate import Actuator
 from placement.cluster import Cluster, Group
@@ -14,7 +15,7 @@ from placement.history import History
 from placement.judge import Judge, Verdict
 from placement.reconcile import Reconciler
 from protos import common_pb2, gpu_scheduler_pb2
-from services import log
+from services import log, tasks
 from services.errors import NotFound, PrismError, Unavailable
 
 _log = log.get(__name__)
@@ -63,11 +64,24 @@ class Drain:
     async def move_away(self, group: Group) -> None:
         """Of a group that is stopping: moves models with requests to where there is room. The others end with it, and
         come up again where somebody asks for them."""
+        moves = []
         for resident in [each for each in group.residents.values() if each.waiting + each.running]:
+            model = resident.model
+            move = tasks.spawn(self._move(group, resident, f"{group.name} is stopping"), f"move {model} away")
+            moves.append((model, move))
+            # The next one's place is looked for when this one has its own; what runs may take long to end.
+            up = tasks.spawn(self._cluster.until(partial(self._is_up_beside, group, model)), f"{model} is up elsewhere")
+            await asyncio.wait([move, up], return_when=asyncio.FIRST_COMPLETED)
+            await tasks.cancel(up)
+        for model, move in moves:
             try:
-                await self._move(group, resident, f"{group.name} is stopping")
+                await move
             except PrismError as error:
-                _log.warning("not moved", model=resident.model, group=group.name, why=str(error))
+                _log.warning("not moved", model=model, group=group.name, why=str(error))
+
+    def _is_up_beside(self, group: Group, model: str) -> bool:
+        places = self._cluster.residents(model)
+        return any(each is not group and there.residency == common_pb2.ACTIVE for each, there in places)
 
     async def undo(self, name: str) -> None:
         """Models may come up there again. Raises NotFound, Unavailable."""

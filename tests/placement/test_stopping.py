@@ -70,3 +70,30 @@ async def test_a_group_that_is_back_and_stops_again_is_emptied_again():
     world.groups[0].put("m", common_pb2.ACTIVE, running=1)
     stops(world, world.groups[0])
     await world.heard(lambda: [r.model for r in world.groups[1].state.residents] == ["m"])
+
+
+async def test_a_model_whose_streams_are_long_does_not_keep_others_from_moving():
+    world = FakeCluster()
+    group = world.groups[0]
+    for name in ("long", "short"):
+        world.model(name, weights=20 << 20)
+        group.put(name, running=1)
+    ended, down = asyncio.Event(), group.set_residency
+
+    async def drains(spec, target, *arguments, **keys):
+        if spec.name == "long":
+            await ended.wait()
+        return await down(spec, target, *arguments, **keys)
+
+    group.set_residency = drains
+    stops(world, group)
+
+    def gone():
+        world.cluster.changed()
+        return [r.model for r in group.state.residents] == ["long"]
+
+    await world.heard(gone)
+    assert [model for model, *_ in world.groups[1].calls] == ["long", "short"] and group.held == 1
+    ended.set()
+    await world.heard(lambda: not group.held)
+    assert not group.state.residents
