@@ -1,6 +1,6 @@
 """The simulator beside runs of real systems: what it says of the same requests, and by how much it is off.
 
-    python benchmarks/sim_check.py DIR [--joint-s 0.1 ...]
+    python benchmarks/sim_check.py DIR [--set joint_s=0.1 ...]
 
 DIR has results of `benchmarks.gpu.compare run`. Each run's requests, targets, shapes and devices go through the
 simulator's policy of the same name; before them each model is asked once, as it was there. Ablations are left out that
@@ -36,7 +36,6 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "no-placement": ("prism", {"rebalance": "false"}),
 }
 WARM_GAP_S = 60.0
-SHOWN = (("attainment", 1.0, "all"), ("ttft_attainment", 1.0, ""), ("tpot_attainment", 1.0, ""))
 
 
 def simulated(found: dict[str, Any], settings: dict[str, str]) -> dict[str, Any]:
