@@ -7,6 +7,7 @@ of the models that are known to run, and the one that a grammar enforces, which 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any
@@ -69,6 +70,8 @@ class Call:
 
 
 _DECODER = json.JSONDecoder()
+_MARK = re.compile(r'\\.|["{}]', re.DOTALL)
+"""What decides where an object ends. What follows a backslash does not."""
 
 
 class CallFinder:
@@ -83,13 +86,18 @@ class CallFinder:
         self._at_start = form.bare
         self._inside = False
         self._found = 0
+        # Of the object that is held:
+        self._seen = 0  # characters
+        self._depth = 0
+        self._quoted = False
+        self._broken = False
 
     def push(self, text: str) -> tuple[str, list[Call]]:
         """(text that may be given out, calls that are complete)."""
         self._held += text
         told: list[str] = []
         calls: list[Call] = []
-        while self._held and self._step(told, calls, closes="}" in text):
+        while self._held and self._step(told, calls):
             pass
         return self._clean("".join(told)), calls
 
@@ -112,7 +120,7 @@ class CallFinder:
         """Line ends between calls say nothing."""
         return text if text.strip() or not self._found else ""
 
-    def _step(self, told: list[str], calls: list[Call], *, closes: bool) -> bool:
+    def _step(self, told: list[str], calls: list[Call]) -> bool:
         """Whether there is more to do."""
         if not self._inside:
             return self._outside(told)
@@ -132,11 +140,12 @@ class CallFinder:
             told.append(held)
             self._held, self._inside, self._at_start = "", False, False
             return False
-        if not closes:
+        if self._broken or not self._is_whole():
             return False
         try:
             value, end = _DECODER.raw_decode(held)
         except (ValueError, RecursionError):
+            self._broken = True  # nothing that comes can mend it
             return False
         call = self._call(value)
         if call is None:
@@ -145,7 +154,24 @@ class CallFinder:
             calls.append(call)
             self._found += 1
         self._held = held[end:]
+        self._seen = 0
         return True
+
+    def _is_whole(self) -> bool:
+        """Whether the object that is held has ended. Each character is looked at once: arguments may be long, and come
+        token by token."""
+        held = self._held
+        for mark in _MARK.finditer(held, self._seen):
+            self._seen = mark.end()
+            if mark[0] == '"':
+                self._quoted = not self._quoted
+            elif mark[0] in "{}" and not self._quoted:
+                self._depth += 1 if mark[0] == "{" else -1
+                if not self._depth:
+                    return True
+        if self._seen < len(held):
+            self._seen = len(held) - held.endswith("\\")
+        return False
 
     def _outside(self, told: list[str]) -> bool:
         begin, held = self._form.begin, self._held
@@ -178,6 +204,7 @@ class CallFinder:
             return None
         arguments = value.get("arguments", value.get("parameters", {}))
         written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        written = written.encode(errors="replace").decode()  # JSON may name half a character
         return Call(uuid4().hex[:9] if self._form.short_ids else f"call_{uuid4().hex[:24]}", name, written)
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import BadField
+from gateway.tools import formats
 from gateway.tools.asked import Tool, Tools
 from gateway.tools.formats import ENFORCED, FORMATS, CallFinder, Format, form
 
@@ -112,3 +113,29 @@ def test_ids_differ_and_are_short_where_templates_want_it() -> None:
 
     assert len(set(ids(FORMATS["hermes"]))) == 2 and ids(FORMATS["hermes"])[0].startswith("call_")
     assert {len(one) for one in ids(FORMATS["mistral"])} <= {9}
+
+
+def test_a_long_call_is_parsed_once_however_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    class Decoder(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> tuple[object, int]:
+            parsed.append(s)
+            return super().raw_decode(s, idx)
+
+    monkeypatch.setattr(formats, "_DECODER", Decoder())
+    call = {"name": "now", "arguments": {"code": 'if (a) { b("}") }\\', "rows": [{}, {"a": {}}] * 20}}
+    answer = f"<tool_call>{json.dumps(call)}</tool_call>"
+    assert found("hermes", list(answer)) == ("", [("now", call["arguments"])])
+    assert len(parsed) == 1
+    parsed.clear()
+    broken = "<tool_call>{now}" + "{}" * 20
+    assert found("hermes", list(broken)) == (broken, [])
+    assert len(parsed) == 1
+
+
+@pytest.mark.parametrize("arguments", [r'{"a": "\ud800"}', r'"{\"a\": \"\ud800\"}"'])
+def test_arguments_with_half_a_character_can_be_written(arguments: str) -> None:
+    finder = CallFinder(FORMATS["hermes"], NAMES)
+    _, calls = finder.push(f'<tool_call>{{"name": "now", "arguments": {arguments}}}</tool_call>')
+    assert json.loads(calls[0].arguments.encode()) == {"a": "?"}
