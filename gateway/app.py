@@ -150,7 +150,7 @@ class Endpoints:
             prompt, field = Prompt(messages=[message.model_dump() for message in asked.messages]), "messages"
         else:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
-        ids = await self._serving.encode(tokenizer, prompt, field)
+        ids = await self._serving.encode(tokenizer, prompt, field, prompt.characters)
         return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
 
     async def detokenize(self, request: Request) -> Response:

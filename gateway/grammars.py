@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-import orjson
-
 from gateway.errors import BadField
+from protos import common_pb2
 
+MOST_CHARACTERS = 1 << 16
+"""Engines compile none that is longer, and every choice of a request carries one."""
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -26,7 +28,7 @@ def of_format(value: Any) -> str | None:
     schema = named.get("schema", {"type": "object"})
     if not isinstance(schema, dict):
         raise ValueError("'json_schema.schema' must be an object")
-    return orjson.dumps(schema).decode()
+    return json.dumps(schema, ensure_ascii=False, separators=(",", ":"))  # of numbers of any size
 
 
 def asked(format_schema: str | None, **named: str | None) -> tuple[str, dict[str, str]]:
@@ -38,3 +40,11 @@ def asked(format_schema: str | None, **named: str | None) -> tuple[str, dict[str
     if len(found) > 1:
         raise BadField(f"'{found[0][0]}' and '{found[1][0]}' cannot both be given.", found[1][0])
     return found[0] if found else ("", {})
+
+
+def check(sampling: common_pb2.Sampling) -> None:
+    """Raises BadField for a grammar that no engine takes."""
+    kind = sampling.WhichOneof("grammar")
+    characters = len(getattr(sampling, kind)) if kind is not None else 0
+    if characters > MOST_CHARACTERS:
+        raise BadField(f"The grammar has {characters} characters, at most {MOST_CHARACTERS} are compiled.", kind)

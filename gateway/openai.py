@@ -21,6 +21,8 @@ from protos import common_pb2
 MOST_CHOICES = 128
 MOST_PROMPTS = 512
 MOST_STOPS = 4
+MOST_STOP_TOKENS = 1024
+"""Every choice of a request carries them."""
 MOST_TOP_LOGPROBS = 20
 _INT64 = 1 << 63
 _TOKENS = 1 << 32
@@ -145,7 +147,7 @@ class _Generate(_Model):
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
     min_tokens: int | None = Field(None, ge=0, lt=_INT64)
     ignore_eos: bool | None = None
-    stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = None
+    stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = Field(None, max_length=MOST_STOP_TOKENS)
     skip_special_tokens: bool | None = None
     response_format: Annotated[str | None, pydantic.PlainValidator(grammars.of_format)] = None
     regex: str | None = None
@@ -358,6 +360,7 @@ _CODES = {
     "less_than": "above_max_value",
     "less_than_equal": "above_max_value",
     "too_short": "array_too_short",
+    "too_long": "array_too_long",
     "string_too_short": "empty_string",
     "value_error": "invalid_value",
 }

@@ -23,6 +23,14 @@ class Prompt:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Of the chat template, by its own names."""
 
+    @property
+    def characters(self) -> int:
+        """About as many as there are to tokenize."""
+        if self.messages is not None:
+            # Names and arguments of calls are written out by templates too.
+            return len(str(self.messages)) + len(str(self.template_options))
+        return len(self.text or "")
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

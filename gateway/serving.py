@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import embedding, metrics, traces
+from gateway import embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
 from gateway.errors import BadField, ModelFaulty, OverLimit, TooMany
@@ -52,6 +52,7 @@ class Serving:
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
         embedding.check(request, route.model)
+        grammars.check(request.sampling)
         count = len(request.prompts) * request.choices
         if request.embeds:
             count = min(count, embedding.MOST_AT_ONCE)
@@ -67,7 +68,11 @@ class Serving:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
             form = calls.form(request.tools, tokenizer.template, route.model.tool_parser) if request.tools else None
-            prompts = [await self.encode(tokenizer, prompt, request.prompt_field) for prompt in request.prompts]
+            # Many short ones hold up others' streams as one long one does.
+            together = sum(prompt.characters for prompt in request.prompts)
+            prompts = [
+                await self.encode(tokenizer, prompt, request.prompt_field, together) for prompt in request.prompts
+            ]
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException as error:
@@ -112,18 +117,16 @@ class Serving:
         except Unmet as error:
             raise ModelFaulty(f"model '{route.model.name}': {error}") from None
 
-    async def encode(self, tokenizer: Tokenizer, prompt: Prompt, field: str) -> Sequence[int]:
-        """A prompt's token ids. Raises BadField that names `field`."""
+    async def encode(self, tokenizer: Tokenizer, prompt: Prompt, field: str, characters: int) -> Sequence[int]:
+        """A prompt's token ids. `characters`: of all prompts of its request. Raises BadField that names `field`."""
         run = self._tokenizers.run
         try:
             if prompt.tokens is not None:
                 return prompt.tokens
             if prompt.messages is not None:
-                size = sum(len(message.get("content", "")) for message in prompt.messages)
-                size += sum(len(str(tool)) for tool in prompt.template_options.get("tools", ()))
-                return await run(size, tokenizer.chat, prompt.messages, prompt.template_options)
+                return await run(characters, tokenizer.chat, prompt.messages, prompt.template_options)
             text = prompt.text or ""
-            return await run(len(text), tokenizer.encode, text, prompt.special)
+            return await run(characters, tokenizer.encode, text, prompt.special)
         except Invalid as error:
             raise BadField(str(error), field) from None
 

@@ -107,11 +107,11 @@ class Tokenizer:
         options = {"add_generation_prompt": True, **options}
         try:
             prompt: str = self._hf.apply_chat_template(list(messages), tokenize=False, **options)
+            return self.encode(prompt, special=False)
         except jinja2.TemplateError as error:
             raise Invalid(f"the model's chat template refused the messages: {error}") from None
         except (ValueError, TypeError, LookupError) as error:
             raise Invalid(f"the messages do not suit the model's chat template: {error}") from None
-        return self.encode(prompt, special=False)
 
 
 @cache

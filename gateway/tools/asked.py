@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
 import pydantic
 from pydantic import Field
 
@@ -65,7 +64,7 @@ class Tools:
         ]
         most = {} if self.parallel and not self.name else {"maxItems": 1}
         row = {"type": "array", "minItems": 1, **most, "items": {"anyOf": call}, "$defs": parameters}
-        return orjson.dumps(row).decode()
+        return json.dumps(row, ensure_ascii=False, separators=(",", ":"))  # of numbers of any size
 
 
 def _moved(schema: Any, name: str) -> Any:
@@ -132,7 +131,7 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise ValueError(f"the arguments of '{function['name']}' are not JSON") from None
         told.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": told}

@@ -24,6 +24,9 @@ def tool(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name}}
 
 
+DEEP_CALL = {"function": {"name": "f", "arguments": "[" * 100_000}}
+
+
 def completion(**more: Any) -> Request:
     return parse(CompletionRequest, json.dumps(COMPLETION | more).encode()).request("id", common_pb2.Slo(), 0.0)
 
@@ -64,6 +67,7 @@ SHARED = [
     ({"logit_bias": {"5": 1}}, "logit_bias"),
     ({"response_format": {"type": "xml"}}, "response_format"),
     ({"response_format": "json_object"}, "response_format"),
+    ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": 1}}}, "response_format"),
     ({"regex": 3}, "regex"),
@@ -95,6 +99,7 @@ def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) 
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "messages[0].tool_calls"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -209,6 +214,8 @@ def test_grammars_reach_the_engine(ask: Any) -> None:
     schema = {"type": "integer"}
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
     assert json.loads(ask(response_format=named).sampling.json_schema) == schema
+    named["json_schema"]["schema"] = {"maximum": 10**30}
+    assert json.loads(ask(response_format=named).sampling.json_schema) == {"maximum": 10**30}
     assert ask(regex="a+").sampling.regex == "a+"
     assert ask(ebnf='root ::= "a"').sampling.ebnf == 'root ::= "a"'
     assert ask(json_schema="{}").sampling.json_schema == "{}"

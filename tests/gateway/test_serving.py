@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import grpc
 import pytest
 
+from gateway.tokenizer import Tokenizer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
 from tests.gateway.conftest import MODEL, World
@@ -50,6 +52,38 @@ async def test_a_refused_request_leaves_nothing_in_flight(world: World) -> None:
         refusal(await world.chat(max_tokens=10_000), 400)
     world.say("one")
     assert (await world.chat(n=2)).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex", "ebnf"])
+async def test_a_grammar_that_no_engine_takes_goes_nowhere(world: World, kind: str) -> None:
+    error = refusal(await world.chat(**{kind: "a" * (1 + (1 << 16))}), 400)
+    assert error["param"] == kind and not world.groups[0].requests
+    world.say("one")
+    assert (await world.chat(n=2)).status_code == 200
+
+
+async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_tokenized_by_a_thread(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+    encode = Tokenizer.encode
+
+    def noted(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(tokenizer, text, special)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    world.say("one")
+    here = threading.get_ident()
+    await world.complete(prompt=["a" * 100] * 2)
+    assert threads == [here, here]
+    threads.clear()
+    await world.complete(prompt=["a" * 3000] * 2)
+    assert len(threads) == 2 and here not in threads
+    threads.clear()
+    call = {"function": {"name": "f", "arguments": '{"a": "%s"}' % ("a" * 5000)}}
+    await world.chat(messages=[{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "so?"}])
+    assert len(threads) == 1 and here not in threads
 
 
 async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world: World) -> None:

@@ -35,6 +35,12 @@ def test_messages_that_the_template_refuses_say_why(tokenizer: Tokenizer) -> Non
         tokenizer.chat([{"role": "forbidden", "content": "x"}], {})
 
 
+def test_half_a_character_suits_no_template(tokenizer: Tokenizer) -> None:
+    """Arguments of calls are JSON in JSON, and may name one."""
+    with pytest.raises(Invalid, match="do not suit"):
+        tokenizer.chat([{"role": "user", "content": "\ud800"}], {})
+
+
 def test_a_folder_without_a_template_says_so(tmp_path: Path) -> None:
     without = load(tokenizers.write(tokenizers.tiny(), tmp_path / "plain", template=None))
     with pytest.raises(Invalid, match="/v1/completions"):

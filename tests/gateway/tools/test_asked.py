@@ -38,3 +38,8 @@ def test_one_that_is_named_is_called_once_and_so_is_any_without_parallel_calls()
     assert fits(named, [now]) and not fits(named, [node]) and not fits(named, [now, now])
     single = Tools(both, must=True, parallel=False)
     assert fits(single, [now]) and fits(single, [node]) and not fits(single, [now, node])
+
+
+def test_numbers_of_any_size_are_kept() -> None:
+    tools = Tools([tool("f", {"maximum": 10**30})], must=True)
+    assert json.loads(tools.schema())["$defs"]["f"] == {"maximum": 10**30}
