@@ -17,13 +17,13 @@ from gpu_scheduler.activation import Activation, at_fault, worth_another_try
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import NOT_HERE, Dispatcher
-from gpu_scheduler.engines.base import Engine
+from gpu_scheduler.engines.base import Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.handover import Handover
 from gpu_scheduler.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
-from services.errors import Conflict, Invalid, PrismError, Unmet
+from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -249,13 +249,24 @@ class Residency:
         if resident.residency == common_pb2.HIBERNATING and target == common_pb2.HIBERNATING:
             return
         if resident.residency != common_pb2.HIBERNATING:
-            await self._drain(resident, engine, drain_ms, successor)
+            try:
+                await self._drain(resident, engine, drain_ms, successor)
+            except (EngineDied, TimedOut):
+                # It runs nothing any more, or does not even say so: the model has left.
+                await engine.give_up()
+                await self._let_go(resident, engine)
+                if target == common_pb2.HIBERNATING:
+                    raise
+                return
         if target == common_pb2.HIBERNATING:
             await self._hibernate(resident, engine)
         else:
-            await self._activation.release_engine(resident, engine)
-            await self._activation.drop_booking(resident)
-            self._residents.leave(resident)
+            await self._let_go(resident, engine)
+
+    async def _let_go(self, resident: Resident, engine: Engine) -> None:
+        await self._activation.release_engine(resident, engine)
+        await self._activation.drop_booking(resident)
+        self._residents.leave(resident)
 
     async def _drain(self, resident: Resident, engine: Engine, drain_ms: int, successor: str) -> None:
         self._residents.set(resident, common_pb2.DRAINING)
@@ -275,9 +286,7 @@ class Residency:
                 model=resident.spec.name,
                 last_cold_start_s=round(resident.cold_s, 1),
             )
-            await self._activation.release_engine(resident, engine)
-            await self._activation.drop_booking(resident)
-            self._residents.leave(resident)
+            await self._let_go(resident, engine)
             return
         engine.told_kept.clear()
         command = engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate()))
@@ -285,9 +294,7 @@ class Residency:
             await self._activation.within(command.done())
         except PrismError:
             # It is awake and drained; only a fresh start makes it serve again.
-            await self._activation.release_engine(resident, engine)
-            await self._activation.drop_booking(resident)
-            self._residents.leave(resident)
+            await self._let_go(resident, engine)
             raise
         await self._activation.rebook(resident, awake=False)
         self._residents.set(resident, common_pb2.HIBERNATING)

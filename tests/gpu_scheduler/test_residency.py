@@ -484,3 +484,20 @@ async def test_an_engine_is_outdated_when_the_nodes_catalogue_changes_and_not_wh
     says(700)  # it is on its way already
     await change.task
     assert group.residents.is_outdated(group.residents.get("m"))
+
+
+@pytest.mark.parametrize("target", [common_pb2.COLD, common_pb2.HIBERNATING])
+async def test_a_model_whose_engine_dies_while_it_leaves_has_left(group, target):
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    running = group.submit("r", new=100_000)
+    await first_token(running)
+    change = group.residency.begin(SPEC, target, "test", drain_ms=600_000)
+    while group.residents.get("m").residency != common_pb2.DRAINING:
+        await change.progress.changed(change.progress.revision)
+    engine.kill()
+    assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+    await change.task
+    assert group.residents.get("m") is None
+    assert (change.failure is None) == (target == common_pb2.COLD)
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE

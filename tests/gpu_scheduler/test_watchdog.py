@@ -46,7 +46,7 @@ async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group)
     async with asyncio.timeout(60):
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         await change.task
-    assert not engine.alive
+    assert group.residents.get("m") is None and not engine.alive
 
 
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
