@@ -81,7 +81,7 @@ class Grammars(BaseGrammarBackend):
 def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
     """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
     from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
-    from xgrammar import GrammarMatcher
+    from xgrammar import GrammarMatcher, allocate_token_bitmask
 
     kind, text = key
     try:
@@ -96,6 +96,9 @@ def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
     except (RuntimeError, ValueError, TypeError) as error:
         return InvalidGrammarObject(_PLACE.sub("", one_line(error))[:300])
     matcher = GrammarMatcher(context, max_rollback_tokens=MAX_ROLLBACK_TOKENS)
+    first = allocate_token_bitmask(1, vocab_size)
+    if matcher.fill_next_token_bitmask(first) and not first.any():
+        return InvalidGrammarObject("it allows no answer")  # {"$ref": "#"}, or a rule that is itself
     made: BaseGrammarObject = XGrammarGrammar(
         matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind)
     )

@@ -101,6 +101,7 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
                     ("json_schema", '{"items":' * 70 + "{}" + "}" * 70, "levels"),
                     ("regex", "(a", "parenthesis is not closed"),
                     ("ebnf", "root ::= nothing", 'Rule "nothing" is not defined'),
+                    ("json_schema", '{"$ref": "#"}', "allows no answer"),
                 ]
             ):
                 for again in range(2 - number % 2):
