@@ -292,7 +292,7 @@ class Activation:
     async def _load(self, resident: Resident) -> None:
         self._step(resident, "taking an engine")
         engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
-        resident.engine, resident.loaded = engine, resident.listed or resident.spec
+        resident.engine, resident.loaded = engine, (resident.spec, resident.listed or resident.spec)
         from_image = self._loader is not None and self.has_image(resident)
         try:
             await self._load_into(resident, engine, from_image)

@@ -42,8 +42,8 @@ class Resident:
     engine: Engine | None = None
     listed: common_pb2.ModelSpec | None = None
     """What the node's catalogue said when placement told `spec`; None: nothing."""
-    loaded: common_pb2.ModelSpec | None = None
-    """That, or `spec`, when its engine was given it to read; the catalogue may say otherwise by now."""
+    loaded: tuple[common_pb2.ModelSpec, common_pb2.ModelSpec] | None = None
+    """`spec` and `listed` when its engine was given it to read; the catalogue may say otherwise by now."""
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
     image_checksums: list[str] = field(default_factory=list)
     """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
@@ -145,12 +145,17 @@ class Residents:
         return own
 
     def is_outdated(self, resident: Resident) -> bool:
-        """Whether the catalogue of this node says something else now than when its engine read it. Nodes may list a
-        model differently, and placement tells each of them what one says: that alone is no reason to read it again."""
-        had, now = resident.loaded, self.listed.get(resident.spec.name)
-        if resident.engine is None or had is None or now is None:
+        """Whether the catalogue of this node says now that its engine read something else. Nodes may list a model with
+        different contexts, and placement tells each of them what one says: that alone is no reason to read it
+        again."""
+        now = self.listed.get(resident.spec.name)
+        if resident.engine is None or resident.loaded is None or now is None:
             return False
-        return (had.generation, had.context_tokens) != (now.generation, now.context_tokens)
+        told, listed = resident.loaded
+        return now.generation != told.generation or now.context_tokens not in (
+            told.context_tokens,
+            listed.context_tokens,
+        )
 
     def of_engine(self, engine: Engine) -> Resident | None:
         return next((resident for resident in self._by_name.values() if resident.engine is engine), None)

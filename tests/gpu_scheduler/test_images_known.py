@@ -59,7 +59,7 @@ def test_an_engine_is_outdated_when_the_catalogue_says_otherwise_than_what_it_re
     resident = residents.enter(common_pb2.ModelSpec(name="m", generation=7, context_tokens=100))
     residents.listed["m"] = common_pb2.ModelSpec(generation=7, context_tokens=100)
     assert not residents.is_outdated(resident), "it has no engine"
-    resident.engine, resident.loaded = object(), resident.spec
+    resident.engine, resident.loaded = object(), (resident.spec, resident.spec)
     assert not residents.is_outdated(resident)
     residents.listed["m"] = common_pb2.ModelSpec(generation=7, context_tokens=100, pinned=True)
     assert not residents.is_outdated(resident), "that is not the engine's"
