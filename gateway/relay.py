@@ -118,6 +118,7 @@ class Tokens:
         # Of the attempts since the last token:
         self._tries = 0
         self._strikes = 0
+        self._asked = False
         self._stranded_at: float | None = job.arrival_s  # since when no place has given it tokens
         self._attempts = 0
         self._why = ""
@@ -127,6 +128,8 @@ class Tokens:
     async def next(self) -> common_pb2.TokenChunk:
         """The next tokens; the last chunk's `finish` is STOP or LENGTH. Raises a PrismError when the request cannot be
         served, or not to its end."""
+        if not self._asked:  # of a call with many inputs the last ones are asked for long after it came
+            self._asked, self._stranded_at = True, time.monotonic()
         while not self._ready:
             if self._fate is not None:
                 raise self._fate
