@@ -107,7 +107,12 @@ async def build(service: Service) -> None:
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
         service.spawn(follow_loader(loader, images, residents.listed, changes), "follow loader")
-    service.on_drain(leaving.leave)
+
+    async def leave() -> None:
+        if not service.failed:  # else nobody plans any more, and there is nothing to wait for
+            await leaving.leave()
+
+    service.on_drain(leave)
     for pool in pools.values():
         pool.fill()
         service.on_stop(pool.close)

@@ -42,6 +42,8 @@ _TTFT = prometheus_client.Counter("prism_ttft_targets_total", "first tokens with
 NOT_HERE = "not here"
 """How an answer begins that means: ask for another place. Nothing failed under the request."""
 _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
+_KEPT_MODELS = 64
+"""Of those that are not here any more, how many are known still: how fast they prefill, how long their answers are."""
 _TOGETHER_S = 0.002
 """In which streams arrive whose model moved: those that start together go on after one step, the others after two."""
 
@@ -96,6 +98,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self.counters: defaultdict[str, Counters] = defaultdict(Counters)
+        self._away: dict[str, None] = {}
+        """Models that are known and not here, the one that left last at the end."""
 
     # --- requests
 
@@ -160,6 +164,15 @@ class Dispatcher:
             self._backlog.model_waking(model, self._now() + self._rules.wake_estimate_s)
             self._protection.measured(model, self._rules.default_prefill_tokens_per_s, 0.0)
 
+    def _forget_models(self) -> None:
+        """What is known of those that left long ago: their names may never come again."""
+        for model in list(self._away)[:-_KEPT_MODELS]:
+            if all(request.model != model for request in self._requests.values()):
+                del self._away[model], self._speeds[model]
+                self.counters.pop(model, None)
+                self._backlog.remove_model(model)
+                self._protection.forget(model)
+
     def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
         self._forget(request, finish, error)
@@ -183,6 +196,10 @@ class Dispatcher:
         """Called by Residents after every change."""
         model = resident.spec.name
         self._know(model)
+        self._away.pop(model, None)
+        if self._residents.get(model) is None:
+            self._away[model] = None
+            self._forget_models()
         if resident.residency == common_pb2.ACTIVE:
             measured = resident.measured
             if measured.prefill_tokens_per_s > 0 and self._backlog.is_active(model) is False:

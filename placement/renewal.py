@@ -1,6 +1,6 @@
 """Models whose engines are not what the catalogue says: its file was read again, and a model is of other files by now,
-has another context, or is not listed any more. They leave, and what runs may finish; those that are listed come up
-afresh.
+has another context, or is not listed any more. They leave, one of a group at a time, and what runs may finish; those
+that are listed come up afresh.
 
 What left the catalogue while placement was not there is not known here, and stays as long as its group.
 """
@@ -30,15 +30,17 @@ class Renewal:
         self._cluster = cluster
         self._actuator = actuator
         self._drain = drain
-        self._leaving: set[str] = set()
+        self._leaving: dict[str, str] = {}
+        """Model -> its group."""
 
     def look(self) -> None:
         """Has those leave that nobody else moves."""
         for group, resident, why in list(self._found()):
             model = resident.model
             on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
-            if not on_its_way and model not in self._leaving:
-                self._leaving.add(model)
+            # One by one: copied files look like others, and all models at once would leave nobody to serve.
+            if not on_its_way and model not in self._leaving and group.name not in self._leaving.values():
+                self._leaving[model] = group.name
                 tasks.spawn(self._leave(group, resident, why), f"renew {model}")
 
     def _found(self) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident, str]]:
@@ -62,4 +64,5 @@ class Renewal:
             _log.warning("a model stays as it was", model=model, group=group.name, why=str(error))
             await asyncio.sleep(_AGAIN_S)
         finally:
-            self._leaving.discard(model)
+            del self._leaving[model]
+        self.look()

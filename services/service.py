@@ -100,6 +100,10 @@ class Service:
     def stop(self) -> None:
         self._stopping.set()
 
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
     def fail(self, failure: BaseException) -> None:
         """Stops the process with status 1."""
         self._failure = failure
@@ -126,7 +130,7 @@ class Service:
         await self._end()
         if self._failure is not None:
             self._manager.failed(str(self._failure))
-        return 1 if self._failure is not None else 0
+        return 1 if self.failed else 0
 
     async def _end(self) -> None:
         await self.server.set_serving(False)

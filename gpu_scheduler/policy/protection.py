@@ -91,6 +91,11 @@ class Protection:
         known = self._models.setdefault(model, _Model(prefilling, Beat(decode_step_s)))
         known.prefilling, known.beat.measured_s = prefilling, decode_step_s
 
+    def forget(self, model: str) -> None:
+        """It has no requests, and is not measured any more."""
+        self._models.pop(model, None)
+        self._prefilling -= {model}
+
     def started(self, model: str, request_id: str, target_s: float, least_tokens: int = 1) -> None:
         """The model's engine gets the request; nearly all of the model's come to `least_tokens` of output."""
         known = self._models[model]

@@ -17,7 +17,8 @@ from gpu_scheduler.streams import PulledStream
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import tasks
 
-SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in ("a", "b", "e")}
+NAMES = ("a", "b", "e", *(f"m{number}" for number in range(200)))
+SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in NAMES}
 SPEC["e"].embedding.dimensions = 2
 
 
@@ -512,3 +513,19 @@ async def test_what_a_model_does_not_make_is_refused(desk, model, tokens, embed,
     await desk.settle()
     assert desk.last("r1").finish == common_pb2.REJECTED and why in desk.last("r1").error
     assert not engine.started
+
+
+async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
+    for number in range(200):
+        desk.model(f"m{number}")
+        desk.submit(f"r{number}", f"m{number}")
+        await desk.settle()
+        desk.answer(desk.engines[f"m{number}"], finish=common_pb2.LENGTH)
+        await desk.settle()
+        desk.residents.leave(desk.residents.get(f"m{number}"))
+    assert "m199" in desk.dispatcher.counters and "m0" not in desk.dispatcher.counters
+    assert len(desk.dispatcher.counters) < 100
+    desk.model("m0")
+    desk.submit("again", "m0")
+    await desk.settle()
+    assert len(desk.engines["m0"].started) == 1

@@ -71,3 +71,22 @@ async def test_one_that_is_back_in_the_catalogue_stays_and_one_that_cannot_leave
         return not group.state.residents
 
     await world.heard(gone)
+
+
+async def test_models_of_one_group_are_renewed_one_after_the_other(monkeypatch):
+    world = FakeCluster(groups=1)
+    for name in "abc":
+        world.model(name)
+        world.groups[0].put(name, outdated=True)
+    under_way, seen, renew = set(), [], world.drain.renew
+
+    async def watched(group, resident, why):
+        under_way.add(resident.model)
+        seen.append(len(under_way))
+        await renew(group, resident, why)
+        under_way.discard(resident.model)
+
+    monkeypatch.setattr(world.drain, "renew", watched)
+    looks(world)
+    await world.heard(lambda: not world.groups[0].state.residents)
+    assert seen == [1, 1, 1]
