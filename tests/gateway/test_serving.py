@@ -31,7 +31,7 @@ async def test_more_in_flight_than_configured_is_a_429_to_retry(world: World) ->
 
     world.groups[0].script = waits
     taken = [asyncio.get_running_loop().create_task(world.chat()) for _ in range(2)]
-    await asyncio.wait_for(world.groups[0].arrived(2), 10)
+    await asyncio.wait_for(world.groups[0].arrived(2), 60)
     response = await world.chat()
     assert refusal(response, 429)["code"] == "too_many_in_flight"
     assert int(response.headers["retry-after"]) > 0
