@@ -76,6 +76,7 @@ async def build(service: Service) -> None:
         tokenizers.prefetch((route.model.path, route.model.generation) for route in table.values() if route.places)
 
     routes.on_change(keep_ready)
+    routes.on_change(metrics.Series())
     service.spawn(
         routes.follow(follow_stream(lambda: placement.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")),
         "follow routes",

@@ -3,6 +3,8 @@ client's connection."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import Counter, Gauge, Histogram
 
 _TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -16,4 +18,23 @@ SLO = Counter("prism_gateway_slo_requests", "Requests with a target, by whether 
 REPLAYS = Counter("prism_gateway_replays", "Requests sent again after their place failed", ["model"])
 PROMPT_TOKENS = Counter("prism_gateway_prompt_tokens", "Tokens of prompts", ["model"])
 OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["model"])
+_OF_MODELS = (REQUESTS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS)
 ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")
+
+
+class Series:
+    """Keeps those of models that there are: names may come and go for ever. A listener of the route table."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        self._gone: set[str] = set()
+
+    def __call__(self, routes: Mapping[str, object]) -> None:
+        gone = self._known - routes.keys()
+        self._known = set(routes)
+        if gone:
+            # Those before too: a request that ended since its model went has counted once more.
+            for model in gone | (self._gone - routes.keys()):
+                for metric in _OF_MODELS:
+                    metric.remove_by_labels({"model": model})
+            self._gone = gone

@@ -172,6 +172,8 @@ class Dispatcher:
                 self.counters.pop(model, None)
                 self._backlog.remove_model(model)
                 self._protection.forget(model)
+                for metric in (_STARTED, _TTFT):
+                    metric.remove_by_labels({"model": model})
 
     def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
