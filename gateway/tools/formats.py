@@ -86,6 +86,8 @@ class CallFinder:
         self._at_start = form.bare
         self._inside = False
         self._found = 0
+        self._blank = ""
+        """Between or after calls, until it is known whether anything follows."""
         # Of the object that is held:
         self._seen = 0  # characters
         self._depth = 0
@@ -99,12 +101,14 @@ class CallFinder:
         calls: list[Call] = []
         while self._held and self._step(told, calls):
             pass
-        return self._clean("".join(told)), calls
+        return "".join(told), calls
 
     def finish(self) -> str:
         """The text that is held back, as the answer is over."""
         held, self._held = self._held, ""
-        return self._clean(self._form.begin + held if self._inside and held and not self._form.bare else held)
+        told: list[str] = []
+        self._tell(told, self._form.begin + held if self._inside and held and not self._form.bare else held)
+        return "".join(told)
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -116,9 +120,13 @@ class CallFinder:
         """Whether there was a call."""
         return self._found > 0
 
-    def _clean(self, text: str) -> str:
-        """Line ends between calls say nothing."""
-        return text if text.strip() or not self._found else ""
+    def _tell(self, told: list[str], text: str) -> None:
+        """Line ends between calls, and after the last one, say nothing."""
+        if self._found:
+            text = self._blank + text
+            said = text.rstrip()
+            text, self._blank = said, text[len(said) :]
+        told.append(text)
 
     def _step(self, told: list[str], calls: list[Call]) -> bool:
         """Whether there is more to do."""
@@ -137,7 +145,7 @@ class CallFinder:
         if form.bare and form.begin.startswith(held):
             return False
         if held[0] != "{":
-            told.append(held)
+            self._tell(told, held)
             self._held, self._inside, self._at_start = "", False, False
             return False
         if self._broken or not self._is_whole():
@@ -149,10 +157,11 @@ class CallFinder:
             return False
         call = self._call(value)
         if call is None:
-            told.append(held[:end])
+            self._tell(told, held[:end])
         elif self._most is None or self._found < self._most:
             calls.append(call)
             self._found += 1
+            self._blank = ""
         self._held = held[end:]
         self._seen = 0
         return True
@@ -190,11 +199,11 @@ class CallFinder:
             self._at_start = False
         at = held.find(begin) if begin else -1
         if at >= 0:
-            told.append(held[:at])
+            self._tell(told, held[:at])
             self._held, self._inside = held[at + len(begin) :], True
             return True
         kept = next((n for n in range(min(len(begin) - 1, len(held)), 0, -1) if begin.startswith(held[-n:])), 0)
-        told.append(held[: len(held) - kept])
+        self._tell(told, held[: len(held) - kept])
         self._held = held[len(held) - kept :]
         return False
 

@@ -67,7 +67,17 @@ async def card(it: Chaos, model: str) -> dict[str, Any] | None:
 
 
 async def engine_of(it: Chaos, model: str) -> int:
-    return (await it.measured(model)).engine_pid
+    found: list[int] = []
+
+    async def is_there() -> bool:
+        try:
+            found.append((await it.measured(model)).engine_pid)
+        except AssertionError:  # groups are asked one after the other, and it may be moving
+            return False
+        return True
+
+    await it.until(is_there, f"{model} is on no group", 30)
+    return found[0]
 
 
 async def streaming(it: Chaos, model: str) -> asyncio.Task[tuple[str, dict[str, Any], str]]:

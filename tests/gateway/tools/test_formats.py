@@ -2,7 +2,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.errors import BadField
@@ -56,6 +56,7 @@ def test_calls_are_found_and_all_else_is_text(
 
 
 @given(st.sampled_from(ANSWERS), st.lists(st.integers(0, 120), max_size=6))
+@example(next(each for each in ANSWERS if each[2] == "Ok "), [2])
 def test_the_same_is_found_however_the_answer_is_cut(
     answer: tuple[str, str, str, list[tuple[str, object]]], cuts: list[int]
 ) -> None:

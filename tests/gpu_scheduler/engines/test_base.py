@@ -151,8 +151,8 @@ async def test_an_engine_ends_when_its_gpu_scheduler_is_gone():
 
 async def test_an_engine_that_not_even_a_kill_ends_counts_as_dead(engine, monkeypatch):
     await engine.command(load(step_ms="100000")).done()
-    command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=100000)))
     engine.generate(generate([1], 50))
+    command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=100000)))
     monkeypatch.setattr(processes, "kill", lambda ranks: None)
     await engine.give_up(grace_s=0.0)
     assert not engine.alive and engine.listener.died.is_set()
