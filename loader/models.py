@@ -19,6 +19,9 @@ from services import log
 from services.errors import Exists, NotFound
 
 _log = log.get(__name__)
+_REMOVED = 1000
+"""Of so many removed names the number is kept, the latest: a loader that was away while more were removed, and had one
+of those before, brings it back."""
 
 
 @dataclass(frozen=True)
@@ -177,10 +180,18 @@ class Models:
             if model is not None:
                 _log.info("model removed", model=name)
             self._on_change()
+            self._forget_oldest()
             if name in self._changes:
                 await self._keeper.keep([self._kept(name)])
             if model is None:
                 raise NotFound(f"no model {name!r} in the catalogue")
+
+    def _forget_oldest(self) -> None:
+        removed = self.removed
+        oldest = sorted(removed, key=removed.__getitem__)[:-_REMOVED]
+        self._keeper.forget_soon([added.record_id(name) for name in oldest])
+        for name in oldest:
+            del self._changes[name]
 
     async def reload(self, path: str) -> None:
         """Makes the catalogue what the file at `path` says now, plus what was added by calls and the file does not

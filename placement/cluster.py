@@ -18,6 +18,7 @@ _log = log.get(__name__)
 Ledger = dict[str, balloond_pb2.DeviceState]
 """Of a node's devices, by name."""
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
+_VANISHED = 1000
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 _EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
 """Whoever listens so does not say where it is reached."""
@@ -78,8 +79,8 @@ class Cluster:
         """Whether there may be groups whose addresses are not known yet: names are still to be looked up."""
         self.catalogue: dict[str, loader_pb2.Entry] = {}
         self.catalogue_known = False
-        self.vanished: set[str] = set()
-        """Names that were in the catalogue and are not any more."""
+        self.vanished: dict[str, None] = {}
+        """Names that were in the catalogue and are not any more: those that a group has, and the last `_VANISHED`."""
         self.removed: frozenset[str] = frozenset()
         """Names that a call took out of the catalogue."""
         self.weights_extent_bytes = 1
@@ -114,8 +115,7 @@ class Cluster:
         """There is none any more."""
         self.heard_group(address, None)
         group = self.groups.pop(address)
-        for model in group.residents:
-            self._with[model].pop(address, None)
+        self._leave(address, group)
         self._names = {name: each for name, each in self._names.items() if each is not group}
         self.doubtful = {each for each in self.doubtful if each[0] != address}
         self._refused.pop(address, None)
@@ -167,8 +167,7 @@ class Cluster:
         group.reachable = state is not None
         if state is None:
             return
-        for model in group.residents:
-            self._with[model].pop(address, None)
+        self._leave(address, group)
         for name in (group.name, group.address):
             if self._names.get(name) is group:
                 del self._names[name]
@@ -183,6 +182,12 @@ class Cluster:
         if state.weights_extent_bytes > self.weights_extent_bytes:
             self.weights_extent_bytes = state.weights_extent_bytes
             self._fresh |= self.groups  # all weights count in larger extents now
+
+    def _leave(self, address: str, group: Group) -> None:
+        for model in group.residents:
+            self._with[model].pop(address, None)
+            if not self._with[model]:
+                del self._with[model]
 
     def _is_refused(self, address: str, state: gpu_scheduler_pb2.GroupState) -> bool:
         """Whether another group has its name: groups are told apart by name, also in what operators ask for."""
@@ -210,7 +215,9 @@ class Cluster:
         self.removed = frozenset(removed)
         before, self.catalogue = self.catalogue, {entry.model.name: entry for entry in entries}
         self.catalogue_known = True
-        self.vanished = (self.vanished | before.keys()) - self.catalogue.keys()
+        gone = [name for name in dict.fromkeys([*self.vanished, *before]) if name not in self.catalogue]
+        with_group = [name for name in gone[:-_VANISHED] if name in self._with]
+        self.vanished = dict.fromkeys([*with_group, *gone[-_VANISHED:]])
         for model in before.keys() | self.catalogue.keys():
             if before.get(model) != self.catalogue.get(model):
                 self._fresh |= self._with.get(model, {})

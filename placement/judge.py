@@ -211,7 +211,9 @@ class Judge:
 
     def moved(self, model: str) -> None:
         """A migration is through: the cool-down begins."""
-        self._moved_at[model] = self._now()
+        now = self._now()
+        self._moved_at = {name: at for name, at in self._moved_at.items() if now - at < self._config.cool_down_s}
+        self._moved_at[model] = now
 
 
 def _yielding(answer: Activation) -> list[Yielding]:

@@ -126,6 +126,7 @@ class Loaders:
             for name, change in changes(catalogue).items():
                 if name not in self._latest or self._latest[name].number < change.number:
                     self._latest[name] = change
+        self._told = {each for each in self._told if each[1] in self._latest}
         self._numbers = max([self._numbers, *(change.number for change in self._latest.values())])
         order = sorted((each for each in self.clients if each in self._heard), key=self._is_away)
         removed = {name for name, change in self._latest.items() if change.listing is None}

@@ -56,7 +56,8 @@ class Standings:
         """Groups that were made anew since they were last asked for, by address."""
         self._demands: dict[str, float] = {}
         self._windows: dict[str, RateWindow] = {}
-        self._seen: dict[tuple[str, str], int] = {}
+        self._seen: dict[str, dict[str, int]] = {}
+        """The counters of a group's residents when it was last heard, by its client's address."""
         self._tpot_ms: dict[str, float] = {}
 
     # --- groups
@@ -87,6 +88,10 @@ class Standings:
         fresh = {name: self.demand(entry.model) for name, entry in entries if entry is not None}
         changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
         self._demands = fresh
+        for name in self._windows.keys() - fresh.keys():
+            # Models come and go for ever; one that is back begins anew.
+            del self._windows[name]
+            self._tpot_ms.pop(name, None)
         for group in dict.fromkeys(group for name in changed for group, _ in self._cluster.residents(name)):
             self._stand(group)
 
@@ -133,15 +138,18 @@ class Standings:
             self.changes += 1
         if address not in self._cluster.groups:
             self._footings.pop(address, None)
+            self._seen.pop(address, None)
 
     # --- demand
 
     def _count(self, group: Group, now: float) -> None:
         """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
+        address = group.client.address
+        before_of, self._seen[address] = self._seen.get(address, {}), {}
         for name, resident in group.residents.items():
             total = resident.prefill_tokens + resident.decode_tokens
-            before = self._seen.get((group.name, name), 0)
-            self._seen[group.name, name] = total
+            before = before_of.get(name, 0)
+            self._seen[address][name] = total
             if total != before:
                 self._window(name).observe(total - before if total > before else total, now)
             if resident.tpot_target_ms:

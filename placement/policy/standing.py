@@ -84,7 +84,11 @@ class Standing:
             self._groups[group.name] = group
             self._arrays = None
         for resident in self._on.get(group.name, ()):
-            self._with[resident.model.name].pop(group.name, None)
+            name = resident.model.name
+            if (places := self._with.get(name)) is not None:  # a name may have been here twice
+                places.pop(group.name, None)
+                if not places:
+                    del self._with[name]
         self._on[group.name] = residents
         for resident in residents:
             self._with.setdefault(resident.model.name, {})[group.name] = None

@@ -178,3 +178,45 @@ def test_what_a_cold_start_took_is_what_who_came_cold_stays_for():
     assert world.judge.activation(new).group is None
     world.time += 20.5
     assert [y.model for y in world.judge.activation(new).yields] == ["came"]
+
+
+def names_within(root, seen=None):
+    """Every string that it keeps, in itself and in what it has."""
+    seen = set() if seen is None else seen
+    if id(root) in seen:
+        return
+    seen.add(id(root))
+    if isinstance(root, str):
+        yield root
+    elif isinstance(root, dict):
+        for each in [*root.keys(), *root.values()]:
+            yield from names_within(each, seen)
+    elif isinstance(root, (list, tuple, set, frozenset)):
+        for each in root:
+            yield from names_within(each, seen)
+    elif type(root).__module__.startswith("placement."):
+        slots = getattr(root, "__slots__", ())
+        yield from names_within([getattr(root, slot) for slot in slots] + [getattr(root, "__dict__", {})], seen)
+
+
+def test_nothing_is_kept_of_models_that_came_served_and_went(monkeypatch):
+    monkeypatch.setattr("placement.cluster._VANISHED", 2)
+    world = FakeCluster(groups=2)
+    world.model("stays")
+    world.groups[0].put("stays", decode_tokens=5)
+    for number in range(5):
+        spec = world.model(f"gone-{number}", default_slo=common_pb2.Slo(tpot_ms=50))
+        world.groups[1].put(spec.name, decode_tokens=7 * (number + 1), tpot_target_ms=9.0)
+        world.tell()
+        world.judge.observe()
+        assert world.judge.activation(spec).group is not None and world.judge.rates()[spec.name] > 0
+        world.judge.moved(spec.name)
+        world.time += 200.0
+        world.groups[1].remove(spec.name)
+        world.cluster.heard_catalogue([world.cluster.catalogue["stays"]])
+        world.tell()
+        world.judge.observe()
+    assert world.judge.rates().keys() == {"stays"}
+    world.judge.moved("stays")
+    assert {name for name in names_within(world.judge) if name.startswith("gone")} == {"gone-3", "gone-4"}
+    assert list(world.cluster.vanished) == ["gone-3", "gone-4"]
