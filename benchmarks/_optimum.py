@@ -41,6 +41,7 @@ def largest_pressure(instance: Instance, places: Mapping[str, Place]) -> Fractio
     group, or a device has too little room."""
     demand: dict[str, int] = {}
     left = {device.name: device.capacity for group in instance.groups for device in group.devices}
+    load = {device.name: Fraction(device.load) for group in instance.groups for device in group.devices}
     room = dict(left)
     group_of = {device.name: group.name for group in instance.groups for device in group.devices}
     for model in instance.models:
@@ -55,7 +56,7 @@ def largest_pressure(instance: Instance, places: Mapping[str, Place]) -> Fractio
             room[device] -= model.needed
     if any(room[device] < 0 or left[device] <= 0 for device in demand):
         return None
-    return max((Fraction(demand[device], left[device]) for device in demand), default=Fraction(0))
+    return max((demand[device] * (Fraction(1, left[device]) + load[device]) for device in demand), default=Fraction(0))
 
 
 def by_all_placements(instance: Instance) -> Fraction | None:

@@ -27,7 +27,10 @@ class PlacementConfig(Config):
     """How often names are looked up."""
     period_s: float = Field(default=1.0, gt=0)
     """How often placement looks whether a model should move."""
-    tau: float = Field(default=0.3, ge=0)
+    load_weight: float = Field(default=4.0, ge=0)
+    """Demand loads a device's compute too: pressure is W / (memory left) + load_weight * W / S. So what is left counts
+    for less where there is plenty. 0: the paper's KVPR, memory alone."""
+    tau: float = Field(default=0.2, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
@@ -58,7 +61,7 @@ class PlacementConfig(Config):
     relieve: bool = True
     """Off: idle models leave for activations only."""
     window_s: float = Field(default=60.0, gt=0)
-    short_window_s: float = Field(default=5.0, gt=0)
+    short_window_s: float = Field(default=20.0, gt=0)
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """Of models without a target: what their demand is weighted by."""
     drain_ms: int = Field(default=30_000, ge=0)

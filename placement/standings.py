@@ -125,7 +125,7 @@ class Standings:
         firm: Hashable = None
         if there is not None:
             self._standing_of[address] = there
-            terms, here = _group(group), self._residents(group)
+            terms, here = _group(group, self._config.load_weight), self._residents(group)
             self.by_size.setdefault(size, Standing(self._rules)).hear(terms, here)
             self._news[address] = group
             firm = footing(terms, here, self._rules)
@@ -252,8 +252,11 @@ def _device(group: Group, device: balloond_pb2.DeviceState) -> str:
     return device.device if device.device == group.name else f"{group.name}/{device.device}"
 
 
-def _group(group: Group) -> kvpr.Group:
-    return kvpr.Group(group.name, tuple(kvpr.Device(_device(group, d), d.capacity_bytes) for d in group.memory))
+def _group(group: Group, load_weight: float) -> kvpr.Group:
+    devices = (
+        kvpr.Device(_device(group, d), d.capacity_bytes, kvpr.load(load_weight, d.capacity_bytes)) for d in group.memory
+    )
+    return kvpr.Group(group.name, tuple(devices))
 
 
 def _place(group: Group) -> kvpr.Place:

@@ -44,7 +44,7 @@ class Standings:
         self._windows: dict[str, RateWindow] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._by_size = {group.devices: Standing(config.lifecycle) for group in everywhere}
-        self._plain = {group.name: group_of(group) for group in everywhere}
+        self._plain = {group.name: group_of(group, config.load_weight) for group in everywhere}
         self._heard: dict[str, tuple[int, float]] = {}
         """Group -> its arbiter's count of changes when it was heard, and until when that holds."""
 

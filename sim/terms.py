@@ -11,8 +11,11 @@ from sim.node import Group
 from sim.system import FleetError
 
 
-def group_of(group: Group) -> kvpr.Group:
-    devices = (kvpr.Device(f"{group.name}/{i}", group.hardware.capacity_bytes) for i in range(group.devices))
+def group_of(group: Group, load_weight: float = 0.0) -> kvpr.Group:
+    capacity = group.hardware.capacity_bytes
+    devices = (
+        kvpr.Device(f"{group.name}/{i}", capacity, kvpr.load(load_weight, capacity)) for i in range(group.devices)
+    )
     return kvpr.Group(group.name, tuple(devices))
 
 

@@ -51,6 +51,7 @@ class _Block:
         """Of each group, the place of a model with a part on every device."""
         self.result: Floats = np.empty(count)
         self._left_after: Floats = np.empty(count)
+        self._by_load: Floats = np.empty(count)
         self._unfit: Mask = np.empty(count, dtype=np.bool_)
         self._full: Mask = np.empty(count, dtype=np.bool_)
 
@@ -60,11 +61,15 @@ class _Block:
         other.__dict__ = dict(self.__dict__)
         mine = slice(self.first, self.first + len(self.result))
         other.demand, other.left, other.room = field.demand[mine], field.left[mine], field.room[mine]
+        load = field.load[mine]
+        other.load = load if load.any() else None
         return other
 
     demand: Floats
     left: Floats
     room: Floats
+    load: Floats | None
+    """None: there is none."""
 
     def rows(self, of_devices: Floats) -> Floats:
         """The block's part of the field's array: a row for each group."""
@@ -75,7 +80,11 @@ class _Block:
         unfit = self._find_unfit(model)
         np.maximum(self._left_after, 1.0, out=self._left_after)  # less is no whole byte, and unfit
         np.add(self.demand, model.part_demand, out=self.result)
+        if self.load is not None:
+            np.multiply(self.result, self.load, out=self._by_load)
         np.divide(self.result, self._left_after, out=self.result)
+        if self.load is not None:
+            np.add(self.result, self._by_load, out=self.result)
         np.putmask(self.result, unfit, inf)
         return self.result
 
@@ -143,6 +152,7 @@ class Field:
         self._where: dict[str, int] = {}
         self._group_of: dict[str, str] = {}
         capacity: list[float] = []
+        load: list[float] = []
         for size in sorted({len(group.devices) for group in groups} - {0}):
             block = _Block([group for group in ordered if len(group.devices) == size], size, len(capacity))
             blocks.append(block)
@@ -153,6 +163,7 @@ class Field:
                     self._where[device.name] = len(capacity)
                     self._group_of[device.name] = group.name
                     capacity.append(float(device.capacity))
+                    load.append(device.load)
         self.demand: Floats = np.zeros(len(capacity))
         """Of each device, by number: W."""
         self.left: Floats = np.array(capacity)
@@ -160,19 +171,22 @@ class Field:
         self.room: Floats = np.array(capacity)
         """And without floors."""
         self.capacity: Floats = np.array(capacity)
+        self.load: Floats = np.array(load)
         self._blocks = [block.over(self) for block in blocks]
         self._one_by_one()
 
     def _one_by_one(self) -> None:
         """The same numbers, for single devices: three times as fast as numpy's own look-ups."""
         self._demand, self._left, self._room = _cells(self.demand), _cells(self.left), _cells(self.room)
+        self._load = _cells(self.load)
 
     def copy(self) -> Field:
         """An independent one in the same state."""
         other = Field.__new__(Field)
         other.demand, other.left, other.room = self.demand.copy(), self.left.copy(), self.room.copy()
+        other._where, other._group_of = self._where, self._group_of
+        other.capacity, other.load = self.capacity, self.load
         other._blocks = [block.over(other) for block in self._blocks]
-        other._where, other._group_of, other.capacity = self._where, self._group_of, self.capacity
         other._one_by_one()
         return other
 
@@ -210,7 +224,7 @@ class Field:
     def pressures(self) -> Floats:
         """Of all devices as booked, by number; 0 where nothing is demanded, +inf where demand has nothing left."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = self.demand / self.left
+            found = self.demand / self.left + self.demand * self.load
         found[self.left <= 0] = inf
         found[self.demand <= 0] = 0.0
         return found
@@ -243,13 +257,14 @@ class Field:
         """The highest resulting pressure on the devices of a place; +inf where the model does not fit."""
         demand, fixed, needed = model.part_demand, model.fixed, model.needed
         worst = 0.0
-        where, demands, lefts, room = self._where, self._demand, self._left, self._room
+        where, demands, lefts, room, loads = self._where, self._demand, self._left, self._room, self._load
         for device in place.devices:
             i = where[device]
             left = lefts[i] - fixed
             if room[i] < needed or left <= 0:
                 return inf
-            worst = max(worst, (demands[i] + demand) / left)
+            total = demands[i] + demand
+            worst = max(worst, total / left + total * loads[i])
         return worst
 
     def best_first(self, model: Model) -> Iterator[Option]:

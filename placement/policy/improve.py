@@ -211,7 +211,11 @@ class _Search:
     def _left_behind(self, i: int) -> float:
         """The highest pressure on the devices of a model without it."""
         field, demand, fixed = self._field, float(self._demand[i]), float(self._fixed[i])
-        return max((float(field.demand[row]) - demand) / (float(field.left[row]) + fixed) for row in self._numbers[i])
+        found = 0.0
+        for row in self._numbers[i]:
+            total = float(field.demand[row]) - demand
+            found = max(found, total / (float(field.left[row]) + fixed) + total * float(field.load[row]))
+        return found
 
     def _elsewhere(self, i: int, left_behind: float) -> tuple[float, Place | None]:
         """The best place for a model if it leaves the one it has, and the highest pressure on the devices touched."""
@@ -239,11 +243,13 @@ class _Search:
             for mine in self._numbers[i]:
                 left = field.left[mine] - fixed
                 bad |= (needed > field.room[mine]) | (left <= 0)
-                np.maximum(worst, (field.demand[mine] + demand) / left, out=worst)
+                total = field.demand[mine] + demand
+                np.maximum(worst, total / left + total * field.load[mine], out=worst)
             for theirs in columns:
                 left = field.left[theirs] + fixed
                 bad |= (-needed > field.room[theirs]) | (left <= 0)
-                np.maximum(worst, (field.demand[theirs] - demand) / left, out=worst)
+                total = field.demand[theirs] - demand
+                np.maximum(worst, total / left + total * field.load[theirs], out=worst)
                 for mine in self._numbers[i]:
                     bad |= theirs == mine
         bad |= ~(worst < limit)

@@ -30,6 +30,8 @@ class Device:
 
     name: str
     capacity: int
+    load: float = 0.0
+    """What each unit of demand adds to the pressure whatever memory is left, 1/bytes; 0: the paper's KVPR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,16 @@ def demand(tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | 
     return max(LEAST_DEMAND, tokens_per_s * kv_bytes_per_token / (tpot_target_s or default_target_s))
 
 
-def pressure(total_demand: float, capacity: int, fixed: int) -> float:
-    """KVPR of a device; +inf if nothing is left for KV."""
+def load(weight: float, capacity: int) -> float:
+    """A device's `load`, where demand for all of its memory is to count `weight` times as much as it would for memory
+    alone."""
+    return weight / capacity if capacity else 0.0
+
+
+def pressure(total_demand: float, capacity: int, fixed: int, load: float = 0.0) -> float:
+    """Of a device; +inf if nothing is left for KV."""
     left = capacity - fixed
-    return total_demand / left if left > 0 else inf
+    return total_demand / left + total_demand * load if left > 0 else inf
 
 
 class Books:
@@ -115,6 +123,7 @@ class Books:
 
     def __init__(self, groups: Iterable[Group]) -> None:
         self._capacity: dict[str, int] = {}
+        self._load: dict[str, float] = {}
         self._demand: dict[str, float] = {}
         self._fixed: dict[str, int] = {}
         self._needed: dict[str, int] = {}
@@ -123,13 +132,14 @@ class Books:
                 if device.name in self._capacity:
                     raise ValueError(f"device {device.name} is in two groups")
                 self._capacity[device.name] = device.capacity
+                self._load[device.name] = device.load
                 self._demand[device.name] = 0.0
                 self._fixed[device.name] = self._needed[device.name] = 0
 
     def copy(self) -> Books:
         """An independent set of books."""
         other = Books(())
-        other._capacity = self._capacity
+        other._capacity, other._load = self._capacity, self._load
         other._demand, other._fixed, other._needed = dict(self._demand), dict(self._fixed), dict(self._needed)
         return other
 
@@ -160,15 +170,15 @@ class Books:
         return self.free(device) >= model.needed
 
     def pressure(self, device: str) -> float:
-        """KVPR of the device as booked."""
-        return pressure(self._demand[device], self._capacity[device], self._fixed[device])
+        """Of the device as booked."""
+        return pressure(self._demand[device], self._capacity[device], self._fixed[device], self._load[device])
 
     def resulting(self, model: Model, device: str) -> float:
-        """KVPR of the device with one more part of the model; +inf where it does not fit."""
+        """Of the device with one more part of the model; +inf where it does not fit."""
         if not self.fits(model, device):
             return inf
         fixed = self._fixed[device] + model.fixed
-        return pressure(self._demand[device] + model.part_demand, self._capacity[device], fixed)
+        return pressure(self._demand[device] + model.part_demand, self._capacity[device], fixed, self._load[device])
 
     def best(self, model: Model, group: Group) -> tuple[float, tuple[str, ...]]:
         """The group's devices that the model would take (the n least pressured ones, the earlier of equals) and the

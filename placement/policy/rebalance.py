@@ -113,21 +113,23 @@ def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], 
     for model, place in booked:
         for device in place.devices:
             on.setdefault(device, []).append(model)
-    capacity = {device.name: device.capacity for group in groups for device in group.devices}
-    largest = max(capacity.values())
+    devices = {device.name: device for group in groups for device in group.devices}
+    largest = max(device.capacity for device in devices.values())
+    least_load = min(device.load for device in devices.values())
     for name, models in on.items():
-        left = capacity[name]
+        at = devices[name]
+        left = at.capacity
         demand = heaviest = 0.0
         for model in models:
             left -= model.fixed
             demand += model.part_demand
             heaviest = max(heaviest, model.part_demand)
-        pressure = kvpr.pressure(demand, left, 0)
+        pressure = kvpr.pressure(demand, left, 0, at.load)
         if pressure < rules.least_pressure:
             continue
-        if sum(model.needed for model in models) > capacity[name]:
+        if sum(model.needed for model in models) > at.capacity:
             return True
         fixed = next(model.fixed for model in models if model.part_demand == heaviest)
-        if kvpr.pressure(heaviest, largest, fixed) < pressure * (1 - rules.assign.tau):
+        if kvpr.pressure(heaviest, largest, fixed, least_load) < pressure * (1 - rules.assign.tau):
             return True
     return False

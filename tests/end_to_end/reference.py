@@ -13,38 +13,38 @@ _PROGRAM = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM
 torch.set_num_threads(1)
-path, prompts, new = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
-model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-out, vectors = [], []
-with torch.inference_mode():
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
-        out.append(done[0, len(prompt):].tolist())
-        state = model.base_model(ids).last_hidden_state[0, -1]
-        vectors.append(torch.nn.functional.normalize(state, dim=0).tolist())
-print("REFERENCE" + json.dumps([out, vectors]))
+said, new = {}, int(sys.argv[2])
+for path, prompts in json.loads(sys.argv[1]).items():
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    out, vectors = [], []
+    with torch.inference_mode():
+        for prompt in prompts:
+            ids = torch.tensor([prompt])
+            done = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new)
+            out.append(done[0, len(prompt):].tolist())
+            state = model.base_model(ids).last_hidden_state[0, -1]
+            vectors.append(torch.nn.functional.normalize(state, dim=0).tolist())
+    said[path] = out, vectors
+print("REFERENCE" + json.dumps(said))
 """
 
 
 async def greedy(path: Path, prompts: list[list[int]], new: int) -> list[list[int]]:
     """Tokens after each prompt, at most `new`, with the end-of-sequence token if it came."""
-    return (await both(path, prompts, new))[0]
+    return (await both({path: prompts}, new))[path][0]
 
 
-async def both(path: Path, prompts: list[list[int]], new: int) -> tuple[list[list[int]], list[list[float]]]:
-    """The same, and each prompt's embedding: the state of its last token, of length 1."""
+async def both(prompts: dict[Path, list[list[int]]], new: int) -> dict[Path, tuple[list[list[int]], list[list[float]]]]:
+    """The same of several models, and each prompt's embedding: the state of its last token, of length 1."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
         _PROGRAM,
-        str(path),
-        json.dumps(prompts),
+        json.dumps({str(path): each for path, each in prompts.items()}),
         str(new),
         stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
     )
     out, _ = await process.communicate()
     line = next(line for line in out.decode().splitlines() if line.startswith("REFERENCE"))
-    tokens, vectors = json.loads(line.removeprefix("REFERENCE"))
-    return tokens, vectors
+    return {Path(path): (tokens, vectors) for path, (tokens, vectors) in json.loads(line[len("REFERENCE") :]).items()}

@@ -40,11 +40,11 @@ def text_of(model, tokens):
 
 async def expected_texts(new=40):
     """model -> (prompts, the texts that Transformers continues them with), and model -> their embeddings."""
+    said = await both({path(model): prompts(model) for model in MODELS}, new)
     expected, vectors = {}, {}
     for model in MODELS:
-        ids = prompts(model)
-        said, vectors[model] = await both(path(model), ids, new)
-        expected[model] = (ids, [text_of(model, tokens) for tokens in said])
+        tokens, vectors[model] = said[path(model)]
+        expected[model] = (prompts(model), [text_of(model, each) for each in tokens])
     return expected, vectors
 
 
@@ -124,7 +124,9 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
     expected, vectors = await expected_texts()
     models = {name: {} for name in MODELS} | {MODELS[0]: {"path": with_tools(MODELS[0], tmp_path / "tools")}}
     # Without a time to drain, whatever runs on the source of a move goes on at its target.
-    async with world("sglang", models, idle_s=0.5, poison=True, placement={"rebalance": False, "drain_ms": 0}) as it:
+    async with world(
+        "sglang", models, idle_s=0.5, poison=True, warm=0, placement={"rebalance": False, "drain_ms": 0}
+    ) as it:
         client = AsyncOpenAI(base_url=it.base + "/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
 
         # All three at once: more than the two devices hold, so somebody has to leave and come back.

@@ -6,7 +6,7 @@ from tests.placement.fakes import MIB, FakeCluster
 
 
 def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
-    world = FakeCluster(groups=1)
+    world = FakeCluster(groups=1, short_window_s=5.0)
     world.model("busy", floor=0)
     world.groups[0].put("busy", weights_bytes=60 * MIB, running=2)
     world.tell()

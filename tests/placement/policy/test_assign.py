@@ -16,8 +16,9 @@ from placement.policy.kvpr import Books, Device, Group, Model, Place
 @st.composite
 def clusters(draw, sizes=(1, 2, 4)):
     """Groups, candidates with and without a present place, and something booked beside them."""
+    load = draw(st.sampled_from([0.0, 0.03125]))
     groups = [
-        Group(f"g{i}", tuple(Device(f"g{i}d{j}", draw(st.sampled_from([64, 100, 160]))) for j in range(size)))
+        Group(f"g{i}", tuple(Device(f"g{i}d{j}", draw(st.sampled_from([64, 100, 160])), load) for j in range(size)))
         for i, size in enumerate(draw(st.lists(st.sampled_from(sizes), min_size=1, max_size=5)))
     ]
     candidates, booked = [], []

@@ -1,5 +1,6 @@
 """The arrays say what the books say."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -26,15 +27,24 @@ models = st.builds(
 )
 
 
-@given(st.lists(st.tuples(models, st.sampled_from(DEVICES)), max_size=12), models)
-def test_every_resulting_pressure_is_that_of_the_books(bookings, model):
-    field, books = Field(GROUPS, {}), Books(GROUPS)
+loads = st.lists(st.sampled_from([0.0, 0.01, 0.3]), min_size=len(DEVICES), max_size=len(DEVICES))
+
+
+@given(st.lists(st.tuples(models, st.sampled_from(DEVICES)), max_size=12), models, loads)
+def test_every_resulting_pressure_is_that_of_the_books(bookings, model, loads):
+    load = dict(zip(DEVICES, loads, strict=True))
+    groups = [Group(g.name, tuple(replace(d, load=load[d.name]) for d in g.devices)) for g in GROUPS]
+    field, books = Field(groups, {}), Books(groups)
     for booked, device in bookings:
         field.book(booked, [device])
         books.book(booked, [device])
     for group in GROUPS:
         for device in group.devices:
             assert field.resulting(model, Place(group.name, (device.name,))) == books.resulting(model, device.name)
+    booked = field.copy().pressures()
+    for name in DEVICES:
+        at = field.numbers(Place("", (name,)))[0]
+        assert booked[at] == (books.pressure(name) if field.demand[at] > 0 else 0.0)
     options = field.best(model, count=10)
     assert [option.pressure for option in options] == sorted(option.pressure for option in options)
     best = min(books.best(model, group)[0] for group in GROUPS)

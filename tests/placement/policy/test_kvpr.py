@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from placement.policy.kvpr import LEAST_DEMAND, Books, Device, Group, Model, demand, pressure, share
+from placement.policy.kvpr import LEAST_DEMAND, Books, Device, Group, Model, demand, load, pressure, share
 
 GROUP = Group("g", (Device("d0", 100), Device("d1", 200), Device("d2", 100)))
 
@@ -24,6 +24,21 @@ def test_pressure_is_infinite_where_nothing_is_left():
     assert pressure(10.0, 100, 50) == pytest.approx(0.2)
     assert pressure(10.0, 100, 100) == inf
     assert pressure(0.0, 100, 101) == inf
+
+
+def test_demand_loads_a_device_also_where_there_is_plenty_of_memory():
+    assert load(4.0, 100) == pytest.approx(0.04) and load(0.0, 100) == load(4.0, 0) == 0.0
+    assert pressure(10.0, 100, 50, load(4.0, 100)) == pytest.approx(10 / 50 + 4 * 10 / 100)
+    assert pressure(10.0, 100, 100, load(4.0, 100)) == inf
+    # Two large models with little to do leave a little memory, one small model with much to do leaves a lot.
+    large, small, new = Model("l", 2.0, weights=70), Model("s", 9.0, weights=5), Model("n", 3.0, weights=10)
+    for weight, better in ((0.0, "s"), (4.0, "l")):
+        group = Group("g", (Device("l", 100, load(weight, 100)), Device("s", 100, load(weight, 100))))
+        books = Books([group])
+        books.book(large, ["l"])
+        books.book(small, ["s"])
+        assert books.best(new, group)[1] == (better,)
+        assert books.copy().best(new, group) == books.best(new, group)
 
 
 def test_floors_need_room_but_are_kv_and_stay_in_the_denominator():

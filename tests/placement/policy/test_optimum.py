@@ -96,6 +96,27 @@ def test_assignments_hold_and_are_near_the_optimum(family):
     assert sum(ratios) / len(ratios) < sum(greedy_ratios) / len(greedy_ratios)
 
 
+def test_assignments_are_near_the_optimum_where_demand_loads_devices_too():
+    ratios = []
+    for _, instance in instances(12, SEED, SMALL):
+        loaded = [
+            Group(group.name, tuple(replace(each, load=4.0 / each.capacity) for each in group.devices))
+            for group in instance.groups
+        ]
+        instance = Instance(tuple(loaded), instance.models)
+        if sum(len(group.devices) for group in loaded) ** len(instance.models) > 3_000:
+            continue
+        reached = largest_pressure(instance, placed(instance).places)
+        greedy = largest_pressure(instance, placed(instance, AssignRules(improve_steps=0)).places)
+        if reached is None:
+            continue
+        # What local search compares is rounded, what is compared here is not.
+        assert greedy is None or float(reached) <= float(greedy) * (1 + 1e-9)
+        ratios.append(float(reached / by_all_placements(instance)))
+    assert len(ratios) >= 20 and min(ratios) >= 1
+    assert sum(ratios) / len(ratios) <= 1.2
+
+
 def test_parts_of_a_model_never_share_a_device():
     wide = [family for family in FAMILIES if max(family.parts) > 1]
     seen = 0

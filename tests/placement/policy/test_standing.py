@@ -20,7 +20,9 @@ RULES = [
 
 
 def group(i, size, draw):
-    return Group(f"g{i}", tuple(Device(f"g{i}/{d}", draw.choice([80, 100, 120])) for d in range(size)))
+    return Group(
+        f"g{i}", tuple(Device(f"g{i}/{d}", draw.choice([80, 100, 120]), draw.choice([0.0, 0.04])) for d in range(size))
+    )
 
 
 def on(group, name, draw):
