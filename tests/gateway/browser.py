@@ -8,7 +8,9 @@ import contextlib
 import itertools
 import os
 import shutil
-from collections.abc import AsyncIterator
+import subprocess
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,25 @@ class Tab:
         self._socket = socket
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._session = ""
+        self._session = self._target = ""
         self.complaints: list[str] = []
         """What the page wrote to its console as an error or a warning, exceptions, refused and failed requests."""
         self.asked: list[str] = []
         """Every address that it asked for."""
 
     async def attach(self) -> None:
-        target = await self.send("Target.createTarget", url="about:blank")
+        """In a context of its own: no cookies or caches of others."""
+        context = await self.send("Target.createBrowserContext", disposeOnDetach=True)
+        target = await self.send("Target.createTarget", url="about:blank", **context)
         answer = await self.send("Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        self._target = target["targetId"]
         self._session = answer["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network"):
             await self.send(f"{domain}.enable")
+
+    async def close(self) -> None:
+        self._session = ""
+        await self.send("Target.closeTarget", targetId=self._target)
 
     async def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
@@ -126,10 +135,10 @@ class Tab:
         path.write_bytes(base64.b64decode(answer["data"]))
 
 
-@contextlib.asynccontextmanager
-async def browser(profile: Path) -> AsyncIterator[Tab]:
-    """An empty tab of a browser of its own; `profile`: an empty folder."""
-    process = await asyncio.create_subprocess_exec(
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[str]:
+    """Runs one; the address of its protocol. `profile`: an empty folder."""
+    command = [
         executable(),
         "--headless",
         "--no-sandbox",  # tests run as root in containers, and the page is ours
@@ -139,29 +148,25 @@ async def browser(profile: Path) -> AsyncIterator[Tab]:
         "--disable-background-networking",
         f"--user-data-dir={profile}",
         "--remote-debugging-port=0",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(60):
-            while b"DevTools listening on " not in (line := await process.stderr.readline()):
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        try:
+            while b"DevTools listening on " not in (line := process.stderr.readline()):
                 assert line, "the browser ended"
-        address = line.decode().split()[-1]
-        drained = tasks.spawn(_drain(process.stderr), "what the browser says")
-        async with aiohttp.ClientSession() as http, http.ws_connect(address, max_msg_size=0) as socket:
-            tab = Tab(socket)
-            hearing = tasks.spawn(tab.hear(), "hear the browser")
-            await tab.attach()
-            yield tab
-            await tasks.cancel(hearing)
-        await tasks.cancel(drained)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or it would wait for a reader
+            yield line.decode().split()[-1]
+        finally:
             process.kill()
-        await process.wait()
 
 
-async def _drain(stream: asyncio.StreamReader) -> None:
-    while await stream.readline():
-        pass
+@contextlib.asynccontextmanager
+async def empty_tab(address: str) -> AsyncIterator[Tab]:
+    """One that knows nothing of others."""
+    async with aiohttp.ClientSession() as http, http.ws_connect(address, max_msg_size=0) as socket:
+        tab = Tab(socket)
+        hearing = tasks.spawn(tab.hear(), "hear the browser")
+        await tab.attach()
+        yield tab
+        await tab.close()
+        await tasks.cancel(hearing)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from protos import balloond_pb2, common_pb2, placement_pb2
-from tests.gateway.browser import Tab, browser
+from tests.gateway.browser import Tab, browser, empty_tab
 from tests.gateway.conftest import MODEL, World
 
 GIB = 1 << 30
@@ -40,9 +39,15 @@ def group(name: str, *models: str) -> placement_pb2.Group:
     return told
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with browser(tmp_path_factory.mktemp("profile")) as address:
+        yield address
+
+
 @pytest.fixture
-async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
-    async with browser(tmp_path / "profile") as tab:
+async def tab(running: str) -> AsyncIterator[Tab]:
+    async with empty_tab(running) as tab:
         yield tab
 
 
