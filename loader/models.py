@@ -179,8 +179,8 @@ class Models:
                     self._keeper.forget_soon([added.record_id(name)])
             if model is not None:
                 _log.info("model removed", model=name)
-            self._on_change()
             self._forget_oldest()
+            self._on_change()
             if name in self._changes:
                 await self._keeper.keep([self._kept(name)])
             if model is None:

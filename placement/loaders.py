@@ -121,11 +121,15 @@ class Loaders:
         """What they say together; as long as none is there, what they said last."""
         if not self._there:
             return
-        self._latest = {}
+        before, self._latest = self._latest, {}
         for catalogue in self._heard.values():
             for name, change in changes(catalogue).items():
                 if name not in self._latest or self._latest[name].number < change.number:
                     self._latest[name] = change
+        for name, change in self._latest.items():
+            # Loaders forget old removals; one that is away may list what they were of.
+            if name in before and before[name].number > change.number:
+                self._latest[name] = before[name]
         self._told = {each for each in self._told if each[1] in self._latest}
         self._numbers = max([self._numbers, *(change.number for change in self._latest.values())])
         order = sorted((each for each in self.clients if each in self._heard), key=self._is_away)

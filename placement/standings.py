@@ -91,7 +91,8 @@ class Standings:
         for name in self._windows.keys() - fresh.keys():
             # Models come and go for ever; one that is back begins anew.
             del self._windows[name]
-            self._tpot_ms.pop(name, None)
+        for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
+            del self._tpot_ms[name]
         for group in dict.fromkeys(group for name in changed for group, _ in self._cluster.residents(name)):
             self._stand(group)
 
@@ -145,10 +146,11 @@ class Standings:
     def _count(self, group: Group, now: float) -> None:
         """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
         address = group.client.address
-        before_of, self._seen[address] = self._seen.get(address, {}), {}
+        before_of, self._seen[address] = self._seen.get(address), {}
         for name, resident in group.residents.items():
             total = resident.prefill_tokens + resident.decode_tokens
-            before = before_of.get(name, 0)
+            # What a group had counted before it was found is of any age.
+            before = total if before_of is None else before_of.get(name, 0)
             self._seen[address][name] = total
             if total != before:
                 self._window(name).observe(total - before if total > before else total, now)

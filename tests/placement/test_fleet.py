@@ -337,6 +337,23 @@ async def test_the_later_change_of_a_name_counts_whichever_node_knows_it(nodes):
     assert clients[0].added["x"][1] == clients[1].added["x"][1] == 6
 
 
+async def test_what_a_node_that_is_away_has_stays_removed_when_the_others_have_forgotten_that_it_was(nodes):
+    loaders, clients, world = nodes
+    await loaders.add(NEW)
+    await world.heard(lambda: all(client.told.empty() for client in clients))
+    await away(*nodes, which=1)
+    await loaders.remove("new")
+    await world.heard(lambda: clients[0].told.empty())
+    clients[0].removed.clear()
+    clients[0].tell()
+    await world.heard(lambda: clients[0].told.empty())
+    assert set(world.cluster.catalogue) == {"m"} and world.cluster.removed == {"new"}
+    clients[1].tell()
+    await world.heard(lambda: clients[1].added == {} and clients[1].told.empty())
+    assert set(world.cluster.catalogue) == {"m"}
+    assert [call for call, *_ in clients[0].calls] == ["add", "remove"]
+
+
 async def test_a_node_that_cannot_take_a_change_is_asked_again_when_it_has_been_away(nodes):
     loaders, clients, world = nodes
     clients[1].refuses = Exists("taken")

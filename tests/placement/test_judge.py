@@ -180,6 +180,30 @@ def test_what_a_cold_start_took_is_what_who_came_cold_stays_for():
     assert [y.model for y in world.judge.activation(new).yields] == ["came"]
 
 
+def test_what_a_group_counted_before_it_was_found_is_no_rate():
+    world = FakeCluster(groups=1)
+    world.model("a")
+    [group] = world.groups
+
+    def counted(tokens):
+        group.put("a", decode_tokens=tokens)
+        world.tell()
+        world.judge.observe()
+        return world.judge.rates().get("a", 0.0)
+
+    assert counted(100_000) == 0.0  # placement has just started
+    rate = counted(100_200)
+    assert 0.0 < rate <= 200
+    world.cluster.forget_group(group.address)
+    world.judge.observe()
+    world.cluster.add_group(group)
+    assert counted(100_400) == rate
+    group.remove("a")
+    world.tell()
+    world.judge.observe()
+    assert counted(200) > rate  # it left, and came anew
+
+
 def names_within(root, seen=None):
     """Every string that it keeps, in itself and in what it has."""
     seen = set() if seen is None else seen
@@ -200,23 +224,28 @@ def names_within(root, seen=None):
 
 
 def test_nothing_is_kept_of_models_that_came_served_and_went(monkeypatch):
-    monkeypatch.setattr("placement.cluster._VANISHED", 2)
+    monkeypatch.setattr("placement.cluster._VANISHED", 4)
     world = FakeCluster(groups=2)
     world.model("stays")
+    world.judge.observe()
     world.groups[0].put("stays", decode_tokens=5)
     for number in range(5):
         spec = world.model(f"gone-{number}", default_slo=common_pb2.Slo(tpot_ms=50))
         world.groups[1].put(spec.name, decode_tokens=7 * (number + 1), tpot_target_ms=9.0)
+        world.groups[1].put(f"{spec.name}-unused", tpot_target_ms=9.0)
+        world.model(f"{spec.name}-unused")
         world.tell()
         world.judge.observe()
         assert world.judge.activation(spec).group is not None and world.judge.rates()[spec.name] > 0
         world.judge.moved(spec.name)
         world.time += 200.0
         world.groups[1].remove(spec.name)
+        world.groups[1].remove(f"{spec.name}-unused")
         world.cluster.heard_catalogue([world.cluster.catalogue["stays"]])
         world.tell()
         world.judge.observe()
     assert world.judge.rates().keys() == {"stays"}
     world.judge.moved("stays")
-    assert {name for name in names_within(world.judge) if name.startswith("gone")} == {"gone-3", "gone-4"}
-    assert list(world.cluster.vanished) == ["gone-3", "gone-4"]
+    kept = ["gone-3", "gone-3-unused", "gone-4", "gone-4-unused"]
+    assert {name for name in names_within(world.judge) if name.startswith("gone")} == set(kept)
+    assert list(world.cluster.vanished) == kept
