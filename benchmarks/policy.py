@@ -164,7 +164,7 @@ class _Event:
 
 def cluster(devices: int, size: int, capacity: int = 141 * GIB) -> list[Group]:
     return [
-        Group(f"group-{g}", tuple(Device(f"gpu-{g}-{d}", capacity) for d in range(size)))
+        Group(f"group-{g}", tuple(Device(f"gpu-{g}-{d}", capacity, 4 / capacity) for d in range(size)))
         for g in range(devices // size)
     ]
 

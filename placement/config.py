@@ -35,8 +35,8 @@ class PlacementConfig(Config):
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
     least_pressure: float = Field(default=0.2, ge=0)
-    """Below it nothing moves off a group: with a TPOT target of 0.1 s and requests of 10 s it means that 20 % of the
-    KV memory is in use, and a move would cost more than it brings."""
+    """Below it nothing moves off a group: a move would cost more than it brings. A device without weights comes to it
+    with a TPOT target of 0.1 s when requests of 10 s use 4 % of its memory."""
     least_share: float = Field(default=0.1, ge=0, le=1)
     """Nor does a model with a smaller share of the demand on its devices."""
     cool_down_s: float = Field(default=120.0, ge=0)

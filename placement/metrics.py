@@ -12,15 +12,20 @@ from services.metrics import Published, gauge
 _EVERY_S = 1.0
 
 
-async def keep(cluster: Cluster, demands: Callable[[], dict[str, float]]) -> None:
+async def keep(cluster: Cluster, demands: Callable[[], dict[str, float]], load_weight: float) -> None:
     """For ever."""
     published = Published()
     while True:
         now = demands()
-        groups = cluster_view(cluster, now).groups
+        groups = cluster_view(cluster, now, load_weight=load_weight).groups
         published.publish(
             (
-                gauge("prism_pressure", "KVPR of a group", ["group"], (((g.group,), g.pressure) for g in groups)),
+                gauge(
+                    "prism_pressure",
+                    "Pressure of a group: KVPR and the part for demand",
+                    ["group"],
+                    (((g.group,), g.pressure) for g in groups),
+                ),
                 gauge(
                     "prism_group_reachable",
                     "Whether a gpu_scheduler is there",

@@ -296,6 +296,11 @@ class Reconciler:
         except PrismError as error:
             _log.warning("not done; all is as before", why=str(error))
 
+    @property
+    def load_weight(self) -> float:
+        """Of the configuration."""
+        return self._config.load_weight
+
     def demands(self) -> dict[str, float]:
         return self._judge.demands()
 

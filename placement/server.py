@@ -84,4 +84,5 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.DrainGroupResponse(models=map(drained_view, await self._drain.begin(request.group)))
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
-        return cluster_view(self._cluster, self._reconciler.demands(), self._reconciler.rates())
+        reconciler = self._reconciler
+        return cluster_view(self._cluster, reconciler.demands(), reconciler.rates(), reconciler.load_weight)

@@ -117,6 +117,8 @@ class Standings:
     def _stand(self, group: Group) -> None:
         """Brings the group up to date in its standing."""
         address, size = group.client.address, len(group.memory)
+        if self._cluster.groups.get(address, group) is not group:
+            return  # forgotten, while something was on its way there; another one has its address by now
         takes_models = group.reachable and group.capacity_bytes and not group.drained
         there = (size, group.name) if takes_models else None
         before = self._standing_of.pop(address, None)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 
 from placement.cluster import PRESENT, Cluster, Group
 from placement.drain import Left
 from placement.judge import Verdict
+from placement.policy import kvpr
 from protos import placement_pb2
 
 
 def cluster_view(
-    cluster: Cluster, demands: Mapping[str, float], rates: Mapping[str, float] | None = None
+    cluster: Cluster, demands: Mapping[str, float], rates: Mapping[str, float] | None = None, load_weight: float = 0.0
 ) -> placement_pb2.Cluster:
     """Every group with its models; `demands`: model -> w, `rates`: model -> tokens per second."""
-    return placement_pb2.Cluster(groups=[_group(group, demands, rates or {}) for group in cluster.groups.values()])
+    groups = [_group(group, demands, rates or {}, load_weight) for group in cluster.groups.values()]
+    return placement_pb2.Cluster(groups=groups)
 
 
 def prospect_view(verdict: Verdict, waiting_s: float) -> placement_pb2.Prospect:
@@ -33,7 +34,9 @@ def drained_view(left: Left) -> placement_pb2.Drained:
     return placement_pb2.Drained(model=left.model, to_group=left.to_group, error=left.error)
 
 
-def _group(group: Group, demands: Mapping[str, float], rates: Mapping[str, float]) -> placement_pb2.Group:
+def _group(
+    group: Group, demands: Mapping[str, float], rates: Mapping[str, float], load_weight: float
+) -> placement_pb2.Group:
     view = placement_pb2.Group(
         group=group.name,
         address=group.address,
@@ -43,13 +46,12 @@ def _group(group: Group, demands: Mapping[str, float], rates: Mapping[str, float
         drained=group.drained,
         memory=group.memory,
     )
-    demand = left = 0.0
-    left = float(group.capacity_bytes - sum(device.booked_bytes for device in group.memory))
+    demand, fixed = 0.0, sum(device.booked_bytes for device in group.memory)
     for resident in group.state.residents:
         w = demands.get(resident.model, 0.0)
         if resident.residency in PRESENT:
             demand += w
-            left -= resident.weights_bytes
+            fixed += resident.weights_bytes
         view.models.add(
             model=resident.model,
             residency=resident.residency,
@@ -62,5 +64,6 @@ def _group(group: Group, demands: Mapping[str, float], rates: Mapping[str, float
             weights_bytes=resident.weights_bytes,
             tokens_per_s=rates.get(resident.model, 0.0),
         )
-    view.pressure = demand / left if left > 0 else (inf if demand else 0.0)
+    load = kvpr.load(load_weight, group.capacity_bytes)
+    view.pressure = kvpr.pressure(demand, group.capacity_bytes, fixed, load) if demand else 0.0
     return view

@@ -1,10 +1,10 @@
 """Algorithm 1: which model lives where.
 
-Models by descending demand; each goes to the place with the least *resulting* pressure (W + w) / (S - weights),
-infinite where it does not fit. It leaves the place it has only if that is better by more than tau of the pressure of
-staying, and not within its cool-down. The paper compares pressures before the model is added and an absolute tau;
-resulting pressures see what the model itself brings (a large model on a small device), and a relative tau means the
-same at any load.
+Models by descending demand; each goes to the place with the least *resulting* pressure, (W + w) / (S - weights) + load
+(W + w), infinite where it does not fit. It leaves the place it has only if that is better by more than tau of the
+pressure of staying, and not within its cool-down. The paper compares pressures before the model is added and an
+absolute tau; resulting pressures see what the model itself brings (a large model on a small device), and a relative tau
+means the same at any load.
 
 Pinned models and those in their cool-down do not take part: they are booked where they are before the others choose, so
 that nobody is put where they will stay.

@@ -1,9 +1,9 @@
 """All devices of a cluster as arrays: the resulting pressure of one model on every device at once.
 
-Algorithm 1 asks 10,000 times for the least of 10,000 resulting pressures (W + w) / (S - weights). That value depends
-on the model in the numerator and in the denominator, so no order of the devices holds for the next model: a heap by
-pressure answers another question, and an exact search tree of such fractions has to be rebuilt where a model was
-booked. The whole row is six passes over arrays that stay in the cache (some 30 microseconds for 10,000 devices),
+Algorithm 1 asks 10,000 times for the least of 10,000 resulting pressures (W + w) / (S - weights) + load (W + w). That
+value depends on the model in the numerator and in the denominator, so no order of the devices holds for the next model:
+a heap by pressure answers another question, and an exact search tree of such fractions has to be rebuilt where a model
+was booked. The whole row is eight passes over arrays that stay in the cache (some 40 microseconds for 10,000 devices),
 exact, and indifferent to how the load lies. The same numbers as `kvpr.Books`, in the same order of additions, so the
 same floats.
 

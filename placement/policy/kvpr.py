@@ -1,9 +1,12 @@
 """Facts about models and devices, demand, and KV pressure (KVPR): SLO-weighted KV demand over the KV memory left.
 
     demand    w = token rate * KV bytes per token / TPOT target              (tokens/s * bytes / s = bytes/s^2)
-    pressure  sum of w / (S - weights and engine quotas)                     (1/s^2; only comparisons matter)
+    KVPR      sum of w / (S - weights and engine quotas)                     (1/s^2; only comparisons matter)
+    pressure  KVPR + load * sum of w                                         (`Device.load`, 1/bytes)
 
-From the Prism paper, section "Load-Aware Model Placement". `S` is what balloond's ledger has for models on the device.
+KVPR is from the Prism paper, section "Load-Aware Model Placement"; that demand counts by itself too is ours: what is
+left of memory says little where there is plenty (docs/policies.md). `S` is what balloond's ledger has for models on the
+device.
 What is not elastic is taken off it: weights, and the private quota of each engine, or what a hibernating one keeps. A
 floor is KV, so it stays in the denominator, but it must find its place: a model fits where its weights, quota and floor
 are free of the others' weights, quotas and floors. Where a model does not fit the pressure is infinite.

@@ -1,6 +1,6 @@
-"""Token rates: a window of 60 s, and a short one beside it so that a burst counts at once.
+"""Token rates: a window of 60 s, and a shorter one beside it so that a burst counts before it is over.
 
-The rate is the higher of the two: it rises within seconds of a burst and falls over a minute (the paper's sensitivity
+The rate is the higher of the two: it rises sooner with a burst and falls over a minute (the paper's sensitivity
 study finds 60 s stable; a model that just woke has no minute to show). Tokens are counted in buckets, so that an
 observation costs the same whatever the rate, and each window is its number of complete buckets plus the part of the
 present one.

@@ -473,3 +473,20 @@ async def test_nothing_is_refused_for_good_while_names_are_still_looked_up():
     world.cluster.searching = False
     world.reconciler.changed()
     assert set(world.reconciler.refused) == {"large"}
+
+
+async def test_a_group_that_comes_back_is_used_though_an_activation_on_what_it_was_has_not_ended():
+    world = FakeCluster()
+    new = world.model("new", weights=60 * MIB)
+    world.model("there", weights=60 * MIB)
+    world.groups[0].put("there", running=1)
+    world.tell()
+    never = asyncio.get_running_loop().create_future()
+    world.actuator.activating["lost"] = (world.cluster.group("g1"), never)
+    world.judge.observe()
+    world.cluster.forget_group("unix:/g1")
+    world.cluster.add_group(world.groups[1])
+    world.tell()
+    for _ in range(2):
+        world.judge.observe()
+        assert world.judge.activation(new).group is world.cluster.group("g1")

@@ -1,5 +1,7 @@
 from math import inf
 
+import pytest
+
 from placement.view import cluster_view, prospect_view
 from protos import common_pb2
 from tests.placement.fakes import MIB, FakeCluster
@@ -18,6 +20,8 @@ def test_a_group_shows_its_pressure_and_what_each_of_its_models_does():
     (group,) = cluster_view(world.cluster, {"busy": 80.0}, world.judge.rates()).groups
     assert (group.group, group.reachable, group.free_bytes) == ("g0", True, 100 * MIB)
     assert group.pressure == 80.0 / (40 * MIB)
+    (loaded,) = cluster_view(world.cluster, {"busy": 80.0}, load_weight=4.0).groups
+    assert loaded.pressure == pytest.approx(80.0 / (40 * MIB) + 4 * 80.0 / (100 * MIB))
     assert [(device.device, device.free_bytes) for device in group.memory] == [("g0-device", 100 * MIB)]
     (model,) = group.models
     assert (model.model, model.running, model.demand, model.tokens_per_s) == ("busy", 2, 80.0, 120.0)

@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
+from gpu_scheduler.engines import turn
+from gpu_scheduler.policy import pace
 from tests.gpu_scheduler.engines.sglang import checkpoints, forks
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 NEW_TOKENS = 40
+INDEX = 2
 
 
 @pytest.fixture(scope="session")
@@ -30,10 +34,27 @@ def said(models: dict[str, Path], prompts: list[list[int]]) -> dict[str, list[li
     return {name: checkpoints.reference(path, prompts, NEW_TOKENS) for name, path in models.items()}
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines() -> AsyncIterator[Engines]:
-    """Of a module whose tests run in its loop."""
-    shared = Engines()
+@pytest.fixture(scope="session")
+def word() -> Iterator[int]:
+    """Shared memory of the turn and the pace, for all of `engines`; each of them has the number INDEX there."""
+    fd = turn.create()
+    yield fd
+    os.close(fd)
+
+
+@pytest.fixture
+def turns(word: int) -> Iterator[turn.Turn]:
+    """Whatever is set there goes with the test."""
+    turns = turn.Turn(word)
+    yield turns
+    turns.give(turn.ANYBODY)
+    turns.set_pace(INDEX, pace.FREE)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engines(word: int) -> AsyncIterator[Engines]:
+    """For tests that run in the session's loop."""
+    shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
     yield shared
     await shared.close()
 

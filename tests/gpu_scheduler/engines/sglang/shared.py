@@ -1,6 +1,6 @@
-"""Engines that the tests of a module use one after another: starting one takes far longer than most of the tests.
+"""Engines that tests use one after another: starting one takes far longer than most of the tests.
 
-Tests and engines are of one loop, the module's: `pytest.mark.asyncio(loop_scope="module")`.
+Tests and engines are of one loop: `pytest.mark.asyncio(loop_scope=...)`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, engine
 class Engines:
     """Warm engines, all started with the same arguments."""
 
-    def __init__(self, *arguments: str, pass_fds: Sequence[int] = ()) -> None:
+    def __init__(self, *arguments: str, pass_fds: Sequence[int] = (), ranks: int = 1) -> None:
         self._arguments = arguments
+        self._ranks = ranks
         self._pass_fds = pass_fds
         self._warm: list[tuple[EngineEnd, contextlib.AsyncExitStack]] = []
 
@@ -33,12 +34,15 @@ class Engines:
 
     async def _start(self) -> tuple[EngineEnd, contextlib.AsyncExitStack]:
         stack = contextlib.AsyncExitStack()
-        end = await stack.enter_async_context(engine(*self._arguments, pass_fds=self._pass_fds))
+        end = await stack.enter_async_context(engine(*self._arguments, pass_fds=self._pass_fds, ranks=self._ranks))
         return end, stack
 
     async def close(self) -> None:
+        """Ends them in order."""
         while self._warm:
-            await self._warm.pop()[1].aclose()
+            end, stack = self._warm.pop()
+            async with stack:
+                assert await end.close() == 0
 
 
 async def _leave(end: EngineEnd) -> None:

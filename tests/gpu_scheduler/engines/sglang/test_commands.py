@@ -3,47 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_scheduler.engines import turn
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
-from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
+from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEW_TOKENS
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
-INDEX = 2
-
-
-@pytest.fixture(scope="module")
-def word() -> Iterator[int]:
-    """Whose turn it is, for all engines of the module."""
-    fd = turn.create()
-    yield fd
-    os.close(fd)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(word: int) -> AsyncIterator[Engines]:
-    shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
-    yield shared
-    await shared.close()
-
-
-@pytest.fixture
-def turns(word: int) -> Iterator[turn.Turn]:
-    turns = turn.Turn(word)
-    yield turns
-    turns.give(turn.ANYBODY)
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
 
 async def _impossible_requests(end: EngineEnd) -> None:

@@ -18,7 +18,7 @@ from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 FLOOR = 16 * KV_EXTENT
 STEPS = 10
 """For which a limit holds that moves: on a slow machine as on a fast one."""

@@ -18,7 +18,7 @@ from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 PROMPT = list(range(20, 60))
 SCHEMA = {
     "type": "object",

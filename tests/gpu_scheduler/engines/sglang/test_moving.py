@@ -20,7 +20,7 @@ from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 OTHER = "cpu:1"
 FLOOR = 16 * KV_EXTENT
 CAPACITY = 512 << 20

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 
 from gpu_scheduler.engines import turn
 from gpu_scheduler.policy.pace import FREE, Pace
 from tests.gpu_scheduler.engines.sglang import checkpoints
+from tests.gpu_scheduler.engines.sglang.conftest import INDEX
 from tests.gpu_scheduler.engines.sglang.harness import load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
-pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
 LONG = 2000
 LONGEST = 2048
 WHOLE = 512
 """Prompt tokens of a step where nothing else is said."""
-INDEX = 3
 FOR_EVER = 4000.0
 """Times as long as the step before: a minute at the least."""
 
@@ -38,75 +35,58 @@ def long_llama(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-@pytest.fixture(scope="module")
-def word() -> Iterator[int]:
-    """Shared memory of the pace, for all engines of the module."""
-    fd = turn.create()
-    yield fd
-    os.close(fd)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(word: int) -> AsyncIterator[Engines]:
-    shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
-    yield shared
-    await shared.close()
-
-
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
-    as_on_a_gpu: bool, tmp_path: Path, word: int, engines: Engines, long_llama: Path, prompts: list[list[int]]
+    as_on_a_gpu: bool, tmp_path: Path, turns: turn.Turn, engines: Engines, long_llama: Path, prompts: list[list[int]]
 ) -> None:
     chance = random.Random(4)
     paced, free, held = ([chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for _ in range(3))
     said = checkpoints.reference(long_llama, [paced, free, held], 4)
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
-    words = turn.Turn(word)
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         # The model's first pass takes no notice.
-        words.set_pace(INDEX, Pace(128, FOR_EVER))
+        turns.set_pace(INDEX, Pace(128, FOR_EVER))
         model = load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options)
         await end.hold(model)
 
-        words.set_pace(INDEX, Pace(135 if as_on_a_gpu else 128, 0.05))  # in whole pages
+        turns.set_pace(INDEX, Pace(135 if as_on_a_gpu else 128, 0.05))  # in whole pages
         end.ask("paced", paced, 4, ignore_eos=True)
         answer = await end.answer("paced")
         assert answer.tokens == said[0]
         assert answer.prefilled == [(0, 128 * step) for step in range(1, 16)], "with the first one 16 steps"
 
-        words.set_pace(INDEX, FREE)
+        turns.set_pace(INDEX, FREE)
         end.ask("free", free, 4, ignore_eos=True)
         answer = await end.answer("free")
         assert answer.tokens == said[1] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
 
         end.ask("running", prompts[0], 120, ignore_eos=True)
         await end.until(lambda: len(end.answers["running"].tokens) > 0)
-        words.set_pace(INDEX, Pace(128, FOR_EVER))
+        turns.set_pace(INDEX, Pace(128, FOR_EVER))
         end.ask("held", held, 4, ignore_eos=True)
         assert len((await end.answer("running")).tokens) == 120, "decoding goes on in a pause"
         assert not end.answers["held"].tokens and not end.answers["held"].prefilled
-        words.set_pace(INDEX, FREE)
+        turns.set_pace(INDEX, FREE)
         answer = await end.answer("held")
         assert answer.tokens == said[2] and answer.prefilled == [(0, WHOLE * step) for step in range(1, 4)]
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_where_its_target_wants_it(
-    as_on_a_gpu: bool, tmp_path: Path, word: int, engines: Engines, long_llama: Path, prompts: list[list[int]]
+    as_on_a_gpu: bool, tmp_path: Path, turns: turn.Turn, engines: Engines, long_llama: Path, prompts: list[list[int]]
 ) -> None:
     chance = random.Random(5)
     longs = {name: [chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for name in ("tight", "loose")}
     said = dict(zip(longs, checkpoints.reference(long_llama, list(longs.values()), 4), strict=True))
     (spoken,) = checkpoints.reference(long_llama, prompts[:1], 120)
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
-    words = turn.Turn(word)
-    words.set_pace(INDEX, FREE)
+    turns.set_pace(INDEX, FREE)
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         await end.hold(load(at, "llama", long_llama, context_tokens=LONGEST, chunked_prefill_size=WHOLE, **options))
         for name, step_s in (("tight", 1e-6), ("loose", 3600.0)):
-            words.set_pace(INDEX, Pace(128, 0.0, step_s, step_s))
+            turns.set_pace(INDEX, Pace(128, 0.0, step_s, step_s))
             beside = f"{name}: decodes"
             end.ask(beside, prompts[0], 120, ignore_eos=True)
             await end.until(lambda beside=beside: len(end.answers[beside].tokens) > 0)

@@ -7,11 +7,12 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -21,7 +22,8 @@ from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.read_ahead import OtherTypes, ReadAhead, or_as_ever
 from protos import engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import Node, engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import Node, load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 CPU = torch.device("cpu")
 TYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool)
@@ -250,12 +252,21 @@ class _Cuda:
         return 0
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines() -> AsyncIterator[Engines]:
+    """They say what they read, to whoever looks while they start."""
+    shared = Engines("--log-level", "info")
+    yield shared
+    await shared.close()
+
+
 @pytest.mark.sglang
+@pytest.mark.asyncio(loop_scope="module")
 async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
-    tmp_path: Path, models: dict[str, Path], capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], engines: Engines, models: dict[str, Path]
 ) -> None:
     """The buffer holds a few of the tensors, and one is larger."""
-    async with node(tmp_path) as at, engine("--log-level", "info") as end:
+    async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         checksums, read = [], []
         files = [str(path) for path in models["llama"].glob("*.safetensors")]
@@ -271,8 +282,9 @@ async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
 
 
 @pytest.mark.sglang
+@pytest.mark.asyncio(loop_scope="module")
 async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_reads_leaves_nothing(
-    tmp_path: Path, models: dict[str, Path]
+    tmp_path: Path, engines: Engines, models: dict[str, Path]
 ) -> None:
     cut = tmp_path / "cut"
     shutil.copytree(models["llama"], cut)
@@ -281,7 +293,7 @@ async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_rea
     options = {"read_threads": 2, "read_ahead_bytes": 400_000}
     async with node(tmp_path) as at:
         await at.book("llama")
-        async with engine() as end:
+        async with engines.one() as end:
             failed = await end.fail(load=load(at, "llama", cut, context_tokens=CONTEXT, **options))
             assert failed.model_at_fault and str(cut) in failed.reason and "incomplete" in failed.reason
             assert await at.leased_bytes() == 0
@@ -291,7 +303,7 @@ async def test_an_engine_whose_files_are_cut_says_so_and_one_killed_while_it_rea
             end.process.kill()
             await end.process.wait()
             await at.until(lambda: _nothing_leased(at))
-        async with engine() as end:
+        async with engines.one() as end:
             await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, **options))
 
 

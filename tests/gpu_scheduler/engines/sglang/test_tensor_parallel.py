@@ -7,21 +7,32 @@ import asyncio
 import random
 import re
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from protos import common_pb2, engine_pb2
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, engine, load, node
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, load, node
+from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
 
-pytestmark = pytest.mark.sglang
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
 FLOOR = 16 * KV_EXTENT
 RESERVE = 4 * KV_EXTENT
 OTHER = "cpu:1"
 CAPACITY = 512 << 20
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines() -> AsyncIterator[Engines]:
+    """Of two ranks."""
+    shared = Engines(ranks=2)
+    yield shared
+    await shared.close()
 
 
 async def move_limits(at: Node, end: EngineEnd, model: str, extents: list[int]) -> None:
@@ -50,9 +61,13 @@ async def wake(end: EngineEnd, images: Images, parts: list[bytes]) -> list[engin
 
 
 async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_and_after_hibernation(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
-    async with node(tmp_path, others={OTHER: CAPACITY}) as at, engine(ranks=2) as end:
+    async with node(tmp_path, others={OTHER: CAPACITY}) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR)
         images = Images(at)
         end.send(load=load(at, "qwen", models["qwen"], context_tokens=CONTEXT, chunked_prefill_size=48))
@@ -126,15 +141,18 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         await end.do(unload=engine_pb2.Unload())
         assert await at.leased_bytes() == 0
         images.close()
-        assert await end.close() == 0
 
 
 async def test_the_device_that_is_full_decides_and_nothing_is_lost_on_the_other(
-    tmp_path: Path, models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
 ) -> None:
     weights = 2 << 20
     small = weights + FLOOR + 4 * KV_EXTENT
-    async with node(tmp_path, others={OTHER: small}) as at, engine(ranks=2) as end:
+    async with node(tmp_path, others={OTHER: small}) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=FLOOR, weights_bytes=weights)
         await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT))
         await burst(end, "many", prompts, said["qwen"], 3)
