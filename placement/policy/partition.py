@@ -1,8 +1,8 @@
 """A cluster that is divided once, for systems that plan ahead: each model has one place, and a part of the KV memory
 there.
 
-Places are Algorithm 1's (`assign.py`), with local search, for models that are nowhere yet; demands are what each is
-expected to have in the mean. What a device has left after weights and engine quotas is divided among its models in
+Places are Algorithm 1's (`assign.py`), with local search, for models that are nowhere yet, by the paper's KVPR (devices
+have no `load` here: these systems did no better with it); demands are what each is expected to have in the mean. What a device has left after weights and engine quotas is divided among its models in
 proportion to demand, not below a model's floor. Prism itself never asks for this: the systems that it is compared with
 do.
 """
