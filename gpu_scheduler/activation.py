@@ -24,10 +24,10 @@ from typing import TypeVar
 
 from gpu_scheduler import traces
 from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.counted import ACTIVATION
 from gpu_scheduler.devices import Devices, all_of, share
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
-from gpu_scheduler.metrics import ACTIVATION
 from gpu_scheduler.residents import Images, Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2

@@ -13,8 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from math import inf
 
-import prometheus_client
-
+from gpu_scheduler import counted
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.devices import share
 from gpu_scheduler.engines.base import Engine
@@ -37,8 +36,6 @@ from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log
 
 _log = log.get(__name__)
-_STARTED = prometheus_client.Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
-_TTFT = prometheus_client.Counter("prism_ttft_targets_total", "first tokens with a target", ["model", "met"])
 NOT_HERE = "not here"
 """How an answer begins that means: ask for another place. Nothing failed under the request."""
 _SERVABLE = (common_pb2.ACTIVE, common_pb2.WAKING)
@@ -172,8 +169,7 @@ class Dispatcher:
                 self.counters.pop(model, None)
                 self._backlog.remove_model(model)
                 self._protection.forget(model)
-                for metric in (_STARTED, _TTFT):
-                    metric.remove_by_labels({"model": model})
+                counted.forget(model)
 
     def _end(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         request.end(finish, error)
@@ -248,7 +244,7 @@ class Dispatcher:
                 counters = self.counters[request.model]
                 counters.ttft_met += met
                 counters.ttft_missed += not met
-                _TTFT.labels(request.model, str(met).lower()).inc()
+                counted.TTFT.labels(request.model, str(met).lower()).inc()
         self.changed()
 
     def on_prefilled(self, engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None:
@@ -363,7 +359,7 @@ class Dispatcher:
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
         least = self.counters[request.model].forecast.least
         self._protection.started(request.model, request.id, self._tpot_s(request), least)
-        _STARTED.labels(request.model, start.why.value).inc()
+        counted.STARTED.labels(request.model, start.why.value).inc()
         if request.trace is not None:
             request.trace.sent(now, start.why.value, resident)
         return resident.engine, request.generate(self._order)

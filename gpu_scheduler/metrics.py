@@ -1,26 +1,20 @@
-"""A group for Prometheus, brought up to date once a second from the same report that placement gets."""
+"""A group for Prometheus, brought up to date once a second from the same report that placement gets; what happens only
+once is in `counted.py`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
 
-import prometheus_client
 from prometheus_client.core import Metric
 
 from gpu_scheduler.report import Report
 from protos import common_pb2, gpu_scheduler_pb2
-from services.metrics import SLOW_BUCKETS_S, Published, counter, gauge
+from services.metrics import Published, counter, gauge
 
 _EVERY_S = 1.0
 _LABELS = ["model", "device"]
 _STATES = [name for name in common_pb2.Residency.keys() if name != "RESIDENCY_UNSPECIFIED"]
-ACTIVATION = prometheus_client.Histogram(
-    "prism_activation_seconds",
-    "What bringing a model up took: from hibernation, or in a fresh or warm engine",
-    ["model", "source"],
-    buckets=SLOW_BUCKETS_S,
-)
 _GAUGES = {
     "waiting": ("prism_requests_waiting", "In the shared queue"),
     "late": ("prism_requests_late", "Of those that wait"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-import prometheus_client
-
+from gpu_scheduler import counted
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.policy.silence import LOOK_S, Silence, Verdict
@@ -14,9 +13,6 @@ from gpu_scheduler.residents import Residents
 from services import log, tasks
 
 _log = log.get(__name__)
-_STALLED = prometheus_client.Counter(
-    "prism_engines_stalled_total", "Engines that had requests, stood still and were killed", ["model"]
-)
 
 
 async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float) -> None:
@@ -36,6 +32,6 @@ async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_time
                 silent_s = round(silence.silent_s, 1)
                 model = engines[engine]
                 _log.error("engine stands still", model=model, engine=engine.pid, silent_s=silent_s, requests=requests)
-                _STALLED.labels(model).inc()
+                counted.STALLED.labels(model).inc()
                 del silences[engine]
                 tasks.spawn(engine.give_up(), f"give up engine {engine.pid}")

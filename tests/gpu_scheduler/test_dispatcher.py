@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from gpu_scheduler import counted
 from gpu_scheduler.config import Arbitration
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines import turn as turn_module
@@ -522,7 +523,12 @@ async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
         await desk.settle()
         desk.answer(desk.engines[f"m{number}"], finish=common_pb2.LENGTH)
         await desk.settle()
+        counted.ACTIVATION.labels(f"m{number}", "engine").observe(1.0)
+        counted.STALLED.labels(f"m{number}").inc()
         desk.residents.leave(desk.residents.get(f"m{number}"))
+    for metric in (counted.STARTED, counted.ACTIVATION, counted.STALLED):
+        told = {sample.labels["model"] for family in metric.collect() for sample in family.samples}
+        assert "m199" in told and "m0" not in told
     assert "m199" in desk.dispatcher.counters and "m0" not in desk.dispatcher.counters
     assert len(desk.dispatcher.counters) < 100
     desk.model("m0")
