@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from gpu_scheduler import watchdog
+from gpu_scheduler import counted, watchdog
 from gpu_scheduler.engines.base import Engine
 from protos import common_pb2
 from services import tasks
@@ -33,7 +33,7 @@ async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         assert await answer(group.submit("next", new=1)) == ([1], common_pb2.LENGTH, "")
     assert group.residents.get("m").engine is not engine
-    assert watchdog._STALLED.labels("m")._value.get() >= 1
+    assert counted.STALLED.labels("m")._value.get() >= 1
 
 
 async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group):
