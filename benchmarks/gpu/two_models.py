@@ -1,12 +1,16 @@
 """Two models on one GPU: what shared memory brings, and what the order of the shared queue does.
 
-    python -m benchmarks.gpu.two_models --out DIR [memory] [order] [--device cuda:0] [--limit-s 560] [--rehearse echo]
+    python -m benchmarks.gpu.two_models --out DIR [memory] [order] [joint] [--device cuda:0] [--limit-s 560]
+        [--rehearse echo]
 
 memory    one model is busy, then the other is, twice as much. Prism beside a static partition in halves: KV bytes and
           tokens a second over time (memory-SYSTEM.json)
 order     prompts of 2,000 tokens and a loose target beside short ones and a target that is varied: the first's is
           always LOOSE times its P95 alone, the second's SCALES times. Prism beside order of arrival: the second's
           attainment, and queues over time (order-SYSTEM-SCALE.json, order-slos.json)
+joint     prompts of 256 tokens for both, answers of 128: what it costs that prefills wait for each other, by how long
+          those may be that go side by side (`joint_s`; 0: one engine at a time, inf: they never wait). Mean TTFT and
+          TPOT (joint-JOINT_S-RATE.json)
 
 Requests are drawn by a seed, the same for all. What has its result is skipped, and nothing is begun that would not be
 done by --limit-s; exit status 1 if something is missing then.
@@ -32,7 +36,7 @@ from benchmarks import systems
 from benchmarks.gpu import compared, report
 from benchmarks.gpu.compare import alone, targets
 from benchmarks.gpu.stack import Site, stack
-from benchmarks.systems import SYSTEMS, Model
+from benchmarks.systems import SYSTEMS, Model, System
 from services import log
 from sim.request import Request
 from tests.end_to_end.world import World
@@ -43,6 +47,9 @@ CAPACITY_BYTES = 48 * compared.GIB
 """Weights, engines and graphs take 37 GB: 14 are left for KV."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)
 LOOSE = 8.0
+JOINT_S = (0.0, 0.1, inf)
+JOINT_RATES = (28.0, 32.0)
+"""Requests a second of both models together, as in `overhead`."""
 _START_S, _END_S = 90.0, 20.0
 _ALONE = 24
 
@@ -83,6 +90,15 @@ def order_trace(seconds: float, rate: float, long: int = 2000, short: int = 128,
     return sorted(rows)
 
 
+def joint_trace(seconds: float, rate: float, prompt: int = 256, output: int = 128) -> list[Row]:
+    """The same for both models, all of the same lengths."""
+    draw = random.Random(f"joint/{rate}")
+    rows, at = list[Row](), 0.0
+    while (at := at + draw.expovariate(rate)) < seconds:
+        rows.append((at, draw.choice(NAMES), prompt, output))
+    return rows
+
+
 class Bench:
     """One sitting."""
 
@@ -94,10 +110,12 @@ class Bench:
         self.missing: list[str] = []
         small = bool(given.rehearse)
         self._seconds = {"memory": 9.0 if small else 60.0, "order": 4.0 if small else 30.0}
+        self._seconds["joint"] = self._seconds["order"]
         rates = {"memory": 2.0, "order": 2.0} if small else {"memory": 8.0, "order": 8.0}
         self.traces = {
             "memory": memory_trace(self._seconds["memory"], rates["memory"]),
             "order": order_trace(self._seconds["order"], rates["order"], *((500, 60) if small else ())),
+            **{_joint(rate): joint_trace(self._seconds["joint"], rate / 10 if small else rate) for rate in JOINT_RATES},
         }
 
     def _there(self, name: str) -> bool:
@@ -110,11 +128,11 @@ class Bench:
         return False
 
     @asynccontextmanager
-    async def _stack(self, name: str) -> AsyncIterator[World]:
+    async def _stack(self, system: System) -> AsyncIterator[World]:
         """Halves, where memory is divided."""
         requests = [Request(model, model, 0.0, 1, 1) for model in NAMES]
         parts = systems.plan(self._models, requests, 1.0, self._site.devices, self._site.sizes)
-        async with stack(SYSTEMS[name], self._models, parts, self._site) as at:
+        async with stack(system, self._models, parts, self._site) as at:
             yield at
 
     async def _replayed(self, at: World, what: str, name: str, slos: Mapping[str, Any], run: Mapping[str, Any]) -> None:
@@ -131,7 +149,7 @@ class Bench:
         for system in ("static", "prism"):
             name = f"memory-{system}"
             if not self._there(name) and self._time_for(_START_S + each_s, [name]):
-                async with self._stack(system) as at:
+                async with self._stack(SYSTEMS[system]) as at:
                     await self._replayed(at, "memory", name, {}, {"system": system})
 
     async def order(self) -> None:
@@ -140,7 +158,7 @@ class Bench:
             todo = {s: f"order-{system}-{s:g}" for s in SCALES if not self._there(f"order-{system}-{s:g}")}
             if not todo or not self._time_for(_START_S + 2 * each_s, list(todo.values())):
                 continue
-            async with self._stack(system) as at:
+            async with self._stack(SYSTEMS[system]) as at:
                 if not self._there("order-slos"):
                     await self._calibrate(at)
                 slos = json.loads((self._given.out / "order-slos.json").read_text())["slos"]
@@ -152,6 +170,19 @@ class Bench:
                         }
                         await self._replayed(at, "order", name, scaled, {"system": system, "scale": scale})
 
+    async def joint(self) -> None:
+        each_s = self._seconds["joint"] + _END_S
+        for joint_s in JOINT_S:
+            todo = {rate: f"joint-{joint_s:g}-{rate:g}" for rate in JOINT_RATES}
+            todo = {rate: name for rate, name in todo.items() if not self._there(name)}
+            if not todo or not self._time_for(_START_S + each_s, list(todo.values())):
+                continue
+            async with self._stack(System(arbitration={"joint_s": joint_s})) as at:
+                for rate, name in todo.items():
+                    if self._time_for(each_s, [name]):
+                        run = {"system": "prism", "joint_s": str(joint_s), "rate": rate}
+                        await self._replayed(at, _joint(rate), name, {}, run)
+
     async def _calibrate(self, at: World) -> None:
         found = {}
         for model in NAMES:
@@ -159,6 +190,16 @@ class Bench:
             requests = [Request("", model, at_s, prompt, output) for at_s, _, prompt, output in own]
             found[model] = targets(await alone(at, requests))
         compared.write(self._given.out, "order-slos", self._given.commit, {"slos": found})
+
+
+def _joint(rate: float) -> str:
+    return f"joint-{rate:g}"
+
+
+def _mean_ms(samples: Sequence[Sequence[Any]], column: int) -> float:
+    """Of a column of samples of a replay, those without one left out."""
+    values = [row[column] for row in samples if row[column] is not None]
+    return 1e3 * sum(values) / len(values) if values else 0.0
 
 
 def show(out: Path) -> None:
@@ -169,8 +210,10 @@ def show(out: Path) -> None:
             models = found["systems"][0]["models"]
             shares = [f"{models[name]['ttft_attainment']:.3f}" for name in NAMES if name in models]
             most = max((_kv(row) for row in found["timeline"]), default=0.0)
-            rows.append([path.stem, *shares, most, found["systems"][0]["all"]["output_tokens_per_s"]])
-    report.table("two models", ["run", "TTFT first", "TTFT second", "most KV used, GB", "tokens/s"], rows)
+            means = [f"{_mean_ms(found['systems'][0]['samples']['rows'], column):.1f}" for column in (4, 5)]
+            rows.append([path.stem, *shares, *means, most, found["systems"][0]["all"]["output_tokens_per_s"]])
+    header = ["run", "TTFT first", "TTFT second", "mean TTFT, ms", "mean TPOT, ms", "most KV used, GB", "tokens/s"]
+    report.table("two models", header, rows)
 
 
 def _kv(row: Mapping[str, Any]) -> float:
@@ -182,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "benchmarks.gpu.two_models", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", nargs="*", choices=("memory", "order", []), default=[])
+    parser.add_argument("what", nargs="*", choices=("memory", "order", "joint", []), default=[])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="")
     parser.add_argument("--limit-s", type=float, default=inf)
@@ -197,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             models = compared.make(Path(folder), MODELS, given.rehearse)
             bench = Bench(given, models, compared.site([device], len(models), CAPACITY_BYTES, given.rehearse))
-            for what in given.what or ("memory", "order"):
+            for what in given.what or ("memory", "order", "joint"):
                 await getattr(bench, what)()
             return bench.missing
 

@@ -25,15 +25,16 @@ async def complete(http: str, model: str, until_there: bool = False) -> str:
             return str((await answer.json())["choices"][0]["text"])
 
 
-async def ledger(balloond: str) -> dict[str, tuple[str, str, int, int, int]]:
-    """What is leased to whom, by lease."""
+async def ledger(balloond: str) -> dict[str, tuple[str, str, int]]:
+    """What is leased to whom, by lease: device, model, bytes of weights. Of KV an engine without work takes and gives
+    back reserve when it likes."""
     client = BalloondClient(balloond)
     try:
         state = await client.inspect()
     finally:
         await client.close()
     return {
-        lease.lease_id: (device.device, lease.model, lease.kv_bytes, lease.weights_bytes, lease.extents)
+        lease.lease_id: (device.device, lease.model, lease.weights_bytes)
         for device in state.devices
         for lease in device.leases
     }
