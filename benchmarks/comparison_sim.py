@@ -20,7 +20,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from pathlib import Path
@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
 from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
+from benchmarks._pool import pool
 from sim import report
 from sim.catalogue import Catalogue, Spec
 from sim.policies import SYSTEMS
@@ -204,12 +205,12 @@ def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
     now = commit()
     wanted = dict.fromkeys(point for sweep in SWEEPS if only in ("", sweep.fleet) for point in points(sweep))
     todo = [point for point in wanted if done.get(point.key, {}).get("commit") != now]
-    with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(10,)) as pool:
+    with pool(workers) as processes:
         for point in todo:
             if targets.get(point.alone, {}).get("commit") != now:
-                found = pool.submit(alone, FLEETS[point.fleet], point.workload, point.gpus, traces).result()
+                found = processes.submit(alone, FLEETS[point.fleet], point.workload, point.gpus, traces).result()
                 targets[point.alone] = {"commit": now, "p95_s": found}
-        running = {pool.submit(run, point, targets[point.alone]["p95_s"], traces): point for point in todo}
+        running = {processes.submit(run, point, targets[point.alone]["p95_s"], traces): point for point in todo}
         for count, future in enumerate(as_completed(running), start=1):
             point = running[future]
             done[point.key] = {"arguments": asdict(point), "commit": now, **future.result()}

@@ -14,7 +14,7 @@ import argparse
 import json
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report, comparison_sim
 from benchmarks._fleets import FLEETS
+from benchmarks._pool import pool
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 
@@ -91,13 +92,13 @@ def measure(out: Path, traces: Path, workers: int) -> dict[str, Any]:
                 if value != default(setting):
                     wanted[key(workload, setting, value)] = (workload, {setting: value})
     todo = {name: given for name, given in wanted.items() if name not in done}
-    with ProcessPoolExecutor(workers, initializer=os.nice, initargs=(10,)) as pool:
+    with pool(workers) as processes:
         alone = {
-            w: pool.submit(comparison_sim.alone, FLEETS[w[0]], w[1], w[2], traces)
+            w: processes.submit(comparison_sim.alone, FLEETS[w[0]], w[1], w[2], traces)
             for w in {workload for workload, _ in todo.values()}
         }
         targets = {workload: future.result() for workload, future in alone.items()}
-        running = {pool.submit(run, w, s, targets[w], traces): (name, w, s) for name, (w, s) in todo.items()}
+        running = {processes.submit(run, w, s, targets[w], traces): (name, w, s) for name, (w, s) in todo.items()}
         for future in as_completed(running):
             name, workload, settings = running[future]
             done[name] = {"workload": workload, "settings": settings, "commit": now, **future.result()}
