@@ -91,7 +91,8 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
 
     async def waits(running: Running) -> None:
         running.tokens(world.ids("one"))
-        await release.wait()
+        if running is world.groups[0].requests[0]:  # others may come before it stops
+            await release.wait()
         running.finish(common_pb2.STOP)
 
     world.groups[0].script = waits
