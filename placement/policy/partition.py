@@ -2,9 +2,9 @@
 there.
 
 Places are Algorithm 1's (`assign.py`), with local search, for models that are nowhere yet, by the paper's KVPR (devices
-have no `load` here: these systems did no better with it); demands are what each is expected to have in the mean. What a device has left after weights and engine quotas is divided among its models in
-proportion to demand, not below a model's floor. Prism itself never asks for this: the systems that it is compared with
-do.
+have no `load` here: these systems did no better with it); demands are what each is expected to have in the mean. What a
+device has left after weights and engine quotas is divided among its models in proportion to demand, not below a model's
+floor. Prism itself never asks for this: the systems that it is compared with do.
 """
 
 from __future__ import annotations
