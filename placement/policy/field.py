@@ -38,6 +38,12 @@ class Option:
     pressure: float
 
 
+def pressures_of(demand: Floats, left: Floats, load: Floats) -> Floats:
+    """`kvpr.pressure` of many devices, of which each has something left."""
+    found: Floats = demand / left + demand * load
+    return found
+
+
 class _Block:
     """Groups with `size` devices each, which are those of the field from number `first`."""
 
@@ -224,7 +230,7 @@ class Field:
     def pressures(self) -> Floats:
         """Of all devices as booked, by number; 0 where nothing is demanded, +inf where demand has nothing left."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = self.demand / self.left + self.demand * self.load
+            found = pressures_of(self.demand, self.left, self.load)
         found[self.left <= 0] = inf
         found[self.demand <= 0] = 0.0
         return found

@@ -23,7 +23,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.policy.field import Field
+from placement.policy.field import Field, pressures_of
 from placement.policy.kvpr import Model, Place
 
 _STRICTLY = 1e-9
@@ -243,13 +243,11 @@ class _Search:
             for mine in self._numbers[i]:
                 left = field.left[mine] - fixed
                 bad |= (needed > field.room[mine]) | (left <= 0)
-                total = field.demand[mine] + demand
-                np.maximum(worst, total / left + total * field.load[mine], out=worst)
+                np.maximum(worst, pressures_of(field.demand[mine] + demand, left, field.load[mine]), out=worst)
             for theirs in columns:
                 left = field.left[theirs] + fixed
                 bad |= (-needed > field.room[theirs]) | (left <= 0)
-                total = field.demand[theirs] - demand
-                np.maximum(worst, total / left + total * field.load[theirs], out=worst)
+                np.maximum(worst, pressures_of(field.demand[theirs] - demand, left, field.load[theirs]), out=worst)
                 for mine in self._numbers[i]:
                     bad |= theirs == mine
         bad |= ~(worst < limit)

@@ -110,8 +110,8 @@ def demand(tokens_per_s: float, kv_bytes_per_token: int, tpot_target_s: float | 
 
 
 def load(weight: float, capacity: int) -> float:
-    """A device's `load`, where demand for all of its memory is to count `weight` times as much as it would for memory
-    alone."""
+    """A device's `load`, where demand is to count, beside the memory that is left, `weight` times as much as it would
+    on a device without weights."""
     return weight / capacity if capacity else 0.0
 
 
