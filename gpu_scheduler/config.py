@@ -68,6 +68,9 @@ class Arbitration(Section):
     protect_decodes: bool = True
     """A model prefills with such pauses that its neighbours' decodes keep their TPOT targets
     (gpu_scheduler/policy/pace.py). False: without any."""
+    precedence_ms: float = Field(default=50.0, ge=0, le=10_000)
+    """How long decode steps wait at most while another engine prefills (policy/precedence.py). 0: they share the
+    devices with it."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """What is kept for requests whose model and client name no TPOT target."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)

@@ -75,6 +75,7 @@ class Dispatcher:
         self._residents = residents
         self._memory = memory
         self._turn = turn
+        turn.set_precedence(rules.precedence_ms / 1e3)
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
         self._now = now
@@ -370,7 +371,7 @@ class Dispatcher:
         in_flight = self._backlog.in_flight()
         if self._rules.protect_decodes:
             self._protection.prefills({waiting.model for waiting in in_flight}, self._now())
-            for model, pace in self._protection.paces().items():
+            for model, pace in self._protection.paces(self._backlog.pressed).items():
                 self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens)
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:

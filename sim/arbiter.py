@@ -56,6 +56,7 @@ class Arbiter:
         self._clock = group.clock
         self._rules = rules
         self._turn = rules.turn
+        self.precedence_s = rules.precedence_ms / 1e3
         self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
         self._models: dict[str, _Model] = {}
@@ -281,7 +282,7 @@ class Arbiter:
         in_flight = self._backlog.in_flight()
         self._protection.prefills({waiting.model for waiting in in_flight}, self._clock.now)
         engines = self._group.active
-        for name, pace in self._protection.paces().items():
+        for name, pace in self._protection.paces(self._backlog.pressed).items():
             if pace == self._paces.get(name):
                 continue
             self._paces[name] = pace

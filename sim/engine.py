@@ -49,8 +49,16 @@ class Engine:
     """Awake from `Engine()` on; `retire` parks what it runs."""
 
     def __init__(
-        self, clock: Clock, name: str, cost: Cost, processor: Processor, memory: GroupMemory, listener: Listener
+        self,
+        clock: Clock,
+        name: str,
+        cost: Cost,
+        processor: Processor,
+        memory: GroupMemory,
+        listener: Listener,
+        precedence_s: float = 0.0,
     ) -> None:
+        """Its prefill steps that take no longer than `precedence_s` alone go before decodes of other engines."""
         self.name = name
         self.cost = cost
         self.listener = listener
@@ -63,6 +71,7 @@ class Engine:
         self.pace: Pace = FREE
         self._clock = clock
         self._processor = processor
+        self._precedence_s = precedence_s
         self._memory = memory
         self._task = Task(self._through)
         self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
@@ -283,7 +292,8 @@ class Engine:
         self._began = self._clock.now
         if not self._batch:
             self._lead.alone()
-        self._processor.work(self._task, self.cost.prefill(seconds, most - left))
+        alone_s = self.cost.prefill(seconds, most - left)
+        self._processor.work(self._task, alone_s, first=alone_s <= self._precedence_s)
         return True
 
     def _stuck(self) -> None:

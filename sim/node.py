@@ -27,6 +27,9 @@ _ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
 class Queue(Listener, Protocol):
     """What orders a group's requests: a policy's own, and the listener of its engines."""
 
+    precedence_s: float
+    """Of prefill steps before neighbours' decodes, as engines have it."""
+
     def submit(self, request: Request) -> None: ...
 
     def hand_back(self, name: str) -> list[Request]:
@@ -210,7 +213,9 @@ class Group:
             return
         name, asleep = resident.spec.name, resident.asleep
         if resident.engine is None:
-            resident.engine = Engine(self.clock, name, resident.cost, self.processor, self.memory, self.queue)
+            resident.engine = Engine(
+                self.clock, name, resident.cost, self.processor, self.memory, self.queue, self.queue.precedence_s
+            )
             self.memory.open(resident.engine)
         self.memory.fill(name, self.own_room(resident.spec))
         seconds = resident.cost.wake_s if asleep else resident.cost.cold_s

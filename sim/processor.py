@@ -1,4 +1,5 @@
-"""The compute of a group's devices: engines that are busy at the same time get equal slices of it."""
+"""The compute of a group's devices: engines that are busy at the same time get equal slices of it, or those that
+prefill all of it while they do (`gpu_scheduler/policy/precedence.py`)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,19 @@ from sim.clock import Clock, Timer
 class Task:
     """One engine's work: at most one piece at a time."""
 
-    __slots__ = ("_left", "at", "busy", "done", "timer")
+    __slots__ = ("_left", "_rate", "at", "busy", "done", "ended", "first", "timer")
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.done = done
         self.busy = False
+        self.first = False
+        """What it is at goes before what others are at."""
+        self.ended = False
+        """What it was at is through, and what comes next is not said yet."""
         self._left = 0.0
         """Seconds of work alone, at `at`."""
+        self._rate = 0.0
+        """Seconds of its work for each of the clock's, since then."""
         self.at = 0.0
         self.timer: Timer | None = None
 
@@ -28,52 +35,53 @@ class Processor:
         self._clock = clock
         self._sharing = sharing
         self._busy: list[Task] = []
-        self._rate = 1.0
-        """Of each busy task: seconds of its work for each of the clock's."""
 
     @property
     def busy(self) -> int:
         return len(self._busy)
 
-    def work(self, task: Task, seconds: float) -> None:
-        """`task.done` is called when so much work is through. Replaces what it was at."""
-        if task.timer is not None:
-            task.timer.cancel()
+    def work(self, task: Task, seconds: float, first: bool = False) -> None:
+        """`task.done` is called when so much work is through. Replaces what it was at. `first`: what is not stands
+        still meanwhile."""
+        self._stop(task)
         if not task.busy:
             task.busy = True
             self._busy.append(task)
-            self._share(without=task)
-        task._left, task.at = seconds, self._clock.now
-        task.timer = self._clock.after(seconds / self._rate, self._through, task)
+        task._left, task.first, task.ended = seconds, first, False
+        self._share(new=task)
 
     def left(self, task: Task) -> float:
         """Seconds of work that are left of what it is at."""
-        return max(0.0, task._left - (self._clock.now - task.at) * self._rate)
+        return max(0.0, task._left - (self._clock.now - task.at) * task._rate)
 
     def rest(self, task: Task) -> None:
         """It has nothing to do."""
+        self._stop(task)
+        if task.busy:
+            task.busy = task.first = False
+            self._busy.remove(task)
+            self._share()
+
+    def _through(self, task: Task) -> None:
+        self._stop(task)
+        task._left, task.ended = 0.0, True
+        task.done()
+
+    def _stop(self, task: Task) -> None:
         if task.timer is not None:
             task.timer.cancel()
             task.timer = None
-        if task.busy:
-            task.busy = False
-            self._busy.remove(task)
-            self._share(without=task)
+        task._left, task._rate, task.at = self.left(task), 0.0, self._clock.now
 
-    def _through(self, task: Task) -> None:
-        task.timer = None
-        task._left, task.at = 0.0, self._clock.now
-        task.done()
-
-    def _share(self, without: Task) -> None:
-        count = len(self._busy)
-        rate = 1.0 if count <= 1 else self._sharing / count
-        if rate == self._rate:
-            return
+    def _share(self, new: Task | None = None) -> None:
+        firsts = sum(task.first for task in self._busy)
+        count = firsts or len(self._busy)
+        share = 1.0 if count <= 1 else self._sharing / count
         for task in self._busy:
-            if task is not without:
-                task._left, task.at = self.left(task), self._clock.now
-                if task.timer is not None:
-                    task.timer.cancel()
-                    task.timer = self._clock.after(task._left / rate, self._through, task)
-        self._rate = rate
+            rate = share if task.first or not firsts else 0.0
+            if task.ended or (task is not new and rate == task._rate):
+                continue
+            self._stop(task)
+            task._rate = rate
+            if rate > 0:
+                task.timer = self._clock.after(task._left / rate, self._through, task)

@@ -8,6 +8,7 @@
     --devices cuda:2,cuda:3     two of these may run at once on four GPUs, with cores of their own (`taskset`)
     --part 1/2                  every second system, for one of two that run at once with the same DIR
     --limit-s 560               nothing is begun that would not be done by then
+    --seconds 120               of each slice, from its beginning: to look at something, in a DIR of its own
     --rehearse echo|sglang      on the CPU, small and short; the figures mean nothing
 
 A run that has its result in DIR is skipped, so the same command goes on where it ended. Parts of a run's name may be
@@ -241,7 +242,7 @@ def show(out: Path) -> None:
 
 
 def _load(given: argparse.Namespace, name: str, models: Sequence[Model]) -> Cut:
-    return load(given.traces, name, [model.name for model in models], _SHORT_S if given.rehearse else None)
+    return load(given.traces, name, [model.name for model in models], _SHORT_S if given.rehearse else given.seconds)
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -263,6 +264,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--devices", type=lambda text: text.split(","), help="two of them")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
     parser.add_argument("--limit-s", type=float, default=inf)
+    parser.add_argument("--seconds", type=float, help="of each slice (all of it)")
     parser.add_argument("--rehearse", default="", choices=compared.REHEARSALS)
     parser.add_argument("--commit", default="unknown")
     given = parser.parse_intermixed_args(arguments)

@@ -4,6 +4,9 @@ The first word is whose turn it is: 0 means that anybody may prefill; otherwise 
 start a prefill step. Then come two words for each engine: the most prompt tokens of its next prefill steps with how
 long the pause after each is, for each second that it took; and the mean that its own decode steps may take with how far
 they can be ahead of it. Engines read them between two steps, which costs nothing; a message would wait for the step.
+
+At the end engines write themselves: until when a prefill step of theirs goes before decode steps of the others
+(`policy/precedence.py`), which the gpu_scheduler would hear of too late.
 """
 
 from __future__ import annotations
@@ -18,13 +21,21 @@ ANYBODY = 0
 MOST_INDEX = 20_000
 """Of an engine."""
 _TURN = struct.Struct("<I")
+_PRECEDENCE = struct.Struct("<I")
+"""Behind the turn: microseconds."""
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
 """Microseconds: the step in the lower half, 0 for no bound, the lead in the upper one."""
 _EACH = _PACE.size + _STEP.size
 _HALF = (1 << 32) - 1
-_BYTES = _EACH * (1 + MOST_INDEX)
+_PLACES = 64
+"""For claims: engines whose numbers differ by a multiple share one, and may end each other's."""
+_CLAIM = struct.Struct("<Q")
+"""The end, in microseconds of the monotonic clock; 0: none."""
+_CLAIMS = struct.Struct(f"<{_PLACES}Q")
+_CLAIMS_AT = _EACH * (1 + MOST_INDEX)
+_BYTES = _CLAIMS_AT + _CLAIMS.size
 
 
 def create() -> int:
@@ -64,3 +75,30 @@ class Turn:
         (word,) = _PACE.unpack_from(self._words, _EACH * index)
         (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
         return Pace(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, (own >> 32) / 1e6)
+
+    @property
+    def precedence_s(self) -> float:
+        """How long decode steps of an engine wait at most for prefill steps of others; 0: not at all."""
+        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size)[0]) / 1e6
+
+    def set_precedence(self, seconds: float) -> None:
+        """For all engines."""
+        _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
+
+    def claim(self, index: int, now: float) -> None:
+        """A prefill step of the engine with `index` goes to the device. `now`: monotonic seconds."""
+        if (seconds := self.precedence_s) > 0:
+            _CLAIM.pack_into(self._words, _place(index), int(1e6 * (now + seconds)))
+
+    def release(self, index: int) -> None:
+        """It has ended."""
+        _CLAIM.pack_into(self._words, _place(index), 0)
+
+    def claimed(self, index: int, now: float) -> bool:
+        """Whether an engine other than that with `index` has a claim."""
+        claims, own = _CLAIMS.unpack_from(self._words, _CLAIMS_AT), index % _PLACES
+        return any(end > 1e6 * now for place, end in enumerate(claims) if end and place != own)
+
+
+def _place(index: int) -> int:
+    return _CLAIMS_AT + _CLAIM.size * (index % _PLACES)

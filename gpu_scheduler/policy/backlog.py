@@ -75,6 +75,9 @@ class Backlog:
         self._lines = Lines()
         self._late: set[str] = set()
         """Others that the last plan left out of S."""
+        self.pressed = False
+        """Whether some request could have been on time if prefills went faster: from the plan that leaves one out for
+        want of time, until none with a deadline waits that can be met."""
         self._in_flight: dict[str, Entry] = {}
         self._service = ServiceTime()
         self._busy_until = -inf
@@ -268,7 +271,9 @@ class Backlog:
         just_missed = self._lines.miss(now, self._entries, self._class_of)
         line = self._lines.timed
         costs = line.costs(rates)
-        left_out = late_indices(line.times, self._hopeless_are_infinite(costs, now), start)
+        hopeful = self._hopeless_are_infinite(costs, now)
+        left_out = late_indices(line.times, hopeful, start)
+        self.pressed = len(line) > 0 and (self.pressed or any(hopeful[i] < inf for i in left_out))
         in_s = [True] * len(line)
         for i in left_out:
             in_s[i] = False
@@ -302,7 +307,7 @@ class Backlog:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
-        self._late, self._wake_at = set(), inf
+        self._late, self._wake_at, self.pressed = set(), inf, False
         self._credit.cap(0.0)
         return Agenda(now, start, (), (), inf, self._credit.seconds, decisions)
 

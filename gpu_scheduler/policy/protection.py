@@ -140,11 +140,12 @@ class Protection:
             self._prefilled_s += more_s
         self._counted_to = now
 
-    def paces(self) -> dict[str, Pace]:
-        """Of each model, from now on."""
+    def paces(self, pressed: bool = False) -> dict[str, Pace]:
+        """Of each model, from now on. `pressed`: first tokens are late for want of time, so that nobody pauses for
+        neighbours (`pace.py`, "Who wins")."""
         bounds: dict[str, tuple[float, float]] = {}
         for name, known in self._models.items():
-            if known.targets:
+            if known.targets and not pressed:
                 decoding = known.decoding
                 bounds[name] = decoding.bears(self._rules), decoding.step_s
         for name, known in self._models.items():

@@ -35,3 +35,34 @@ def test_what_is_left_of_a_task_is_told_in_the_middle_of_it():
     processor.rest(other)
     clock.run(until=2.0)
     assert processor.left(one) == pytest.approx(0.5) and processor.busy == 1
+
+
+def test_what_goes_first_has_all_of_it_and_the_others_go_on_where_they_stood():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=0.8), {}
+
+    def task(name):
+        def done():
+            ended[name] = clock.now
+            processor.rest(one)
+
+        one = Task(done)
+        return one
+
+    decodes, first, second = task("decodes"), task("first"), task("second")
+    processor.work(decodes, 2.0)
+    clock.at(1.0, lambda: processor.work(first, 0.4, first=True))
+    clock.at(1.2, lambda: processor.work(second, 0.1, first=True))
+    clock.run()
+    # Two that go first share: 0.1 s of each take 0.25 s; then the first one has 0.1 s left.
+    assert ended == {"second": pytest.approx(1.45), "first": pytest.approx(1.55), "decodes": pytest.approx(2.55)}
+
+
+def test_a_task_of_no_length_that_stands_still_ends_when_it_may_go_on():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), []
+    one, other = Task(lambda: (ended.append(clock.now), processor.rest(one))), Task(lambda: processor.rest(other))
+    processor.work(other, 1.0, first=True)
+    processor.work(one, 0.0)
+    clock.run()
+    assert ended == [pytest.approx(1.0)]

@@ -56,15 +56,26 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
         scheduler.chunked_prefill_size = whole
 
 
+class _GivesWay(Exception):
+    """Out of the middle of SGLang's choice of a batch: the decode step of `batch` waits."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
 def next_batch(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
-    """No step whose every request ends with the results of the one before it: whoever stopped them waits."""
+    """No step whose every request ends with the results of the one before it: whoever stopped them waits. And no decode
+    step while another engine prefills: results of the step before go out meanwhile, and a prompt may come."""
+    from sglang.srt.managers.scheduler import NextBatchPlan
+
     if scheduler.enable_overlap and not scheduler.waiting_queue and last_batch and last_batch.forward_mode.is_decode():
         ending = bool(running_batch.reqs) and all(request.to_finish is not None for request in running_batch.reqs)
         if ending and scheduler.chunked_req is None:
-            from sglang.srt.managers.scheduler import NextBatchPlan
-
             return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-    return original(scheduler, running_batch, last_batch)
+    try:
+        return original(scheduler, running_batch, last_batch)
+    except _GivesWay as left:
+        return NextBatchPlan(batch_to_run=None, running_batch=left.batch)
 
 
 def add_request(
@@ -88,7 +99,10 @@ def add_request(
 
 
 def before_decode(_scheduler: Any, batch: Any) -> None:
-    current.instance().loop.before_decode(batch)
+    loop = current.instance().loop
+    loop.before_decode(batch)
+    if batch.reqs and loop.gives_way():
+        raise _GivesWay(batch)
 
 
 def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
@@ -106,10 +120,10 @@ def before_step(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None
     counters = instance.counters
     counters.forward_steps += 1
     if batch.forward_mode.is_decode():
-        instance.loop.pacer.decodes()
+        instance.loop.decode_begins()
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
-        instance.loop.pacer.began(alone=scheduler.running_batch.is_empty())
+        instance.loop.prefill_begins(alone=scheduler.running_batch.is_empty())
         counters.prefill_tokens += batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, instance.book):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
@@ -117,7 +131,7 @@ def before_step(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None
 
 def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
     if batch.forward_mode.is_extend():
-        current.instance().loop.pacer.ended()
+        current.instance().loop.prefill_ended()
     return result
 
 

@@ -44,6 +44,8 @@ class Loop:
         self._ranks = instance.ranks
         self.pacer = Pacer()
         self._commands = Commands(instance, self)
+        self._gave_way = False
+        """In the last step: it did nothing, because another engine prefilled."""
         self._stalled_since: float | None = None
         self._stats_at = 0.0
         self._report_at = 0.0
@@ -60,6 +62,8 @@ class Loop:
         """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits, and
         there is nothing to do about memory: what ranks agreed on holds until they receive again."""
         instance, channel = self._instance, self._instance.channel
+        if self._gave_way:
+            self._wait_for_way()
         messages = channel.receive()
         self.pacer.look(self._ranks.now(), self._pace())
         if not messages and self._stalls() and not self._memory_news():
@@ -137,6 +141,13 @@ class Loop:
             if channel.wait(min(rest, _TURN_LOOK_S), fds):
                 return
             if self._commands.next_deadline_s(time.monotonic()) == 0:
+                return
+
+    def _wait_for_way(self) -> None:
+        """Until no other engine prefills any more, or an event."""
+        self._gave_way = False
+        while self._ranks.gives_way_now():
+            if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
 
     def _park(self) -> None:
@@ -250,6 +261,29 @@ class Loop:
     def before_decode(self, batch: Any) -> None:
         """Over the limit with nothing left to evict: running requests leave, one by one."""
         self._shrink(retract_one, self._instance.scheduler, batch)
+
+    def gives_way(self) -> bool:
+        """Whether the decode step that is due waits: another engine prefills. Never that of a probe."""
+        self._gave_way = self._instance.state is not State.PROVING and self._ranks.gives_way()
+        return self._gave_way
+
+    # --- steps
+
+    def decode_begins(self) -> None:
+        """A decode step goes to the device."""
+        self.pacer.decodes()
+        self._ranks.stepped()
+
+    def prefill_begins(self, alone: bool) -> None:
+        """A prefill step goes to the device; `alone`: nothing waits to decode meanwhile."""
+        self.pacer.began(alone)
+        self._ranks.claim()
+
+    def prefill_ended(self) -> None:
+        """Its results are here."""
+        self.pacer.ended()
+        if not self.pacer.under_way:
+            self._ranks.release()
 
     def _shrink(self, retract: Any, *arguments: Any) -> None:
         memory = self._instance.memory.kv

@@ -56,6 +56,11 @@ class Pacer:
             self._lead.prefilled(now, self._took_s, self._pace)
 
     @property
+    def under_way(self) -> bool:
+        """Whether a prefill step is."""
+        return bool(self._under_way)
+
+    @property
     def holds(self) -> bool:
         """Whether decode steps, where there are any, come before the next prefill step. Behind one that still runs they
         do if they are behind already: for how long is known when it has ended."""

@@ -2,8 +2,8 @@
 
 SGLang's scheduler runs in each of them and decides for itself. So before every step all tell rank 0 what is new with
 them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is and at what
-pace, and of memory what every one of them has. In between, what may fail on one of them (mapping, checksums) is done by
-all and then agreed on.
+pace, whether decodes give way to a neighbour's prefill, and of memory what every one of them has. In between, what may
+fail on one of them (mapping, checksums) is done by all and then agreed on.
 
 They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
 together with other things, for ever, without a timeout and without a thread that wakes up.
@@ -26,6 +26,7 @@ from gpu_scheduler.engines.sglang.errors import CommandError
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.policy.precedence import Precedence
 
 T = TypeVar("T")
 
@@ -58,6 +59,26 @@ class Ranks(Protocol):
         """The same, for the rank that waits for it."""
         ...
 
+    def gives_way(self) -> bool:
+        """Whether the next decode step waits for a prefill step of another engine."""
+        ...
+
+    def gives_way_now(self) -> bool:
+        """The same, for the rank that waits for it."""
+        ...
+
+    def stepped(self) -> None:
+        """A decode step goes to the device: the next one may wait as long again."""
+        ...
+
+    def claim(self) -> None:
+        """A prefill step goes to the device: decode steps of other engines wait for it."""
+        ...
+
+    def release(self) -> None:
+        """It has ended."""
+        ...
+
     def seed(self) -> int:
         """63 random bits, the same in all ranks."""
         ...
@@ -81,11 +102,29 @@ class _Turn:
     def __init__(self, turn: Turn | None, index: int) -> None:
         self._turn = turn
         self._index = index
+        self._precedence = Precedence()
 
     def pace_now(self) -> Pace | None:
         if self._turn is None:
             return FREE
         return self._turn.pace(self._index) if self._turn.mine(self._index) else None
+
+    def gives_way_now(self) -> bool:
+        if self._turn is None:
+            return False
+        now = time.monotonic()
+        return self._precedence.waits(self._turn.claimed(self._index, now), now, self._turn.precedence_s)
+
+    def stepped(self) -> None:
+        self._precedence.stepped()
+
+    def claim(self) -> None:
+        if self._turn is not None:
+            self._turn.claim(self._index, time.monotonic())
+
+    def release(self) -> None:
+        if self._turn is not None:
+            self._turn.release(self._index)
 
 
 class Alone(_Turn):
@@ -95,6 +134,7 @@ class Alone(_Turn):
     agreed = Agreed()
     now = staticmethod(time.monotonic)
     pace = _Turn.pace_now
+    gives_way = _Turn.gives_way_now
 
     def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
         pass
@@ -127,6 +167,7 @@ class _Step:
     number: int
     now: float
     pace: Pace | None
+    gives_way: bool
     messages: tuple[bytes, ...]
     closed: bool
     agreed: Agreed
@@ -141,7 +182,7 @@ class _Several(ABC):
     def __init__(self) -> None:
         self._facts: Callable[[], Facts] = Facts
         self._wake_fd = -1
-        self._step = _Step(0, time.monotonic(), None, (), False, Agreed())
+        self._step = _Step(0, time.monotonic(), None, False, (), False, Agreed())
         self._random = random.Random()
 
     @property
@@ -156,6 +197,9 @@ class _Several(ABC):
 
     def pace(self) -> Pace | None:
         return self._step.pace
+
+    def gives_way(self) -> bool:
+        return self._step.gives_way
 
     def seed(self) -> int:
         return self._random.getrandbits(63)
@@ -196,6 +240,18 @@ class Leader(_Several):
     def pace_now(self) -> Pace | None:
         return self._turn.pace_now()
 
+    def gives_way_now(self) -> bool:
+        return self._turn.gives_way_now()
+
+    def stepped(self) -> None:
+        self._turn.stepped()
+
+    def claim(self) -> None:
+        self._turn.claim()
+
+    def release(self) -> None:
+        self._turn.release()
+
     def step(self, messages: Sequence[bytes], closed: bool) -> None:
         """Agrees on a step in which these messages are acted on."""
         number = self._step.number + 1
@@ -207,7 +263,7 @@ class Leader(_Several):
         except Parted as error:
             raise SystemExit(str(error)) from None
         now = time.monotonic()
-        self._step = _Step(number, now, self.pace_now(), tuple(messages), closed, agreed)
+        self._step = _Step(number, now, self.pace_now(), self.gives_way_now(), tuple(messages), closed, agreed)
         self._told = [None] * len(self._others)
         self._tell(self._step)
 
@@ -262,6 +318,18 @@ class Follower(_Several):
 
     def pace_now(self) -> Pace | None:
         return self.pace()
+
+    def gives_way_now(self) -> bool:
+        return self.gives_way()
+
+    def stepped(self) -> None:
+        """The first rank counts."""
+
+    def claim(self) -> None:
+        """The first rank does."""
+
+    def release(self) -> None:
+        """The first rank does."""
 
     def step(self) -> _Step:
         """Waits for the next step, and tells rank 0 meanwhile when there is something new."""

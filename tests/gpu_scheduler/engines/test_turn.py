@@ -49,3 +49,33 @@ def test_a_pace_below_zero_is_none_at_all():
     words = Turn(turn.create())
     words.set_pace(1, Pace(224, 0.0, -1.0, -2.0))
     assert words.pace(1) == Pace(224, 0.0, 0.0, 0.0)
+
+
+def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
+    words = Turn(turn.create())
+    words.set_precedence(0.05)
+    words.claim(7, 100.0)
+    assert words.claimed(8, 100.04) and not words.claimed(7, 100.04)
+    assert not words.claimed(8, 100.06), "its engine died"
+    words.claim(7, 101.0)
+    words.claim(turn.MOST_INDEX, 101.0)
+    words.release(7)
+    assert words.claimed(8, 101.0) and words.claimed(7, 101.0)
+    words.release(turn.MOST_INDEX)
+    assert not words.claimed(8, 101.0)
+
+
+def test_nobody_claims_where_prefills_have_no_precedence():
+    words = Turn(turn.create())
+    words.claim(7, 100.0)
+    assert words.precedence_s == 0 and not words.claimed(8, 100.0)
+
+
+def test_precedence_leaves_the_turn_and_paces_as_they_are():
+    words = Turn(turn.create())
+    words.give(3)
+    words.set_pace(turn.MOST_INDEX, Pace(224))
+    words.set_precedence(1e9)  # as much as the word holds
+    words.claim(turn.MOST_INDEX, 1e6)
+    assert words.holder == 3 and words.pace(turn.MOST_INDEX) == Pace(224) and words.pace(1) == FREE
+    assert words.precedence_s == ((1 << 32) - 1) / 1e6

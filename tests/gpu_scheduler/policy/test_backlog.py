@@ -44,6 +44,32 @@ def test_requests_of_all_models_are_ordered_by_deadline():
     assert queue.plan(0.0).on_time == ("2", "3", "1")
 
 
+def test_it_is_pressed_from_the_plan_that_leaves_one_out_until_none_waits_that_can_be_on_time():
+    queue = backlog()
+    queue.add(request("1", 2.0, deadline=3.0), 0.0)
+    queue.plan(0.0)
+    assert not queue.pressed
+    queue.add(request("2", 2.0, deadline=3.0), 0.0)
+    queue.plan(0.0)
+    assert queue.pressed
+    queue.cancel("2", 0.1)
+    queue.plan(0.1)
+    assert queue.pressed, "the other one is still to be met"
+    start(queue, "1", 0.2)
+    queue.plan(0.2)
+    assert not queue.pressed
+
+
+def test_neither_what_is_late_already_nor_what_its_wake_up_makes_late_presses():
+    queue = backlog("awake", "asleep")
+    queue.model_waking("asleep", 60.0)
+    queue.add(request("1", deadline=9.0, model="asleep"), 0.0)
+    queue.add(request("2", deadline=1.5, model="awake"), 2.0)
+    queue.add(request("3", model="awake"), 2.0)
+    queue.plan(2.0)
+    assert not queue.pressed
+
+
 def test_by_arrival_targets_order_nothing_and_none_is_late():
     queue = backlog(rules=BacklogRules(order="arrival"))
     for i, deadline in enumerate([9.0, 0.1, 5.0, inf]):

@@ -53,10 +53,15 @@ def test_engines_that_prefill_at_once_share_the_time():
 
 
 def test_steps_are_short_beside_quick_decodes_but_mostly_more_than_reading_the_weights():
-    quick, slow = Decoding(0.001, 0.002), Decoding(0.008, 0.016)
-    assert pace(H200, [quick]).chunk_tokens == 3 * 0.005 * 35_000
+    quick, slow, any_length = Decoding(0.001, 0.002), Decoding(0.016, 0.032), PaceRules(least_step_s=0.0)
+    assert pace(H200, [quick], rules=any_length).chunk_tokens == 3 * 0.005 * 35_000
     assert pace(H200, [slow]).chunk_tokens > pace(H200, [slow, quick]).chunk_tokens
     assert pace(Prefilling(2000.0), [quick]).chunk_tokens == RULES.least_tokens
+
+
+def test_no_step_is_shorter_than_the_host_needs_to_launch_it():
+    small = Prefilling(230_000.0, 0.0013)
+    assert pace(small, [Decoding(0.001, 0.002)]).chunk_tokens == RULES.least_step_s * 230_000
 
 
 @given(PREFILLS, NEIGHBOURS, st.integers(1, 4))
@@ -100,7 +105,7 @@ def test_a_cycle_is_short_or_its_step_the_least(prefilling, neighbours, at_once)
     cycle_s = BESIDE * alone_s * answer.stretch
     assert (
         cycle_s <= RULES.cycle_steps * min(one.step_s for one in bound) * (1 + 1e-9)
-        or alone_s <= RULES.fixed_costs * prefilling.least_s * (1 + 1e-9)
+        or alone_s <= max(RULES.fixed_costs * prefilling.least_s, RULES.least_step_s) * (1 + 1e-9)
         or answer.chunk_tokens == RULES.least_tokens
     )
 

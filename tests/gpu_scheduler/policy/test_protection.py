@@ -131,3 +131,12 @@ def test_what_was_measured_anew_holds_from_then_on(group):
     group.decodes("a", "r1", 0.016)
     group.measured("a", 35_000.0, 0.004)
     assert group.paces()["b"] == FREE
+
+
+def test_nobody_pauses_for_neighbours_while_first_tokens_are_late_but_each_keeps_its_own_decodes(group):
+    group.started("a", "r1", 0.016)
+    group.decodes("a", "r1", 0.016)
+    own = group.paces()["a"]
+    assert group.paces()["b"].pause_ratio > 0
+    assert group.paces(pressed=True) == {"a": own, "b": FREE, "c": FREE}
+    assert group.paces()["b"].pause_ratio > 0

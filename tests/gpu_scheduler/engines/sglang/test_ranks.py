@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.sglang.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
@@ -23,10 +25,10 @@ WAIT_S = 60.0
 class Three:
     """A leader, its two followers, and the gpu_scheduler's end of the socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: turn.Turn | None = None) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
         self.parent, channel = socket.socketpair()
-        self.leader = Leader([first.detach() for first, _ in pairs], None, 1)
+        self.leader = Leader([first.detach() for first, _ in pairs], words, 1)
         self.followers = [Follower(pair[1].detach(), rank, 3) for rank, pair in enumerate(pairs, start=1)]
         self.channels: list[Any] = [LeaderChannel(channel.detach(), self.leader)]
         self.channels += [FollowerChannel(follower) for follower in self.followers]
@@ -75,6 +77,27 @@ def test_the_worst_off_decides_for_all() -> None:
         rank.listen(lambda limit=limit, wanted=wanted: Facts(wanted=wanted, limit=limit))
     three.all(lambda rank: three.channels[rank].receive())
     assert {(rank.agreed.limit, rank.agreed.wanted) for rank in three.ranks} == {(100, 7)}
+
+
+def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() -> None:
+    fd = turn.create()
+    words, three = turn.Turn(fd), Three(turn.Turn(fd))
+    words.set_precedence(1000.0)
+    words.claim(2, time.monotonic())
+    three.all(lambda rank: three.channels[rank].receive())
+    assert [rank.gives_way() for rank in three.ranks] == [True] * 3
+    words.release(2)
+    assert [rank.gives_way() for rank in three.ranks] == [True] * 3, "in this step"
+    assert not three.leader.gives_way_now()
+    three.all(lambda rank: three.channels[rank].receive())
+    assert [rank.gives_way() for rank in three.ranks] == [False] * 3
+    for rank in three.ranks:
+        rank.claim()
+    assert words.claimed(2, time.monotonic()) and not three.leader.gives_way_now()
+    three.followers[0].release()
+    assert words.claimed(2, time.monotonic())
+    three.leader.release()
+    assert not words.claimed(2, time.monotonic())
 
 
 def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
