@@ -5,8 +5,8 @@ The driver gives processes on a GPU equal slices. A prefill step of P seconds be
 (k + 1) P, while they go at k / (k + 1) of their speed: they lose P in all, and a first token waits for that k times as
 long as the work takes. If they stand still instead they lose the same P, and the first token is out after P. On an H200
 it is worse than equal slices: a prefill step of a small model is bound by the host, which leaves gaps between kernels,
-and each gap costs a slice. Prefills of a 1B to 3B model took 2 to 3.5 times as long beside one engine that decoded, 4
-to 6 times beside two (docs/gpu.md).
+and each gap costs a slice. First tokens of models of 1B to 8B took 2 to 2.7 times as long beside one engine that
+decoded, and 4.4 times beside two (docs/gpu.md).
 
 Whoever decodes stands still for `precedence_s` at most and then makes a step, so that claims of engines that died, or
 prefills that follow one another, stop nobody. What prefills may take of the time in the long run is the pace's matter
