@@ -1,5 +1,6 @@
 """The compute of a group's devices: engines that are busy at the same time get equal slices of it, or those that
-prefill all of it while they do (`gpu_scheduler/policy/precedence.py`)."""
+prefill all of it while they do (`gpu_scheduler/policy/precedence.py`). Decodes stand still for as long as anybody does;
+real ones make a step each time they have waited for 50 ms, and wait as long for a prefill step that takes longer."""
 
 from __future__ import annotations
 

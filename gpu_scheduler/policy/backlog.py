@@ -29,7 +29,7 @@ Not thread-safe. Times are seconds on the caller's clock; an earlier `now` than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate, compress, islice
@@ -49,6 +49,10 @@ from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
 
 TICK = 0.001
 """Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
+PRESSED_S = 1.0
+"""How long a queue is pressed by one plan: without its pauses the next one may leave nothing out."""
+_PRESSING = 64
+"""How many of those left out are looked at for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,8 @@ class Backlog:
         self._late: set[str] = set()
         """Others that the last plan left out of S."""
         self.pressed = False
-        """Whether some request could have been on time if prefills went faster: from the plan that leaves one out for
-        want of time, until none with a deadline waits that can be met."""
+        """Whether lately (`PRESSED_S`) a plan left out a request that can be on time if prefills go faster."""
+        self._pressed_until = -inf
         self._in_flight: dict[str, Entry] = {}
         self._service = ServiceTime()
         self._busy_until = -inf
@@ -271,9 +275,8 @@ class Backlog:
         just_missed = self._lines.miss(now, self._entries, self._class_of)
         line = self._lines.timed
         costs = line.costs(rates)
-        hopeful = self._hopeless_are_infinite(costs, now)
-        left_out = late_indices(line.times, hopeful, start)
-        self.pressed = len(line) > 0 and (self.pressed or any(hopeful[i] < inf for i in left_out))
+        left_out = late_indices(line.times, self._hopeless_are_infinite(costs, now), start)
+        self._press(now, map(line.ids.__getitem__, left_out))
         in_s = [True] * len(line)
         for i in left_out:
             in_s[i] = False
@@ -307,7 +310,8 @@ class Backlog:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
-        self._late, self._wake_at, self.pressed = set(), inf, False
+        self._late, self._wake_at = set(), inf
+        self._press(now, ())
         self._credit.cap(0.0)
         return Agenda(now, start, (), (), inf, self._credit.seconds, decisions)
 
@@ -363,6 +367,16 @@ class Backlog:
         self._land(request.request_id, now)
         del self._entries[request.request_id]
         self._models[request.model].requests -= 1
+
+    def _press(self, now: float, left_out: Iterable[str]) -> None:
+        for request_id in islice(left_out, _PRESSING):
+            request = self._entries[request_id].request
+            model = self._models[request.model]
+            alone_s = model.prefill_cost(request) / model.stretched(request.uncached_tokens)
+            if model.active and now + alone_s <= request.deadline:
+                self._pressed_until = now + PRESSED_S
+                break
+        self.pressed = now < self._pressed_until
 
     def _hopeless_are_infinite(self, costs: list[float], now: float) -> list[float]:
         """The costs, with +inf (always late) for requests that their model's wake-up alone makes late."""

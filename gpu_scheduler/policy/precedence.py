@@ -25,10 +25,12 @@ class Precedence:
         self._since = inf
 
     def waits(self, claimed: bool, now: float, most_s: float) -> bool:
-        """Whether the next decode step waits. `claimed`: a prefill step of another engine is under way."""
-        self._since = min(self._since, now) if claimed else inf
+        """Whether the next decode step waits. `claimed`: a prefill step of another engine is under way. What was
+        waited counts until there is a step: between two claims there may be time to look and none to make one."""
+        if claimed:
+            self._since = min(self._since, now)
         return claimed and now - self._since < most_s
 
     def stepped(self) -> None:
-        """It goes to the device."""
+        """A step goes to the device."""
         self._since = inf

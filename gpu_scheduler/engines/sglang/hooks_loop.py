@@ -101,7 +101,9 @@ def add_request(
 def before_decode(_scheduler: Any, batch: Any) -> None:
     loop = current.instance().loop
     loop.before_decode(batch)
-    if batch.reqs and loop.gives_way():
+    # Requests that are over, or told to end, are not kept for it.
+    goes_on = any(not request.finished() and request.to_finish is None for request in batch.reqs)
+    if goes_on and loop.gives_way():
         raise _GivesWay(batch)
 
 

@@ -62,12 +62,14 @@ class Loop:
         """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits, and
         there is nothing to do about memory: what ranks agreed on holds until they receive again."""
         instance, channel = self._instance, self._instance.channel
-        if self._gave_way:
-            self._wait_for_way()
         messages = channel.receive()
         self.pacer.look(self._ranks.now(), self._pace())
-        if not messages and self._stalls() and not self._memory_news():
-            self._wait_stalled()
+        gave_way, self._gave_way = self._gave_way, False
+        if not messages and (gave_way or self._stalls()) and not self._memory_news():
+            if gave_way:
+                self._wait_for_way()
+            else:
+                self._wait_stalled()
             messages = channel.receive()
             self.pacer.look(self._ranks.now(), self._pace())  # the wait is no part of the step that begins now
         if channel.closed:
@@ -144,11 +146,19 @@ class Loop:
                 return
 
     def _wait_for_way(self) -> None:
-        """Until no other engine prefills any more, or an event."""
-        self._gave_way = False
+        """Until no other engine prefills any more, an event, or time has come for a prompt of its own."""
+        held = self._prefill_held()
         while self._ranks.gives_way_now():
             if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
+            if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
+                return
+
+    def _prefill_held(self) -> bool:
+        """Whether a prompt waits for the turn, for the end of a pause, or for decode steps that come first."""
+        scheduler, now = self._instance.scheduler, time.monotonic()
+        waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
+        return waits and (self._rest(self._ranks.pace_now(), now) > 0 or self.pacer.holds_at(now))
 
     def _park(self) -> None:
         """Nothing runs, and what waits first cannot be fitted: back into the shared queue with it."""
@@ -277,12 +287,15 @@ class Loop:
     def prefill_begins(self, alone: bool) -> None:
         """A prefill step goes to the device; `alone`: nothing waits to decode meanwhile."""
         self.pacer.began(alone)
+        self._ranks.stepped()
         self._ranks.claim()
 
     def prefill_ended(self) -> None:
         """Its results are here."""
         self.pacer.ended()
-        if not self.pacer.under_way:
+        if self.pacer.under_way:
+            self._ranks.claim()  # for the one behind it, which begins now
+        else:
             self._ranks.release()
 
     def _shrink(self, retract: Any, *arguments: Any) -> None:

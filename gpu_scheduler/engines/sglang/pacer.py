@@ -64,7 +64,10 @@ class Pacer:
     def holds(self) -> bool:
         """Whether decode steps, where there are any, come before the next prefill step. Behind one that still runs they
         do if they are behind already: for how long is known when it has ended."""
-        now = self._now
+        return self.holds_at(self._now)
+
+    def holds_at(self, now: float) -> bool:
+        """The same at `now`, not before the last `look`."""
         return self._lead.hold_s(now) > 0 or (bool(self._under_way) and self._lead.ahead_s(now) < 0)
 
     def rest(self, pause_ratio: float, now: float) -> float:

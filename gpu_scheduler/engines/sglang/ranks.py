@@ -68,7 +68,7 @@ class Ranks(Protocol):
         ...
 
     def stepped(self) -> None:
-        """A decode step goes to the device: the next one may wait as long again."""
+        """A step goes to the device: the next one may wait as long again."""
         ...
 
     def claim(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpu_scheduler.policy.backlog import TICK, Backlog, BacklogRules, State
+from gpu_scheduler.policy.backlog import PRESSED_S, TICK, Backlog, BacklogRules, State
 from gpu_scheduler.policy.decisions import Drop, Expire, Start, Why
 from gpu_scheduler.policy.moore_hodgson import Job, schedule
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
@@ -44,7 +44,7 @@ def test_requests_of_all_models_are_ordered_by_deadline():
     assert queue.plan(0.0).on_time == ("2", "3", "1")
 
 
-def test_it_is_pressed_from_the_plan_that_leaves_one_out_until_none_waits_that_can_be_on_time():
+def test_it_is_pressed_while_lately_one_was_left_out_that_faster_prefills_could_save():
     queue = backlog()
     queue.add(request("1", 2.0, deadline=3.0), 0.0)
     queue.plan(0.0)
@@ -54,20 +54,32 @@ def test_it_is_pressed_from_the_plan_that_leaves_one_out_until_none_waits_that_c
     assert queue.pressed
     queue.cancel("2", 0.1)
     queue.plan(0.1)
-    assert queue.pressed, "the other one is still to be met"
-    start(queue, "1", 0.2)
+    assert queue.pressed, "or every plan would say something else"
+    queue.plan(0.1 + PRESSED_S)
+    assert not queue.pressed
+    queue.add(request("3", 2.0, deadline=3.0), 0.2)
     queue.plan(0.2)
+    for finished in "13":
+        queue.cancel(finished, 0.3)
+    queue.plan(0.3)
+    assert queue.pressed
+    queue.plan(0.2 + PRESSED_S)
     assert not queue.pressed
 
 
-def test_neither_what_is_late_already_nor_what_its_wake_up_makes_late_presses():
+def test_no_faster_prefill_saves_what_is_late_already_or_alone_or_for_its_wake_up():
     queue = backlog("awake", "asleep")
     queue.model_waking("asleep", 60.0)
-    queue.add(request("1", deadline=9.0, model="asleep"), 0.0)
-    queue.add(request("2", deadline=1.5, model="awake"), 2.0)
-    queue.add(request("3", model="awake"), 2.0)
+    queue.add(request("its wake-up", deadline=9.0, model="asleep"), 0.0)
+    queue.add(request("late", deadline=1.5, model="awake"), 2.0)
+    queue.add(request("alone", 2.0, deadline=3.0, model="awake"), 2.0)
+    queue.add(request("best effort", model="awake"), 2.0)
     queue.plan(2.0)
     assert not queue.pressed
+    queue.model_paced("awake", 4.0, 128)
+    queue.add(request("for its pauses", 0.5, deadline=3.0, model="awake"), 2.0)
+    queue.plan(2.0)
+    assert queue.pressed
 
 
 def test_by_arrival_targets_order_nothing_and_none_is_late():

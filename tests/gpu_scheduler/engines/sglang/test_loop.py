@@ -147,3 +147,38 @@ instance.channel.send.assert_any_call(pong=engine_pb2.Pong())
 
 def test_an_engine_answers_where_it_reads_its_socket(imported: Imported) -> None:
     imported.run(PING)
+
+
+WAY = (
+    PAUSES.split("loop = module.Loop(instance)")[0]
+    .replace("Pace(128, 2.0)", "Pace(128, 1.0)")
+    .replace(
+        "    pace_now = pace\n",
+        "    pace_now = pace\n    def gives_way_now(self):\n        return clock.now < way_is_free\n",
+    )
+    + """
+loop = module.Loop(instance)
+loop._commands, loop._attend, loop._tell = MagicMock(), MagicMock(), MagicMock()
+loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
+way_is_free, scheduler.chunked_req = 200.0, None
+loop.pacer.look(clock.now)
+loop.pacer.began(alone=False)
+clock.now += 1.0
+loop.pacer.ended()
+loop._gave_way = True
+loop.pull()
+assert 102.0 <= clock.now < 102.01, clock.now
+
+scheduler.waiting_queue, way_is_free = [], 150.0
+loop._gave_way = True
+loop.pull()
+assert 150.0 <= clock.now < 150.01, clock.now
+loop.pull()
+assert clock.now < 150.01, "it gave way once"
+"""
+)
+
+
+def test_an_engine_that_gives_way_goes_on_when_the_pause_before_its_own_prefill_ends(imported: Imported) -> None:
+    """And that pause is as long as the step before asks for, not what it gave way for."""
+    imported.run(WAY)
