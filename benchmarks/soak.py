@@ -1,5 +1,6 @@
 """A long run: does anything grow? Echo engines on two groups of CPU pages, two gateways, ten models and one more that
 the catalogue's file keeps changing; ten streams all the time, and everything of tests/chaos/bustle.py beside them.
+Before that models of new names come and go, so that what is kept of the last so many is full.
 
     python -m benchmarks.soak --minutes 60 --out benchmarks/results/soak.json
 
@@ -93,22 +94,25 @@ class Sampler:
         return found
 
 
-async def measure(minutes: float, warm_up_minutes: float) -> dict[str, Any]:
+async def measure(minutes: float, warm_up_minutes: float, names: int) -> dict[str, Any]:
     keys, entries = Keys(), models()
     async with chaos(
         STREAMS, step_ms=STEP_MS, models=entries, keys=keys, images_on_disk=True, host_capacity_bytes=HOST_BYTES
     ) as it:
         sampler = Sampler(it)
         bustle = Bustle(it, keys, entries)
-        async with watched(it) as books, steady(it.load) as load, bustle.going_on():
-            end = time.monotonic() + 60 * minutes
-            while time.monotonic() < end:
-                try:
-                    await sampler.look()
-                except (PrismError, OSError, aiohttp.ClientError) as error:
-                    bustle.failed.append(f"a sample: {type(error).__name__}: {error}")
-                _say(sampler, it, bustle, books)
-                await asyncio.sleep(SAMPLE_S)
+        async with watched(it) as books, steady(it.load) as load:
+            await bustle.names(names)
+            print(f"{names} models came and went", flush=True)
+            async with bustle.going_on():
+                end = time.monotonic() + 60 * minutes
+                while time.monotonic() < end:
+                    try:
+                        await sampler.look()
+                    except (PrismError, OSError, aiohttp.ClientError) as error:
+                        bustle.failed.append(f"a sample: {type(error).__name__}: {error}")
+                    _say(sampler, it, bustle, books)
+                    await asyncio.sleep(SAMPLE_S)
         try:
             ledger, kernel = await it.left_behind()
         except TimeoutError as error:  # an hour's curves are worth more than its end
@@ -171,8 +175,9 @@ def main() -> None:
     parser = _report.arguments("soak", __doc__ or "")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--warm-up-minutes", type=float, default=10.0, help="left out of the lines (%(default)s)")
+    parser.add_argument("--names", type=int, default=150, help="models that come and go before (%(default)s)")
     arguments = parser.parse_args()
-    found = asyncio.run(measure(arguments.minutes, arguments.warm_up_minutes))
+    found = asyncio.run(measure(arguments.minutes, arguments.warm_up_minutes, arguments.names))
     rows = [
         (name, *(each[key] for key in ("slope_per_hour", "error_per_hour", "first", "last", "most")))
         for name, each in found["fits"].items()

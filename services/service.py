@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import uvloop
 
 from services import config as config_module
-from services import log, metrics, notify, rpc, tasks
+from services import heap, log, metrics, notify, rpc, tasks
 from services.config import Config, ServerTls
 from services.errors import PrismError
 from services.files import Followed, follow
@@ -151,6 +151,7 @@ class Service:
 
 def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
     """Runs a process to its end; never returns."""
+    heap.few_arenas()
     log.configure(config.name, config.log_level, config.log_format)
 
     async def main() -> int:

@@ -63,6 +63,15 @@ class Bustle:
             "an engine is killed": (181.0, self._kill),
         }
 
+    async def names(self, count: int) -> None:
+        """So many guests, one right after the other: fills what keeps a bounded number of names."""
+        for _ in range(count):
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await self._guest()
+            except Exception as error:
+                self.failed.append(f"a guest: {type(error).__name__}: {error}")
+
     @contextlib.asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
         running = [tasks.spawn(self._every(name, *event), name) for name, event in self.events().items()]
