@@ -66,14 +66,6 @@ class StockOutputs(Outputs):
         self.send(message)
 
 
-class NoPacer:
-    """The reference prefills whenever it can."""
-
-    def began(self, alone: bool) -> None: ...
-
-    def decodes(self) -> None: ...
-
-
 class Front:
     """What the hooks find in the place of an instance of ours and of its loop."""
 
@@ -83,7 +75,6 @@ class Front:
         self.counters = stats.Counters()
         self.outputs = StockOutputs(self.book, channel.send_message, lambda *_: None)
         self.loop = self
-        self.pacer = NoPacer()
         self._told_at = 0.0
 
     def build(self, load: engine_pb2.Load) -> None:
@@ -101,6 +92,12 @@ class Front:
         self.channel.send(done=engine_pb2.Done(command_id=load.command_id, measured=measured))
 
     # --- called by the hooks
+
+    def prefill_begins(self, alone: bool) -> None:
+        """The reference prefills whenever it can."""
+
+    def decode_begins(self) -> None:
+        """And decodes when it does not."""
 
     def pull(self) -> list[Any]:
         inputs: list[Any] = []

@@ -105,7 +105,8 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
                 request = gateway_pb2.GenerateRequest(model=MODEL, text="hello")
                 await gateway_pb2_grpc.InferenceStub(channel).Generate(request).read()
             except grpc.aio.AioRpcError as refused:
-                assert refused.code() == grpc.StatusCode.UNAVAILABLE
+                # CANCELLED: it came in the moment in which gRPC stopped taking calls.
+                assert refused.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
                 break
     release.set()
     assert (await open_stream).text.endswith("data: [DONE]\n\n")
