@@ -97,7 +97,8 @@ class Turn:
     def claimed(self, index: int, now: float) -> bool:
         """Whether an engine other than that with `index` has a claim."""
         claims, own = _CLAIMS.unpack_from(self._words, _CLAIMS_AT), index % _PLACES
-        return any(end > 1e6 * now for place, end in enumerate(claims) if end and place != own)
+        # Before each decode step, and mostly there is none.
+        return any(claims) and any(end > 1e6 * now for place, end in enumerate(claims) if place != own)
 
 
 def _place(index: int) -> int:

@@ -66,11 +66,7 @@ class Bustle:
     async def names(self, count: int) -> None:
         """So many guests, one right after the other: fills what keeps a bounded number of names."""
         for _ in range(count):
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await self._guest()
-            except Exception as error:
-                self.failed.append(f"a guest: {type(error).__name__}: {error}")
+            await self._once("a guest before", self._guest)
 
     @contextlib.asynccontextmanager
     async def going_on(self) -> AsyncIterator[None]:
@@ -83,15 +79,18 @@ class Bustle:
     async def _every(self, name: str, period_s: float, happen: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(period_s)
-            try:
-                async with asyncio.timeout(PATIENCE_S):
-                    await happen()
-            except PrismError as error:
-                self.refused[f"{name}: {type(error).__name__}"] += 1
-            except Exception as error:
-                self.failed.append(f"{name}: {type(error).__name__}: {error}")
-            else:
-                self.done[name] += 1
+            await self._once(name, happen)
+
+    async def _once(self, name: str, happen: Callable[[], Awaitable[None]]) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await happen()
+        except PrismError as error:
+            self.refused[f"{name}: {type(error).__name__}"] += 1
+        except Exception as error:
+            self.failed.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            self.done[name] += 1
 
     async def _wander(self) -> None:
         self._random.choice(self._it.load.slots).model = self._random.choice(self._it.models)

@@ -4,20 +4,23 @@ from sim.clock import Clock
 from sim.processor import Processor, Task
 
 
+def task(name, processor, clock, ended):
+    """It says when it ended, and rests."""
+
+    def done():
+        ended[name] = clock.now
+        processor.rest(one)
+
+    one = Task(done)
+    return one
+
+
 def test_one_task_has_all_of_it_and_two_get_equal_slices_of_what_sharing_leaves():
     clock = Clock()
     processor, ended = Processor(clock, sharing=0.8), {}
 
-    def task(name):
-        def done():
-            ended[name] = clock.now
-            processor.rest(one)
-
-        one = Task(done)
-        return one
-
-    processor.work(task("a"), 3.0)
-    clock.at(1.0, processor.work, task("b"), 0.4)
+    processor.work(task("a", processor, clock, ended), 3.0)
+    clock.at(1.0, processor.work, task("b", processor, clock, ended), 0.4)
     clock.run()
     # b has 0.4 of each second from 1 to 2, and so has a; then a has 1.6 s left.
     assert ended == {"b": pytest.approx(2.0), "a": pytest.approx(3.6)}
@@ -41,15 +44,7 @@ def test_what_goes_first_has_all_of_it_and_the_others_go_on_where_they_stood():
     clock = Clock()
     processor, ended = Processor(clock, sharing=0.8), {}
 
-    def task(name):
-        def done():
-            ended[name] = clock.now
-            processor.rest(one)
-
-        one = Task(done)
-        return one
-
-    decodes, first, second = task("decodes"), task("first"), task("second")
+    decodes, first, second = (task(name, processor, clock, ended) for name in ("decodes", "first", "second"))
     processor.work(decodes, 2.0)
     clock.at(1.0, lambda: processor.work(first, 0.4, first=True))
     clock.at(1.2, lambda: processor.work(second, 0.1, first=True))

@@ -45,9 +45,7 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
         return original(scheduler, running_batch)
     loop = current.instance().loop
     if not loop.may_prefill(running_batch):
-        from sglang.srt.managers.scheduler import NextBatchPlan
-
-        return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+        return _nothing(running_batch)
     whole = scheduler.chunked_prefill_size
     scheduler.chunked_prefill_size = loop.chunk_tokens()
     try:
@@ -66,16 +64,21 @@ class _GivesWay(Exception):
 def next_batch(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
     """No step whose every request ends with the results of the one before it: whoever stopped them waits. And no decode
     step while another engine prefills: results of the step before go out meanwhile, and a prompt may come."""
-    from sglang.srt.managers.scheduler import NextBatchPlan
-
     if scheduler.enable_overlap and not scheduler.waiting_queue and last_batch and last_batch.forward_mode.is_decode():
         ending = bool(running_batch.reqs) and all(request.to_finish is not None for request in running_batch.reqs)
         if ending and scheduler.chunked_req is None:
-            return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+            return _nothing(running_batch)
     try:
         return original(scheduler, running_batch, last_batch)
     except _GivesWay as left:
-        return NextBatchPlan(batch_to_run=None, running_batch=left.batch)
+        return _nothing(left.batch)
+
+
+def _nothing(running_batch: Any) -> Any:
+    """No batch to run."""
+    from sglang.srt.managers.scheduler import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
 
 
 def add_request(

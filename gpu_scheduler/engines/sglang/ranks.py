@@ -223,34 +223,19 @@ class _Several(ABC):
         self._random.seed(self.gather(secrets.randbits(64))[0])
 
 
-class Leader(_Several):
+class Leader(_Several, _Turn):
     """Rank 0."""
 
     rank = 0
 
     def __init__(self, others: Sequence[int], turn: Turn | None, index: int) -> None:
         """`others`: descriptors of the sockets to ranks 1, 2, ..."""
-        super().__init__()
+        _Several.__init__(self)
+        _Turn.__init__(self, turn, index)
         self.size = 1 + len(others)
-        self._turn = _Turn(turn, index)
         self._others = [Connection(fd) for fd in others]
         self._told: list[Facts | None] = [None] * len(others)
         """Of the step to come, as far as they have told."""
-
-    def pace_now(self) -> Pace | None:
-        return self._turn.pace_now()
-
-    def gives_way_now(self) -> bool:
-        return self._turn.gives_way_now()
-
-    def stepped(self) -> None:
-        self._turn.stepped()
-
-    def claim(self) -> None:
-        self._turn.claim()
-
-    def release(self) -> None:
-        self._turn.release()
 
     def step(self, messages: Sequence[bytes], closed: bool) -> None:
         """Agrees on a step in which these messages are acted on."""
