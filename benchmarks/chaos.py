@@ -22,8 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
+from tests import faketime  # noqa: E402
 from tests.chaos import clients, faults, scarcity  # noqa: E402
-from tests.chaos.world import STEP_MS, Chaos, chaos, libfaketime  # noqa: E402
+from tests.chaos.world import STEP_MS, Chaos, chaos  # noqa: E402
 
 STREAMS = 50
 FAULTS: dict[str, faults.Fault] = {
@@ -69,8 +70,8 @@ async def measure(times: int, only: str, found: dict[str, list[dict[str, Any]]])
                 for name, fault in wanted.items():
                     if not repetition or name.startswith("kill"):
                         await suffer(it, name, fault)
-    if clocked and (clock := libfaketime()) is not None:
-        async with chaos(STREAMS, clock=clock) as it:
+    if clocked and faketime.INSTALLED:
+        async with chaos(STREAMS, clock=True) as it:
             for name, fault in clocked.items():
                 await suffer(it, name, fault)
 

@@ -4,8 +4,9 @@ with figures, is `python -m benchmarks.chaos`."""
 import pytest
 import pytest_asyncio
 
+from tests import faketime
 from tests.chaos import faults
-from tests.chaos.world import chaos, libfaketime
+from tests.chaos.world import chaos
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 STREAMS = 50
@@ -28,10 +29,9 @@ async def test_a_killed_process_costs_no_stream_but_a_gateways_own(running, proc
 
 
 async def test_the_time_of_day_may_jump_by_days_under_streams():
-    clock = libfaketime()
-    if clock is None:
+    if not faketime.INSTALLED:
         pytest.skip("libfaketime is not installed")
-    async with chaos(12, clock=clock) as it:
+    async with chaos(12, clock=True) as it:
         outcome = await faults.suffer(it, faults.clock_jumps)
     assert (outcome.failed, outcome.wrong, outcome.why) == (0, 0, ())
     assert (outcome.ledger_unequal, outcome.leaked_bytes) == (0, 0)

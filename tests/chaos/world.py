@@ -28,6 +28,7 @@ from placement.client import PlacementClient
 from protos import common_pb2
 from services import tasks
 from services.errors import PrismError
+from tests import faketime
 from tests.chaos.books import Books, held
 from tests.chaos.load import Load, body
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, World, catalogue, free_port, print_ends
@@ -37,7 +38,6 @@ DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
 STEP_MS = 100
 """Of a decode step: 50 streams are then 500 tokens a second."""
 _DISK_BYTES = 160 << 20
-_CLOCK = ("FAKETIME_CACHE_DURATION=1", "FAKETIME_DONT_FAKE_MONOTONIC=1")
 _LOOKS = 10
 """At what is left behind, a second apart, before it counts as leaked."""
 
@@ -101,7 +101,7 @@ class Chaos(World):
 
     def set_clock(self, days: int) -> None:
         """How far everybody's time of day is ahead; for a world of `clock`."""
-        _write_clock(self.local.state, days)
+        faketime.write(_clock(self.local.state), days)
 
     def taken_up_again(self) -> int:
         """Streams so far that went on at another place, or at their own one again, after their first token."""
@@ -195,19 +195,19 @@ async def chaos(
     models: dict[str, dict[str, Any]] | None = None,
     keys: Keys | None = None,
     images_on_disk: bool = False,
-    clock: Path | None = None,
+    clock: bool = False,
     host_capacity_bytes: int = 256 << 20,
 ) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
     `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process. `models`: the
     catalogue's entries of those under load, by default the examples. `keys`: which both gateways ask for.
-    `host_capacity_bytes`: of weight images. `clock`: libfaketime, by which their time of day can be set."""
+    `host_capacity_bytes`: of weight images. `clock`: their time of day can be set (needs libfaketime)."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
     if small_disk:
         _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
-    if clock is not None:
-        _write_clock(state, 0)
-        under = ("env", f"LD_PRELOAD={clock}", f"FAKETIME_TIMESTAMP_FILE={_clock(state)}", *_CLOCK)
+    if clock:
+        faketime.write(_clock(state), 0)
+        under = faketime.as_in(_clock(state))
     disk = {"disk_folder": str(state / "images"), "disk_capacity_bytes": 1 << 30}
     models = models or {name: {} for name in MODELS}
     listed = catalogue(state, "echo", {**models, SPARE: {"path": str(FOLDER / MODELS[1])}})
@@ -248,24 +248,14 @@ async def chaos(
         raise
     finally:
         await system.end()
+        faketime.forget_the_dead()
         if small_disk:
             _run("umount", "--lazy", str(state))
         shutil.rmtree(state, ignore_errors=True)
 
 
-def libfaketime() -> Path | None:
-    """Where it is installed."""
-    return next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
-
-
 def _clock(state: Path) -> Path:
     return state / "clock"
-
-
-def _write_clock(state: Path, days: int) -> None:
-    fresh = state / "clock.new"
-    fresh.write_text(f"{days:+d}d\n")
-    fresh.replace(_clock(state))
 
 
 def _run(*command: str) -> None:

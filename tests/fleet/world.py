@@ -30,6 +30,7 @@ from deploy.local.topology import Process, to_toml
 from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
+from tests import faketime
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, free_port, print_ends
 from tests.fleet.network import Network
 
@@ -53,11 +54,6 @@ def group_name(node: str) -> str:
     return f"{node}/{DEVICE}"
 
 
-def _another_calendar() -> tuple[str, ...]:
-    """A command that becomes one for which it is two days later, where libfaketime is installed."""
-    return ("faketime", "--exclude-monotonic", "-f", "+2d") if shutil.which("faketime") else ()
-
-
 def _another_clock() -> tuple[str, ...]:
     """A command that becomes one whose monotonic clock is a day ahead."""
     command = ("unshare", "--time", "--monotonic", "86400")
@@ -79,7 +75,7 @@ class Node:
         self.under: tuple[str, ...] = ("ip", "netns", "exec", network.namespace(name))
         if name != NODES[0]:
             self.under += _another_clock()
-            self.under += _another_calendar()
+            self.under += faketime.ahead(2) if faketime.INSTALLED else ()
         self.group = f"{self.address}:{_GROUP}"
         self.loader = f"{self.address}:{_LOADER}"
         self.balloond = f"{self.address}:{_BALLOOND}"
@@ -356,5 +352,6 @@ async def fleet() -> AsyncIterator[Fleet]:
                 for node in nodes.values():
                     network.mend(node.name)
                 await it.end()
+                faketime.forget_the_dead()
     finally:
         shutil.rmtree(state, ignore_errors=True)

@@ -117,7 +117,7 @@ async def test_progress_rises_to_the_whole(world):
     await world.transfer.reached()
     world.transfer.gate.set()
     await saving
-    assert steps == sorted(steps) and steps[0] in (0, 10_000) and steps[-1] <= TOTAL
+    assert steps == sorted(steps) and steps and 0 <= steps[0] and steps[-1] <= TOTAL
 
 
 async def test_saving_again_keeps_the_image_as_it_is(open_world):
