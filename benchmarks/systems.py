@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from loader import checkpoint
+from loader.policy.floor import floor_bytes
 from placement.policy import kvpr
 from placement.policy.partition import Part, partition
 from sim.request import Request
@@ -125,7 +126,7 @@ def plan(
                 model.name,
                 kvpr.demand(rate, found.kv_bytes_per_token, target if target < inf else None, DEFAULT_TPOT_S),
                 _up(found.weights_bytes, sizes.weights_extent_bytes) + sizes.graph_bytes,
-                _up(model.context_tokens * found.kv_bytes_per_token, sizes.kv_extent_bytes),
+                floor_bytes(model.context_tokens, 0, found.kv_bytes_per_token, sizes.kv_extent_bytes),
                 sizes.quota_bytes,
             )
         )

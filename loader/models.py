@@ -14,6 +14,7 @@ from loader.added import Called
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
 from loader.errors import BrokenCheckpoint
+from loader.policy.floor import floor_bytes
 from protos import keeper_pb2
 from services import log
 from services.errors import Exists, NotFound
@@ -56,12 +57,11 @@ class Model:
 
     @property
     def floor_bytes(self) -> int:
-        """KV of one longest request on each device, or what the catalogue says, in whole extents."""
+        """KV on each device, see `policy/floor.py`; 0 without a checkpoint."""
         if self.checkpoint is None:
             return 0
-        tokens = self.listed.floor_tokens or self.context_tokens
-        extent = self.sizes.kv_extent_bytes
-        return -(-tokens * self.checkpoint.kv_bytes_per_token // extent) * extent
+        each = self.checkpoint.kv_bytes_per_token
+        return floor_bytes(self.context_tokens, self.listed.floor_tokens, each, self.sizes.kv_extent_bytes)
 
     @property
     def quota_bytes(self) -> int:

@@ -67,7 +67,7 @@ def add_model(
     pinned: Annotated[bool, typer.Option("--pinned", help="Never evicted.")] = False,
     engine: Annotated[str, typer.Option(help="sglang or echo; left out: the groups' own default.")] = "",
     context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
-    floor_tokens: Annotated[int, typer.Option(help="KV that it keeps while active: the context, or more.")] = 0,
+    floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
     task: Annotated[str, typer.Option(help="embed or generate; left out: its folder says.")] = "",

@@ -66,11 +66,6 @@ class Spec:
     def parts(self) -> int:
         return self.shape.devices
 
-    @property
-    def floor_bytes(self) -> int:
-        """One request of the longest kind."""
-        return self.context_tokens * self.shape.kv_bytes_per_token
-
 
 class Catalogue:
     """Entries in the order of the file."""

@@ -26,6 +26,9 @@ from sim.request import Request
 
 _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
+_KEPT_FOR_RUNNING = 0.098
+"""Of the tokens that those which decode may still make, the part that SGLang has room for before it begins another
+prompt: where its `new_token_ratio` ends after 600 decode steps."""
 
 
 class Listener(Protocol):
@@ -84,6 +87,8 @@ class Engine:
         self._joined = 0
         self._steps = 0
         """Decode steps, ever."""
+        self._finish_steps = 0
+        """Of the batch's requests, added up."""
         self._context = 0
         """Tokens of the batch's KV."""
         self._partial = 0
@@ -278,6 +283,8 @@ class Engine:
                 break
             tokens = min(left, request.to_prefill - request.prefilled)
             needed = tokens + (request.prefilled + tokens == request.to_prefill)  # its first token, too
+            if not request.prefilled and not self._admits(request):
+                break
             if not self._room_for(needed, needed):
                 break
             self._chunk.append((request, tokens))
@@ -295,6 +302,14 @@ class Engine:
         alone_s = self.cost.prefill(seconds, most - left)
         self._processor.work(self._task, alone_s, first=alone_s <= self._precedence_s)
         return True
+
+    def _admits(self, request: Request) -> bool:
+        """A prompt is begun beside others once its answer has room too."""
+        if not self._tokens:
+            return True
+        to_come = self._finish_steps - len(self._batch) * self._steps
+        whole = request.to_prefill + request.most_new_tokens + int(_KEPT_FOR_RUNNING * to_come)
+        return self._room_for(whole, whole)
 
     def _stuck(self) -> None:
         """No memory for the next prompt. Decodes end and leave theirs; if there are none and nothing comes, it is put
@@ -345,6 +360,7 @@ class Engine:
         request.joined_step = self._steps
         request.finish_step = self._steps + request.most_new_tokens
         self._batch[request.id] = request
+        self._finish_steps += request.finish_step
         self._joined += 1
         heappush(self._ends, (request.finish_step, self._joined, request))
 
@@ -382,6 +398,7 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """Out of the batch."""
         del self._batch[request.id]
+        self._finish_steps -= request.finish_step
         request.generated += self._steps - request.joined_step
         self._context -= request.prompt_tokens + request.generated
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
+from loader.policy.floor import floor_bytes
 from services.errors import Refused
 from sim.catalogue import Spec
 from sim.clock import Clock, Timer
@@ -151,9 +152,8 @@ class Group:
 
     def floor(self, spec: Spec) -> int:
         """On each device, in whole extents."""
-        extent = self.hardware.kv_extent_bytes
-        floor = -(-spec.floor_bytes // spec.parts)
-        return -(-floor // extent) * extent
+        each = -(-spec.shape.kv_bytes_per_token // spec.parts)
+        return floor_bytes(spec.context_tokens, 0, each, self.hardware.kv_extent_bytes)
 
     def finished(self, request: Request) -> None:
         """Called by the queue."""

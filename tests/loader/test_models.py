@@ -8,6 +8,7 @@ import pytest
 from loader.catalogue import Listed
 from loader.errors import BrokenCheckpoint
 from loader.models import Models, Sizes, read_model
+from loader.policy.floor import BESIDE_TOKENS
 from protos import keeper_pb2
 from services.errors import Exists, NotFound
 from tests.loader import checkpoints
@@ -44,13 +45,14 @@ def write_catalogue(tmp_path, *folders):
 
 def test_a_floor_is_one_longest_request_in_whole_extents(folder):
     model = read_model(listed(folder), SIZES)
-    assert 64 * KV == 16_384 and model.floor_bytes == 20_000
+    assert 64 * KV == 16_384 and (64 + BESIDE_TOKENS) * KV == 65_536 and model.floor_bytes == 70_000
     assert model.quota_bytes == 77
 
 
 def test_the_catalogue_may_shorten_the_context_raise_the_floor_and_set_the_quota(folder):
-    assert read_model(listed(folder, context_tokens=30), SIZES).floor_bytes == 10_000
-    assert read_model(listed(folder, floor_tokens=128), SIZES).floor_bytes == 40_000
+    assert read_model(listed(folder, context_tokens=30), SIZES).floor_bytes == 60_000
+    assert read_model(listed(folder, floor_tokens=128), SIZES).floor_bytes == 70_000
+    assert read_model(listed(folder, floor_tokens=512), SIZES).floor_bytes == 140_000
     assert read_model(listed(folder, quota_bytes=0), SIZES).quota_bytes == 0
 
 

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpu_scheduler.engines import turn
+from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEW_TOKENS
@@ -135,12 +136,21 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
         assert "no KV memory for a pass" in failed.reason and not failed.model_at_fault
         await at.limit("llama", -1)
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
-        tokens = KV_EXTENT // (3 * 2 * 2 * 32 * 4)
+        token = 3 * 2 * 2 * 32 * 4
+        tokens = KV_EXTENT // token
         await at.limit("llama", 3 * KV_EXTENT)
         end.ask("big", [2 + i % 1000 for i in range(4 * tokens)], 4)
         end.ask("small", prompts[0][:10], 4, ignore_eos=True)
         assert (await end.answer("big")).parked
         assert (await end.answer("small")).finish == common_pb2.LENGTH
+
+        # At its floor a model serves its longest requests, whichever part of them is long.
+        await at.limit("llama", floor_bytes(CONTEXT, 0, token, KV_EXTENT))
+        end.ask("longest prompt", [3 + i % 1000 for i in range(CONTEXT - 1)], 1, ignore_eos=True)
+        end.ask("longest answer", [3], CONTEXT - 1, ignore_eos=True)
+        for name, length in (("longest prompt", 1), ("longest answer", CONTEXT - 1)):
+            answer = await end.answer(name)
+            assert answer.finish == common_pb2.LENGTH and len(answer.tokens) == length
 
         # One that fits at first and grows out of its limit: what it said was delivered, and what follows elsewhere
         # is what it would have said.
