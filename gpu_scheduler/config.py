@@ -55,7 +55,8 @@ class Arbitration(Section):
     """"arrival": first come, first served for each model, whatever the targets; there to measure what the order is
     worth."""
     chunk_tokens: int = Field(default=2048, gt=0)
-    """Prompt tokens that may be on their way to be prefilled at a time."""
+    """Prompt tokens of one model that may be on their way to be prefilled at a time, more if that takes no longer than
+    `joint_s`."""
     late_share: float = Field(default=0.05, ge=0, le=1)
     """Of the time of prefills, what requests that are late already and those without a target may claim while others
     can still be on time (gpu_scheduler/policy/credit.py). 0: they wait until none can."""
@@ -63,8 +64,8 @@ class Arbitration(Section):
     """Long prompts of several engines prefill one after another. False: whatever has memory starts, and engines get in
     each other's way; there to measure what the turn is worth."""
     joint_s: float = Field(default=0.1, ge=0)
-    """Under the turn: prefills of several engines may be under way together that would take so long one after another
-    (policy/admission.py). 0: strictly one engine at a time."""
+    """Under the turn: prefills may be under way together that would take so long one after another
+    (policy/admission.py). 0: strictly one engine at a time, and of that `chunk_tokens`."""
     protect_decodes: bool = True
     """A model prefills with such pauses that its neighbours' decodes keep their TPOT targets
     (gpu_scheduler/policy/pace.py). False: without any."""

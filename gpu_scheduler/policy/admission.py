@@ -4,9 +4,11 @@ The order is: the oldest of the second queue while its credit covers them, then 
 room that S leaves, then S by deadline. Three things keep a request from starting:
 
 - *Its model is not active.* It stays in the plan and is looked at again when the model is.
-- *The turn.* While prompts are under way, more of the same model may join until one chunk is full, and others if all
-  of them together take no more than `joint_s`: short prefills of several engines go side by side, a long one has the
-  device for itself. Only who is next in order joins, so that the turn passes when the prefills in flight end.
+- *The turn.* While prompts are under way, more may join if all of them together take no more than `joint_s`, or until
+  one chunk is full if they are all of one model: short prefills of several engines go side by side, a long one has the
+  device for itself. Only who is next in order joins, so that the turn passes when the prefills in flight end. Of one
+  model a chunk is too little where it takes a few milliseconds: an engine says that a prompt is through once the step
+  behind it is launched, so who waits for that comes too late for that step, and too late to fill the one behind it.
   Between two that follow one another the next engine has to hear of it and to end a step, which is longer than a
   short prefill: two 8B engines with prompts of 256 tokens had mean TTFTs of 74 to 80 ms one at a time, and 46 side
   by side, with 4 to 6 % more TPOT (docs/policies.md).
@@ -68,13 +70,13 @@ class Turn:
     """The prefill turn."""
 
     chunk_tokens: int = 8192
-    """More prefills may join those in flight while these have fewer tokens left."""
+    """More prefills of the same model may join those in flight while these have fewer tokens left."""
     room_share: float = 0.1
     """Share of S's slack that the second queue may use. Costs are estimates and the next arrival may be tight: under
     overload every larger share makes more of those late that come. A late request still goes before S where S has
     minutes."""
     joint_s: float = 0.0
-    """Seconds, alone, of all prefills in flight with one of another engine that joins them. 0: one engine at a time;
+    """Seconds, alone, of all prefills in flight with one that joins them. 0: one engine at a time, and of that a chunk;
     +inf: what has memory starts."""
 
 
@@ -230,8 +232,8 @@ class _Admission:
     def _may_prefill(self, request: Waiting) -> bool:
         if not self._holders or self._turn.joint_s == inf:
             return True
-        if self._holders == {request.model}:
-            return self._tokens < self._turn.chunk_tokens
+        if self._holders == {request.model} and self._tokens < self._turn.chunk_tokens:
+            return True
         return self._seconds + self._backlog.prefill_cost(request.request_id) <= self._turn.joint_s
 
     def _start(self, request: Waiting, why: Why) -> None:

@@ -409,7 +409,7 @@ async def test_what_was_said_before_a_seam_counts_as_output_also_when_it_is_park
 
 @pytest.mark.parametrize("came", [False, True])
 async def test_streams_whose_kv_came_with_the_model_go_on_together_and_do_not_take_turns_like_whole_prompts(came):
-    desk = Desk(chunk_tokens=16)
+    desk = Desk(chunk_tokens=16, joint_s=0)
     running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
     engine = desk.model("a")
     if came:

@@ -100,6 +100,16 @@ def test_short_prompts_of_several_models_go_side_by_side():
     assert started(decide_jointly(queue, 0.2)) == ["4"]
 
 
+def test_short_prompts_of_one_model_join_beyond_a_chunk_as_those_of_several_do():
+    queue = backlog()
+    for i in range(4):
+        add(queue, f"{i}", "a", 0.25, deadline=5.0 + i)
+    turn = Turn(100, 0.5, joint_s=0.75)
+    assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), turn), 0.0)) == ["0", "1", "2"]
+    queue.prefill_finished("0", 0.25)
+    assert started(admit(queue.plan(0.25), queue, plenty("a"), turn)) == ["3"]
+
+
 def test_a_long_prompt_has_the_device_for_itself_until_little_of_it_is_left():
     queue = backlog("a", "b")
     add(queue, "long", "a", 10.0, deadline=50.0)
