@@ -4,12 +4,17 @@ A decode step reads all weights, once, and the KV of every request of the batch:
 
     decode  = step_s + weights / weight_bytes_per_s + batch * sequence_s + KV / kv_bytes_per_s
 
-A prefill step computes, and does the same few things around it whatever its size, but the host needs time as well to
-give the device all its kernels, which are so many for each layer, and fewer where a graph has most of them:
+A prefill step needs its devices for
 
-    prefill = max(prefill_launch_s + layers * (prefill_graph_layer_s up to prefill_graph_tokens, else prefill_layer_s),
-                  prefill_step_s + tokens * weights * prefill_s_per_token_byte
-                  + tokens * KV of their contexts * attention_s)
+    prefill_step_s + tokens * weights * prefill_s_per_token_byte + tokens * KV of their contexts * attention_s
+
+and its host for
+
+    prefill_host_s + layers * (prefill_graph_layer_s up to prefill_graph_tokens, else prefill_layer_s)
+
+because it chooses prompts and their places, gives the device all its kernels, which are so many for each layer and
+fewer where a graph has most of them, and looks at the results. Both go on at the same time, and what the host needs may
+begin while the devices are at the step before. Of several engines each has a host for itself.
 
 Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
 device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
@@ -20,6 +25,8 @@ The numbers of `Hardware` are an H200's, put there by hand from what `python -m 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from gpu_scheduler.policy.chunk import chunk_tokens
 
 GB = 1e9
 MIB = 1 << 20
@@ -35,10 +42,9 @@ class Hardware:
     weight_bytes_per_s: float = 3.442e12
     sequence_s: float = 0.0
     kv_bytes_per_s: float = 4.94e12
-    prefill_launch_s: float = 0.00091
+    prefill_host_s: float = 0.01037
+    """No number of devices changes it, nor the one below."""
     prefill_layer_s: float = 0.0004925
-    """Of a prefill step at least, with the one above: for each layer. The host's time, so no number of devices changes
-    it."""
     prefill_graph_tokens: int = 512
     """Steps of so many tokens and fewer are replayed from CUDA graphs."""
     prefill_graph_layer_s: float = 0.0001975
@@ -49,13 +55,18 @@ class Hardware:
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 0.905
+    sharing: float = 0.902
     """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
     turns."""
-    path_s: float = 0.0125
+    decode_weight: float = 3.0
+    """Of a decode step's slices beside those of a prefill step, whose kernels come one by one. Not fitted: first tokens
+    beside one engine that decodes took as long as with 2.3 to 6 (docs/gpu.md), those of two engines at 28 requests/s as
+    with 7, and in `results/compare` targets were met as with 2 to 3."""
+    path_s: float = 0.00305
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
-    prefill_chunk: int = 2048
-    """Tokens of an engine's prefill step at most."""
+    prefill_chunk: int = 0
+    """Tokens of an engine's prefill step at most; 0: by its weights, as engines have it
+    (`gpu_scheduler/policy/chunk.py`)."""
     most_running: int = 256
     """Requests that an engine decodes at a time."""
 
@@ -103,12 +114,13 @@ class Cost:
     __slots__ = (
         "_decode_fixed",
         "_each",
+        "_host",
+        "_host_graph",
         "_kv",
         "_look",
         "_prefill_fixed",
-        "_prefill_graph",
-        "_prefill_least",
         "_token",
+        "chunk_tokens",
         "hardware",
         "shape",
     )
@@ -122,13 +134,14 @@ class Cost:
         self._each = hardware.sequence_s
         self._kv = kv / hardware.kv_bytes_per_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
-        launch = hardware.prefill_launch_s + exchange
-        self._prefill_least = launch + shape.layers * hardware.prefill_layer_s
+        host = hardware.prefill_host_s + exchange
+        self._host = host + shape.layers * hardware.prefill_layer_s
         # Engines of several ranks have no graphs for prefill.
         each = hardware.prefill_graph_layer_s if shape.devices == 1 else hardware.prefill_layer_s
-        self._prefill_graph = launch + shape.layers * each
+        self._host_graph = host + shape.layers * each
         self._token = weights * hardware.prefill_s_per_token_byte
         self._look = kv * hardware.attention_s
+        self.chunk_tokens = hardware.prefill_chunk or chunk_tokens(int(weights))
 
     def decode(self, steps: int, batch: int, context: int) -> float:
         """Seconds of so many steps that begin with `context` tokens of KV in all."""
@@ -148,18 +161,25 @@ class Cost:
         return steps
 
     def prefill_part(self, tokens: int, before: int) -> float:
-        """Of a prefill step, one prompt's: `tokens` that follow `before` others."""
+        """Of a prefill step's seconds on the devices, one prompt's: `tokens` that follow `before` others."""
         return tokens * (self._token + self._look * (before + tokens / 2))
 
+    def prefill_devices(self, parts: float) -> float:
+        """Seconds that the devices need for a step with these parts, together."""
+        return self._prefill_fixed + parts
+
+    def prefill_host(self, tokens: int) -> float:
+        """Seconds that the host needs for a step of so many tokens."""
+        return self._host_graph if tokens <= self.hardware.prefill_graph_tokens else self._host
+
     def prefill(self, parts: float, tokens: int) -> float:
-        """Seconds of a prefill step with these parts, together, which have so many tokens."""
-        least = self._prefill_graph if tokens <= self.hardware.prefill_graph_tokens else self._prefill_least
-        return max(least, self._prefill_fixed + parts)
+        """Seconds of a step that is alone."""
+        return max(self.prefill_host(tokens), self.prefill_devices(parts))
 
     @property
     def prefill_tokens_per_s(self) -> float:
         """Of one whole chunk, as an engine measures it when it comes up."""
-        tokens = self.hardware.prefill_chunk
+        tokens = self.chunk_tokens
         return tokens / self.prefill(self.prefill_part(tokens, 0), tokens)
 
     @property

@@ -103,6 +103,8 @@ class Engine:
         """It ends with the step under way."""
         self._began = 0.0
         """The prefill step or the decode run under way."""
+        self._step_s = 0.0
+        """What the step took that has ended now; 0: there was none. The host was at the next one meanwhile."""
         self._lead = Lead()
         self._pause: Timer | None = None
 
@@ -228,10 +230,11 @@ class Engine:
         steps = self.cost.steps_in(passed, batch, self._context) + 1
         if steps < self._run:
             self._run, self._run_s = steps, self.cost.decode(steps, batch, self._context)
-            self._processor.work(self._task, max(0.0, self._run_s - passed))
+            self._decodes(max(0.0, self._run_s - passed))
 
     def _through(self) -> None:
         """A prefill step or a decode run has ended."""
+        self._step_s = (self._clock.now - self._began) / max(1, self._run)
         if self._chunk:
             self._end_chunk()
         else:
@@ -257,6 +260,7 @@ class Engine:
         if self._batch and self._decode():
             return
         self._count_used()
+        self._step_s = 0.0
         self._processor.rest(self._task)
 
     def _held(self) -> int:
@@ -275,7 +279,7 @@ class Engine:
     # --- prefill
 
     def _prefill(self) -> bool:
-        most = self.pace.chunk_tokens or self.cost.hardware.prefill_chunk
+        most = self.pace.chunk_tokens or self.cost.chunk_tokens
         seconds, left = 0.0, most
         room = self.cost.hardware.most_running - len(self._batch)
         for request in list(self._waiting):
@@ -299,8 +303,13 @@ class Engine:
         self._began = self._clock.now
         if not self._batch:
             self._lead.alone()
-        alone_s = self.cost.prefill(seconds, most - left)
-        self._processor.work(self._task, alone_s, first=alone_s <= self._precedence_s)
+        tokens = most - left
+        self._processor.work(
+            self._task,
+            self.cost.prefill_devices(seconds),
+            first=self.cost.prefill(seconds, tokens) <= self._precedence_s,
+            host_s=self.cost.prefill_host(tokens) - self._step_s,
+        )
         return True
 
     def _admits(self, request: Request) -> bool:
@@ -380,8 +389,11 @@ class Engine:
         self._began = self._clock.now
         self._run, self._cut = steps, False
         self._run_s = self.cost.decode(steps, batch, self._context)
-        self._processor.work(self._task, self._run_s)
+        self._decodes(self._run_s)
         return True
+
+    def _decodes(self, seconds: float) -> None:
+        self._processor.work(self._task, seconds, weight=self.cost.hardware.decode_weight)
 
     def _starved(self) -> bool:
         """Not a step more fits. True: it has something to do nevertheless."""

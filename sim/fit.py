@@ -6,9 +6,10 @@ Fitted to: steps and starts of the 8B and 1B shapes (`gpu_residency_two_shapes`)
 (`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four
 GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
 (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
-and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT) and two
-(`gpu_overhead_two_graphs`: TPOT). Requests of those two go past the gateway; what is left of the way is fitted by the
-first one's TTFT, and is no number of the model.
+and the way through a gateway too), how far apart first tokens of prompts are that came to a 1B model at once
+(`compare/static-busy-6`: what else the host does in a step), and two engines at 28 requests/s
+(`gpu_overhead_two_graphs`: TPOT). Requests of those go past the gateway; what is left of the way is fitted by the
+TTFT of one engine at that rate, and is no number of the model.
 The rest of what it prints was held out.
 """
 
@@ -19,10 +20,12 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from gpu_scheduler.policy.chunk import LEAST_TOKENS
 from sim.catalogue import SHAPES, Spec
 from sim.clock import Clock
 from sim.cost import H200, Cost, Hardware, Shape
@@ -33,6 +36,8 @@ from sim.system import World
 _PROMPT, _OUTPUT, _IN_FLIGHT = 256, 128, 256
 """Of `benchmarks/gpu/overhead.py`."""
 _WARM_UP_S, _SECONDS = 10.0, 60.0
+_BURST = 4
+"""Prompts of one whose first tokens are looked at: after the last of all no other step is launched."""
 _SHORT, _LONG = 16, 1024
 """Tokens of a step with graphs, and of one without."""
 
@@ -137,6 +142,25 @@ def lone_s(rows: dict[str, Any]) -> float:
     return median(rows["warm_s"])
 
 
+def burst_step_s(results: Results, shape: str, chunk: int) -> float:
+    """Between the ends of whole prefill steps, where so many prompts came at once to one model and nothing else ran."""
+    (system,) = (found := results.read("compare/static-busy-6"))["systems"]
+    rows = [row for row in system["samples"]["rows"] if row[4] is not None]
+    spans = [(at, at + ttft_s + (output - 1) * (tpot_s or 0.0)) for at, _, _, output, ttft_s, tpot_s, _ in rows]
+    bursts: dict[tuple[float, str, int], list[float]] = {}
+    for at, model, prompt, _, ttft_s, *_ in rows:
+        if found["system"]["shapes"][model] == shape:
+            bursts.setdefault((at, model, prompt), []).append(ttft_s)
+    steps = []
+    for (at, _, prompt), firsts in bursts.items():
+        alone = sum(begin <= at + max(firsts) and end >= at for begin, end in spans) == len(firsts)
+        if alone and len(firsts) > _BURST and prompt > chunk / 2:
+            ends = sorted(firsts)
+            between = ceil(_BURST * prompt / chunk) - ceil(prompt / chunk)
+            steps.append((ends[_BURST - 1] - ends[0]) / between)
+    return fmean(steps)
+
+
 def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:
     """Of a request of 16 tokens, in a step that counts as one of `tokens`."""
     cost = Cost(shape, hardware)
@@ -186,8 +210,8 @@ def fit(results: Results) -> Hardware:
         [alone["prefill_tokens_per_s"], *(each["prefill_tokens_per_s"] for each in reclaim["measured"].values())]
     )
 
-    attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(hardware.prefill_chunk, 0)
-    each = (hardware.prefill_chunk / chunk_rate - attention) / hardware.prefill_chunk / eight.weights_bytes
+    attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(LEAST_TOKENS, 0)
+    each = (LEAST_TOKENS / chunk_rate - attention) / LEAST_TOKENS / eight.weights_bytes
     layer = (lone_s(shapes["8b"]) - lone_s(shapes["1b"])) / (eight.layers - one.layers)
     hardware = replace(
         hardware,
@@ -197,12 +221,8 @@ def fit(results: Results) -> Hardware:
         prefill_graph_layer_s=layer - (lone_s(shapes["8b"]) - lone_s(graphs)) / eight.layers,
     )
 
-    def with_launch(launch_s: float) -> Hardware:
-        return replace(hardware, prefill_launch_s=launch_s)
-
-    measured = results.load("one", "28")
-    target = measured.tpot_s
-    hardware = with_launch(solve(lambda s: simulate(with_launch(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
+    # Chunks were of so many tokens for all models when that was measured.
+    hardware = replace(hardware, prefill_host_s=burst_step_s(results, "1b", LEAST_TOKENS) - one.layers * layer)
     target = results.load("two", "28").tpot_s
     shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
     path = lone_s(graphs) - lone_prefill_s(eight, hardware, _SHORT)
@@ -228,7 +248,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         found = simulate(hardware, engines, None if load == "full" else float(load), direct_s)
         name = f"{part}, {load}"
         line(f"{name}: mean TTFT, s", told.ttft_s, found.ttft_s, name == "one, 28")
-        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, load == "28")
+        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, name == "two, 28")
         line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
     eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
     shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")

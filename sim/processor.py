@@ -1,6 +1,10 @@
-"""The compute of a group's devices: engines that are busy at the same time get equal slices of it, or those that
+"""The compute of a group's devices: engines that are busy at the same time get slices of it by weight, or those that
 prefill all of it while they do (`gpu_scheduler/policy/precedence.py`). Decodes stand still for as long as anybody does;
-real ones make a step each time they have waited for 50 ms, and wait as long for a prefill step that takes longer."""
+real ones make a step each time they have waited for 50 ms, and wait as long for a prefill step that takes longer.
+
+A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
+devices have something to do for it or not.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,19 @@ from sim.clock import Clock, Timer
 class Task:
     """One engine's work: at most one piece at a time."""
 
-    __slots__ = ("_left", "_rate", "at", "busy", "done", "ended", "first", "timer")
+    __slots__ = ("_left", "_rate", "at", "busy", "computed", "done", "ended", "first", "host_until", "timer", "weight")
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.done = done
         self.busy = False
         self.first = False
         """What it is at goes before what others are at."""
+        self.host_until = 0.0
+        """By the clock, when its host is through with what it is at."""
+        self.computed = False
+        """Its devices are, and the host is not."""
+        self.weight = 1.0
+        """Of its slices, beside those of others."""
         self.ended = False
         """What it was at is through, and what comes next is not said yet."""
         self._left = 0.0
@@ -41,14 +51,15 @@ class Processor:
     def busy(self) -> int:
         return len(self._busy)
 
-    def work(self, task: Task, seconds: float, first: bool = False) -> None:
-        """`task.done` is called when so much work is through. Replaces what it was at. `first`: what is not stands
-        still meanwhile."""
+    def work(self, task: Task, seconds: float, first: bool = False, host_s: float = 0.0, weight: float = 1.0) -> None:
+        """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
+        was at. `first`: what is not stands still meanwhile."""
         self._stop(task)
         if not task.busy:
             task.busy = True
             self._busy.append(task)
-        task._left, task.first, task.ended = seconds, first, False
+        task._left, task.first, task.ended, task.computed = seconds, first, False, False
+        task.host_until, task.weight = self._clock.now + host_s, weight
         self._share(new=task)
 
     def left(self, task: Task) -> float:
@@ -59,13 +70,19 @@ class Processor:
         """It has nothing to do."""
         self._stop(task)
         if task.busy:
-            task.busy = task.first = False
+            task.busy = task.first = task.computed = False
             self._busy.remove(task)
             self._share()
 
     def _through(self, task: Task) -> None:
         self._stop(task)
-        task._left, task.ended = 0.0, True
+        task._left = 0.0
+        if task.host_until > self._clock.now:
+            task.computed = True
+            task.timer = self._clock.at(task.host_until, self._through, task)
+            self._share()
+            return
+        task.ended = True
         task.done()
 
     def _stop(self, task: Task) -> None:
@@ -75,12 +92,13 @@ class Processor:
         task._left, task._rate, task.at = self.left(task), 0.0, self._clock.now
 
     def _share(self, new: Task | None = None) -> None:
-        firsts = sum(task.first for task in self._busy)
-        count = firsts or len(self._busy)
-        share = 1.0 if count <= 1 else self._sharing / count
+        firsts = any(task.first for task in self._busy)
+        weights = [task.weight for task in self._busy if (task.first or not firsts) and not task.computed]
+        whole = 1.0 if len(weights) <= 1 else self._sharing
+        total = sum(weights) or 1.0
         for task in self._busy:
-            rate = share if task.first or not firsts else 0.0
-            if task.ended or (task is not new and rate == task._rate):
+            rate = whole * task.weight / total if task.first or not firsts else 0.0
+            if task.ended or task.computed or (task is not new and rate == task._rate):
                 continue
             self._stop(task)
             task._rate = rate

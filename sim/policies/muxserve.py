@@ -44,7 +44,7 @@ class Rounds(Lines):
             return
         self._rotation += [name for name in self.group.active if name not in self._rotation]
         for name in self._rotation:
-            taken = self.take(name, self.group.hardware.prefill_chunk)
+            taken = self.take(name, self.group.active[name].cost.chunk_tokens)
             if taken:
                 self._rotation.remove(name)
                 self._rotation.append(name)

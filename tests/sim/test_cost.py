@@ -25,20 +25,20 @@ def test_a_prompt_in_two_parts_costs_what_it_costs_whole():
     assert EIGHT.prefill_part(300, 0) + EIGHT.prefill_part(700, 300) == pytest.approx(EIGHT.prefill_part(1000, 0))
 
 
-def test_a_prefill_step_takes_at_least_what_its_launch_takes_and_a_short_one_less():
+def test_a_prefill_step_takes_at_least_what_its_host_takes_and_a_short_one_less():
     small, large = EIGHT.prefill_part(16, 0), EIGHT.prefill_part(4096, 0)
     graph, eager = H200.prefill_graph_layer_s, H200.prefill_layer_s
-    assert EIGHT.prefill(small, 16) == H200.prefill_launch_s + 32 * graph > small
-    assert EIGHT.prefill(small, H200.prefill_graph_tokens + 1) == H200.prefill_launch_s + 32 * eager > 32 * graph
+    assert EIGHT.prefill(small, 16) == H200.prefill_host_s + 32 * graph > small
+    assert EIGHT.prefill(small, H200.prefill_graph_tokens + 1) == H200.prefill_host_s + 32 * eager > 32 * graph
     assert EIGHT.prefill(large, 4096) == pytest.approx(large)
 
 
-def test_a_launch_goes_with_the_layers_whatever_the_devices_and_several_have_no_graphs():
+def test_the_hosts_part_goes_with_the_layers_whatever_the_devices_and_several_have_no_graphs():
     one, shape = Cost(SHAPES["1b"]), SHAPES["70b"]
     for tokens, each in ((16, H200.prefill_graph_layer_s), (2048, H200.prefill_layer_s)):
         assert EIGHT.prefill(0.0, tokens) - one.prefill(0.0, tokens) == pytest.approx(16 * each)
     two, four = (Cost(replace(shape, devices=devices)) for devices in (2, 4))
-    assert two.prefill(0.0, 16) == two.prefill(0.0, 2048) == four.prefill(0.0, 16) > 2 * EIGHT.prefill(0.0, 2048)
+    assert two.prefill(0.0, 16) == two.prefill(0.0, 2048) == four.prefill(0.0, 16) > EIGHT.prefill(0.0, 2048)
 
 
 def test_a_model_on_two_devices_has_half_of_it_on_each():

@@ -61,3 +61,35 @@ def test_a_task_of_no_length_that_stands_still_ends_when_it_may_go_on():
     processor.work(one, 0.0)
     clock.run()
     assert ended == [pytest.approx(1.0)]
+
+
+def test_a_step_whose_host_takes_longer_leaves_the_rest_of_the_devices_time_to_others():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+    prefills, decodes = (task(name, processor, clock, ended) for name in ("prefills", "decodes"))
+    processor.work(prefills, 0.5, host_s=2.0)
+    processor.work(decodes, 1.5)
+    clock.run()
+    # Half each until 1.0, then the decodes have all of it; the prefill's host is through at 2.0.
+    assert ended == {"decodes": pytest.approx(2.0), "prefills": pytest.approx(2.0)}
+
+
+def test_what_goes_first_does_so_until_its_host_is_through():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+    prefills, decodes = (task(name, processor, clock, ended) for name in ("prefills", "decodes"))
+    processor.work(decodes, 1.0)
+    processor.work(prefills, 0.5, first=True, host_s=2.0)
+    clock.run()
+    assert ended == {"prefills": pytest.approx(2.0), "decodes": pytest.approx(3.0)}
+
+
+def test_slices_are_by_weight():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=0.8), {}
+    light, heavy = (task(name, processor, clock, ended) for name in ("light", "heavy"))
+    processor.work(light, 1.0)
+    processor.work(heavy, 0.6, weight=3.0)
+    clock.run()
+    # Three quarters of 0.8 and one; then what is left of the light one alone.
+    assert ended == {"heavy": pytest.approx(1.0), "light": pytest.approx(1.8)}

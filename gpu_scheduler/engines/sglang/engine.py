@@ -121,7 +121,7 @@ class Engine:
         memory: Memory | None = None
         failure: CommandError | None = None
         try:
-            memory = self._open_memory(load, Options.parse(load.options, load.device), self._ranks)
+            memory = self._open_memory(load, Options.parse(load.options, load.device, load.model), self._ranks)
         except CommandError as error:
             failure = error
         try:

@@ -80,7 +80,7 @@ class Instance:
         self.ranks = ranks
         self.channel = channel
         self.counters = counters
-        self.options = options.Options.parse(load.options, load.device)
+        self.options = options.Options.parse(load.options, load.device, load.model)
         self.device = torch.device(load.device)
         self.state = State.WARM
         self.book = Book()

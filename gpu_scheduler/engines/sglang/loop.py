@@ -46,6 +46,8 @@ class Loop:
         self._commands = Commands(instance, self)
         self._gave_way = False
         """In the last step: it did nothing, because another engine prefilled."""
+        self._prefill_next = False
+        """As soon as the results are out that are looked at now."""
         self._stalled_since: float | None = None
         self._stats_at = 0.0
         self._report_at = 0.0
@@ -279,6 +281,12 @@ class Loop:
 
     # --- steps
 
+    def results_first(self, copied: Any) -> bool:
+        """Another prefill step is about to be launched; `copied`: the event of the last one's results. Whether these
+        are there. Ranks would not see that alike."""
+        self._prefill_next = self._ranks.size == 1 and copied is not None and bool(copied.query())
+        return self._prefill_next
+
     def decode_begins(self) -> None:
         """A decode step goes to the device."""
         self.pacer.decodes()
@@ -286,6 +294,7 @@ class Loop:
 
     def prefill_begins(self, alone: bool) -> None:
         """A prefill step goes to the device; `alone`: nothing waits to decode meanwhile."""
+        self._prefill_next = False
         self.pacer.began(alone)
         self._ranks.stepped()
         self._ranks.claim()
@@ -293,7 +302,7 @@ class Loop:
     def prefill_ended(self) -> None:
         """Its results are here."""
         self.pacer.ended()
-        if self.pacer.under_way:
+        if self.pacer.under_way or self._prefill_next:
             self._ranks.claim()  # for the one behind it, which begins now
         else:
             self._ranks.release()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
+from gpu_scheduler.policy.chunk import chunk_tokens
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -27,7 +28,8 @@ class Options:
     page_size: int = 1
     """Tokens of a page of KV: what is allocated, cached and given back together."""
     chunked_prefill_size: int = 512
-    """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
+    """Prompt tokens of one prefill step: how long a neighbour's decode may wait. On a GPU by the model
+    (`policy/chunk.py`)."""
     max_running_requests: int = 32
     kv_span_bytes: int = 8 << 30
     """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
@@ -73,10 +75,13 @@ class Options:
     """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], device: str) -> Options:
+    def parse(cls, given: Mapping[str, str], device: str, model: common_pb2.ModelSpec | None = None) -> Options:
         """Raises CommandError for an unknown name or a value that is no number."""
         known = {field.name for field in fields(cls)}
-        values = dict(_ON_A_GPU) if kind_of(device) == "cuda" else {}
+        values = {}
+        if kind_of(device) == "cuda":
+            weights = model.weights_bytes // max(1, model.devices) if model is not None else 0
+            values = {**_ON_A_GPU, "chunked_prefill_size": chunk_tokens(weights)}
         for name, text in given.items():
             if name not in known:
                 raise CommandError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
@@ -89,7 +94,6 @@ class Options:
 
 _ON_A_GPU = {
     "page_size": 16,
-    "chunked_prefill_size": 2048,
     "max_running_requests": 256,
     "overlap": 1,
     "read_threads": 8,

@@ -182,3 +182,50 @@ assert clock.now < 150.01, "it gave way once"
 def test_an_engine_that_gives_way_goes_on_when_the_pause_before_its_own_prefill_ends(imported: Imported) -> None:
     """And that pause is as long as the step before asks for, not what it gave way for."""
     imported.run(WAY)
+
+
+RESULTS = """
+from collections import deque
+from types import SimpleNamespace
+from unittest.mock import MagicMock, patch
+from gpu_scheduler.engines.sglang import current, hooks_loop
+from gpu_scheduler.engines.sglang.loop import Loop
+
+instance = MagicMock()
+instance.ranks.size, instance.ranks.now.return_value = 1, 100.0
+instance.loop = loop = Loop(instance)
+ranks = instance.ranks
+
+def batch(prefill):
+    return SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: prefill))
+
+def first(now, last, there=True, sglang=False):
+    copied = there if there is None else SimpleNamespace(query=lambda: there)
+    scheduler = SimpleNamespace(result_queue=deque([(last, SimpleNamespace(copy_done=copied))] if last else []))
+    with patch.object(current, "instance", lambda: instance):
+        return hooks_loop.results_first(lambda *_: sglang, scheduler, now, last)
+
+prefill, decode = batch(True), batch(False)
+assert first(prefill, prefill)
+for now, last in ((decode, prefill), (prefill, decode), (None, prefill), (prefill, None)):
+    assert not first(now, last)
+assert not first(prefill, prefill, there=False) and not first(prefill, prefill, there=None)
+assert first(decode, decode, sglang=True), "SGLang has reasons of its own"
+ranks.size = 2
+assert not first(prefill, prefill)
+
+# What goes before decodes of other engines does so between the two as well.
+ranks.size = 1
+loop.prefill_begins(alone=True)
+assert first(prefill, prefill)
+loop.prefill_ended()
+assert ranks.claim.call_count == 2 and not ranks.release.called
+loop.prefill_begins(alone=True)
+assert not first(decode, prefill)
+loop.prefill_ended()
+assert ranks.release.call_count == 1
+"""
+
+
+def test_results_that_are_there_go_out_before_another_prefill_step_is_launched(imported: Imported) -> None:
+    imported.run(RESULTS)

@@ -69,6 +69,14 @@ def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
         Options.parse({}, "tpu:0")
 
 
+def test_on_a_gpu_a_small_model_prefills_in_larger_steps_unless_told_how() -> None:
+    small = common_pb2.ModelSpec(weights_bytes=5 * 10**9, devices=2)
+    assert Options.parse({}, "cuda:0", small).chunked_prefill_size == 4096
+    assert Options.parse({}, "cuda:0").chunked_prefill_size == 2048
+    assert Options.parse({"chunked_prefill_size": "512"}, "cuda:0", small).chunked_prefill_size == 512
+    assert Options.parse({}, "cpu:0", small).chunked_prefill_size == 512
+
+
 def test_a_model_makes_text_or_embeddings() -> None:
     options, model = Options.parse({}, "cpu:0"), common_pb2.ModelSpec(name="m", path="/m")
     assert arguments(model, "cpu:0", options, object)["is_embedding"] is False
