@@ -218,6 +218,7 @@ async def test_explain_says_why_a_model_is_awake_asleep_nowhere_or_unknown(syste
     assert f"{LLAMA} is active on cpu:0; it came up in " in text and "why: activate on cpu:0" in text
     assert max(map(len, text.splitlines())) <= 80
     await run(system, "models", "sleep", LLAMA)
+    await system.wait_residency(LLAMA, common_pb2.HIBERNATING)
     text = await run(system, "explain", LLAMA)
     assert f"{LLAMA} is hibernating on cpu:0" in text and "an operator asked for it" in text
     assert "a request now would bring it up on cpu:0" in text
