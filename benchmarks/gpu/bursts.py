@@ -1,0 +1,229 @@
+"""First tokens of prompts that come to one engine at once: what a prefill step takes that follows another.
+
+    python -m benchmarks.gpu.bursts --out DIR --commit HASH [--device cuda:0] [--shape 1b] [--prompts 6] [--tokens 1770]
+        [--case reference '{}' '{"chunked_prefill_size": 2048}' ...] [--beside 16] [--precedence 0 50]
+
+Each case is an engine: `reference` unmodified SGLang, anything else ours with these options. All have the model at the
+same time; rounds go through the cases in turn, there and back, and every other engine is idle. With `--beside` one more
+engine decodes so many streams all the while, once for each `--precedence` (milliseconds that its steps wait at most).
+
+Reported for each case, in milliseconds: the k-th first token of a burst (median over rounds), the time between the
+first and the last but two of them for each whole step of the engine's chunk, and of the neighbour the time between two
+tokens.
+
+Exit status 1 if a request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.gpu import fleet, neighbours, report
+from benchmarks.gpu.fleet import Client, say
+from benchmarks.gpu.neighbours import Shared
+from benchmarks.gpu.series import gaps_of
+from gpu_scheduler.engines import turn as turn_module
+from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.policy.chunk import chunk_tokens
+from tests.gpu_scheduler.engines.sglang import harness
+
+REFERENCE = "reference"
+NEIGHBOUR = "neighbour"
+CASES = (REFERENCE, '{"chunked_prefill_size": 2048}', "{}", '{"prefill_graph_tokens": 2048}')
+_FLOOR_BYTES = 4 << 20
+_STREAM_PROMPT, _STREAM_OUTPUT = 64, 256
+_PAUSE_S = 0.05
+"""Between two bursts: everything is idle."""
+
+
+@dataclass
+class Case:
+    """One engine, and the bursts that it had."""
+
+    name: str
+    client: Client
+    chunk: int
+    bursts: dict[str, list[list[float]]] = field(default_factory=dict)
+    """By what went on beside it: the first tokens of each, seconds, in order."""
+    spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """When each began and ended."""
+    gaps_s: dict[str, list[float]] = field(default_factory=dict)
+    """Between two tokens of the neighbour's meanwhile."""
+
+    def firsts_s(self, beside: str) -> list[float]:
+        """Medians of the k-th ones."""
+        return [median(each) for each in zip(*self.bursts[beside], strict=True)]
+
+    def step_s(self, beside: str, tokens: int) -> float:
+        """Between the ends of two whole steps, from the first prompt's end to that of the last but two: no other is
+        launched after the last, and the one before that may have the last ones' results with it."""
+        firsts = self.firsts_s(beside)
+        last = max(1, len(firsts) - 3)
+        steps = ceil((last + 1) * tokens / self.chunk) - ceil(tokens / self.chunk)
+        return (firsts[last] - firsts[0]) / max(1, steps)
+
+
+def parse() -> argparse.Namespace:
+    parser = fleet.parser(__doc__ or "", shape="1b")
+    parser.add_argument("--prompts", type=int, default=6, help="that come at once")
+    parser.add_argument("--tokens", type=int, default=1770, help="of each")
+    parser.add_argument("--rounds", type=int, default=12, help="bursts of each case")
+    parser.add_argument("--case", nargs="+", default=list(CASES), help="reference, or options of ours as JSON")
+    parser.add_argument("--beside", type=int, default=0, help="streams of another engine that decode meanwhile")
+    parser.add_argument("--precedence", type=int, nargs="+", default=[0, 50], help="milliseconds")
+    given = parser.parse_args()
+    for case in given.case:
+        if case != REFERENCE and not isinstance(json.loads(case), dict):
+            parser.error(f"{case} is no JSON object")
+    if given.prompts < 4:
+        parser.error("a burst has 4 prompts or more")
+    return given
+
+
+@contextlib.asynccontextmanager
+async def engines(
+    given: argparse.Namespace, shared: Shared, folder: Path, turn_fd: int
+) -> AsyncIterator[tuple[list[Case], Client | None]]:
+    """All of them, with the model; the one beside them last."""
+    burst = (given.prompts + 1) * (given.tokens + 8)
+    pool_tokens = ceil(burst / 1024) * 1024 + 4096
+    kv_bytes = pool_tokens * shared.kv_bytes_per_token
+    ours = [name for name in given.case if name != REFERENCE] + [NEIGHBOUR] * bool(given.beside)
+    each = shared.weights_bytes + neighbours.LOADING_BYTES + 2 * kv_bytes
+    async with harness.node(folder, len(ours) * each + neighbours.SET_ASIDE_BYTES, shared.device) as at:
+
+        async def start(index: int, name: str) -> Client:
+            if name == REFERENCE:
+                return await fleet.reference(name, shared.model, pool_tokens)
+            options = {} if name == NEIGHBOUR else json.loads(name)
+            booked = f"engine-{index}"
+            await at.client.set_booking(
+                shared.device,
+                booked,
+                quota_bytes=neighbours.LOADING_BYTES,
+                weights_bytes=shared.weights_bytes,
+                floor_bytes=_FLOOR_BYTES,
+            )
+            model = replace(shared.model, options={**shared.model.options, **options})
+            return await fleet.elastic(at, booked, model, index=index, turn_fd=turn_fd)
+
+        names = [*given.case, *([NEIGHBOUR] * bool(given.beside))]
+        made = await asyncio.gather(*(start(index, name) for index, name in enumerate(names, start=1)))
+        try:
+            beside = made[-1] if given.beside else None
+            by_model = chunk_tokens(shared.weights_bytes)
+            cases = [Case(name, client, _chunk(name, by_model)) for name, client in zip(given.case, made, strict=False)]
+            yield cases, beside
+        finally:
+            await fleet.stop(made)
+
+
+def _chunk(name: str, by_model: int) -> int:
+    """Prompt tokens of a step of that engine: the reference has what ours had for all models."""
+    if name == REFERENCE:
+        return chunk_tokens(0)
+    return int(json.loads(name).get("chunked_prefill_size", by_model))
+
+
+async def measure(
+    given: argparse.Namespace, cases: Sequence[Case], prompts: Callable[[int], list[int]], beside: str
+) -> list[str]:
+    """Bursts of all cases in turn; what went wrong."""
+    problems = []
+    for number in range(given.rounds):
+        for case in cases[:: 1 if number % 2 == 0 else -1]:
+            replies = [case.client.ask(prompts(given.tokens), 2) for _ in range(given.prompts)]
+            await case.client.quiet(60.0)
+            problems += [f"{case.name}: {reply.error or reply.finish}" for reply in neighbours.broken(replies)]
+            case.bursts.setdefault(beside, []).append(sorted(reply.ttft_s for reply in replies))
+            span = min(reply.asked_s for reply in replies), max(reply.last_s for reply in replies)
+            case.spans.setdefault(beside, []).append(span)
+            await asyncio.sleep(_PAUSE_S)
+    return problems
+
+
+async def measure_beside(
+    given: argparse.Namespace, cases: Sequence[Case], neighbour: Client, turn: Turn, prompts: Callable[[int], list[int]]
+) -> list[str]:
+    """The same beside streams that decode, and without the bursts."""
+    problems: list[str] = []
+    for milliseconds in given.precedence:
+        turn.set_precedence(milliseconds / 1e3)
+        name = f"{given.beside} streams, precedence {milliseconds} ms"
+        async with neighbours.decoding(neighbour, prompts, given.beside, _STREAM_PROMPT, _STREAM_OUTPUT) as replies:
+            problems += await measure(given, cases, prompts, name)
+            arrived = [reply.arrived_s for reply in replies]
+            for case in cases:
+                case.gaps_s[name] = [gap for span in case.spans[name] for gap in gaps_of(arrived, *span)]
+    return problems
+
+
+def show(cases: Sequence[Case], tokens: int) -> None:
+    for beside in cases[0].bursts:
+        rows = []
+        for case in cases:
+            firsts = [f"{1e3 * each:.1f}" for each in case.firsts_s(beside)]
+            gaps = case.gaps_s.get(beside, [])
+            between = [f"{1e3 * report.quantile(gaps, q):.1f}" for q in (0.5, 0.99)] if gaps else ["-", "-"]
+            rows.append((case.name, str(case.chunk), *firsts, f"{1e3 * case.step_s(beside, tokens):.1f}", *between))
+        header = ("", "chunk", *(f"{k + 1}." for k in range(len(rows[0]) - 5)), "a step", "gap p50", "p99")
+        report.table(f"first tokens beside {beside}, ms", header, rows)
+
+
+def as_dict(case: Case, tokens: int) -> dict[str, Any]:
+    return {
+        "chunk_tokens": case.chunk,
+        "measured": fleet.as_dict(case.client.measured),
+        "beside": {
+            beside: {
+                "firsts_s": [[round(each, 6) for each in burst] for burst in bursts],
+                "step_s": case.step_s(beside, tokens),
+                "neighbours_gaps_s": [round(gap, 6) for gap in case.gaps_s.get(beside, [])],
+            }
+            for beside, bursts in case.bursts.items()
+        },
+    }
+
+
+async def main() -> None:
+    fleet.begin()
+    given = parse()
+    fd = turn_module.create()
+    turn = Turn(fd)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shared = Shared(folder, given.shape, given.device, ceil((given.tokens + 16) / 1024) * 1024 + 1024)
+        async with engines(given, shared, folder, fd) as (cases, neighbour):
+            everybody = [*(case.client for case in cases), *([neighbour] if neighbour else [])]
+            await neighbours.warm_up(shared, everybody, max(8, given.beside), given.tokens)
+            prompts = shared.prompts(1)
+            for case in cases:  # kernels of whole and of rest steps
+                for _ in range(given.prompts):
+                    case.client.ask(prompts(given.tokens), 2)
+                await case.client.quiet(120.0)
+            say("warm")
+            problems = await measure(given, cases, prompts, "nothing")
+            if neighbour is not None:
+                problems += await measure_beside(given, cases, neighbour, turn, prompts)
+    show(cases, given.tokens)
+    body = {
+        "arguments": {key: str(value) for key, value in vars(given).items() if key != "out"},
+        "cases": {case.name: as_dict(case, given.tokens) for case in cases},
+        "problems": problems,
+    }
+    report.write(given.out, f"gpu_bursts_{given.shape}", given.commit, body)
+    fleet.fail(problems)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
