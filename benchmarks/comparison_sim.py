@@ -42,7 +42,7 @@ from sim.trace import Trace
 SEED = 1
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "prism": ("prism", {}),
-    "prism, chunk 256": ("prism", {"chunk_tokens": "256"}),
+    "prism, chunk 256": ("prism", {"chunk_tokens": "256", "joint_s": "0"}),
     "prism, idle 45 s": ("prism", {"idle_s": "45"}),
     "least_slack": ("least_slack", {}),
     "muxserve": ("muxserve", {}),
@@ -51,9 +51,18 @@ VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "qlm, swap-aware": ("qlm", {"swap_aware": "1"}),
     "serverlessllm": ("serverlessllm", {}),
 }
-"""Name in the tables: policy, settings. With chunk_tokens of 256 no prefill starts before the one under way has nearly
-ended, so that its engine decodes a step in between."""
-SOURCES = ("sim", "placement/policy", "gpu_scheduler/policy", "balloond/policy", "benchmarks/_fleets.py")
+"""Name in the tables: policy, settings. With chunk_tokens of 256, and joint_s of 0, no prefill starts before the one
+under way has nearly ended, so that its engine decodes a step in between."""
+SOURCES = (
+    "sim",
+    "placement/policy",
+    "placement/config.py",
+    "gpu_scheduler/policy",
+    "gpu_scheduler/config.py",
+    "balloond/policy",
+    "loader/policy/floor.py",
+    "benchmarks/_fleets.py",
+)
 """What a point depends on."""
 KEPT = ("ttft_attainment", "tpot_attainment", "attainment", "served", "requests", "ttft_s", "tpot_s")
 

@@ -165,7 +165,7 @@ class Arbiter:
         if resident.active:
             cost = resident.cost
             if not self._backlog.is_active(name):
-                chunk = self._rules.chunk_tokens
+                chunk = cost.chunk_tokens
                 model.speed.observe(chunk, chunk / cost.prefill_tokens_per_s)
                 self._protection.measured(name, cost.prefill_tokens_per_s, cost.decode_step_s)
             self._backlog.model_active(name)

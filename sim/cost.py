@@ -13,8 +13,9 @@ and its host for
     prefill_host_s + layers * (prefill_graph_layer_s up to prefill_graph_tokens, else prefill_layer_s)
 
 because it chooses prompts and their places, gives the device all its kernels, which are so many for each layer and
-fewer where a graph has most of them, and looks at the results. Both go on at the same time, and what the host needs may
-begin while the devices are at the step before. Of several engines each has a host for itself.
+fewer where a graph has most of them, and looks at the results. Both go on at the same time, and the host may begin
+while the devices are at the step before, once it is through with that one. Of several engines each has a host for
+itself.
 
 Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
 device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
@@ -26,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_scheduler.policy.chunk import chunk_tokens
+from gpu_scheduler.policy.chunk import MOST_TOKENS, chunk_tokens
 
 GB = 1e9
 MIB = 1 << 20
@@ -42,8 +43,11 @@ class Hardware:
     weight_bytes_per_s: float = 3.442e12
     sequence_s: float = 0.0
     kv_bytes_per_s: float = 4.94e12
-    prefill_host_s: float = 0.01037
-    """No number of devices changes it, nor the one below."""
+    prefill_host_s: float = 0.00302
+    """No number of devices changes it, nor the next two."""
+    prefill_after_s: float = 0.00735
+    """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
+    for it."""
     prefill_layer_s: float = 0.0004925
     prefill_graph_tokens: int = 512
     """Steps of so many tokens and fewer are replayed from CUDA graphs."""
@@ -62,7 +66,7 @@ class Hardware:
     """Of a decode step's slices beside those of a prefill step, whose kernels come one by one. Not fitted: first tokens
     beside one engine that decodes took as long as with 2.3 to 6 (docs/gpu.md), those of two engines at 28 requests/s as
     with 7, and in `results/compare` targets were met as with 2 to 3."""
-    path_s: float = 0.00305
+    path_s: float = 0.0104
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 0
     """Tokens of an engine's prefill step at most; 0: by its weights, as engines have it
@@ -141,7 +145,7 @@ class Cost:
         self._host_graph = host + shape.layers * each
         self._token = weights * hardware.prefill_s_per_token_byte
         self._look = kv * hardware.attention_s
-        self.chunk_tokens = hardware.prefill_chunk or chunk_tokens(int(weights))
+        self.chunk_tokens = hardware.prefill_chunk or chunk_tokens(int(weights), MOST_TOKENS)
 
     def decode(self, steps: int, batch: int, context: int) -> float:
         """Seconds of so many steps that begin with `context` tokens of KV in all."""
@@ -171,6 +175,10 @@ class Cost:
     def prefill_host(self, tokens: int) -> float:
         """Seconds that the host needs for a step of so many tokens."""
         return self._host_graph if tokens <= self.hardware.prefill_graph_tokens else self._host
+
+    def prefill_after(self, tokens: int) -> float:
+        """Seconds of the host's after a step of so many tokens, before it can begin with another."""
+        return 0.0 if tokens <= self.hardware.prefill_graph_tokens else self.hardware.prefill_after_s
 
     def prefill(self, parts: float, tokens: int) -> float:
         """Seconds of a step that is alone."""

@@ -26,9 +26,6 @@ from sim.request import Request
 
 _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
-_KEPT_FOR_RUNNING = 0.098
-"""Of the tokens that those which decode may still make, the part that SGLang has room for before it begins another
-prompt: where its `new_token_ratio` ends after 600 decode steps."""
 
 
 class Listener(Protocol):
@@ -87,8 +84,6 @@ class Engine:
         self._joined = 0
         self._steps = 0
         """Decode steps, ever."""
-        self._finish_steps = 0
-        """Of the batch's requests, added up."""
         self._context = 0
         """Tokens of the batch's KV."""
         self._partial = 0
@@ -103,8 +98,8 @@ class Engine:
         """It ends with the step under way."""
         self._began = 0.0
         """The prefill step or the decode run under way."""
-        self._step_s = 0.0
-        """What the step took that has ended now; 0: there was none. The host was at the next one meanwhile."""
+        self._host_free = 0.0
+        """When its host was, or will be, through with the step that it was last at, and may begin another."""
         self._lead = Lead()
         self._pause: Timer | None = None
 
@@ -234,13 +229,14 @@ class Engine:
 
     def _through(self) -> None:
         """A prefill step or a decode run has ended."""
-        self._step_s = (self._clock.now - self._began) / max(1, self._run)
         if self._chunk:
             self._end_chunk()
         else:
             run, self._run = self._run, 0
             self._advance(run)
             if run:
+                # Of a decode step the host has little to do: a graph is all.
+                self._host_free = self._clock.now - (self._clock.now - self._began) / run
                 self._lead.decoded(self._began, self._clock.now, self.pace, run)
             self.listener.stepped(self, run, run * len(self._batch))
             while self._ends and self._ends[0][0] <= self._steps:
@@ -260,7 +256,6 @@ class Engine:
         if self._batch and self._decode():
             return
         self._count_used()
-        self._step_s = 0.0
         self._processor.rest(self._task)
 
     def _held(self) -> int:
@@ -287,8 +282,6 @@ class Engine:
                 break
             tokens = min(left, request.to_prefill - request.prefilled)
             needed = tokens + (request.prefilled + tokens == request.to_prefill)  # its first token, too
-            if not request.prefilled and not self._admits(request):
-                break
             if not self._room_for(needed, needed):
                 break
             self._chunk.append((request, tokens))
@@ -304,21 +297,16 @@ class Engine:
         if not self._batch:
             self._lead.alone()
         tokens = most - left
+        begins = self._host_free if self._task.busy else self._clock.now
+        host_until = max(self._clock.now, begins + self.cost.prefill_host(tokens))
+        self._host_free = host_until + self.cost.prefill_after(tokens)
         self._processor.work(
             self._task,
             self.cost.prefill_devices(seconds),
             first=self.cost.prefill(seconds, tokens) <= self._precedence_s,
-            host_s=self.cost.prefill_host(tokens) - self._step_s,
+            host_s=host_until - self._clock.now,
         )
         return True
-
-    def _admits(self, request: Request) -> bool:
-        """A prompt is begun beside others once its answer has room too."""
-        if not self._tokens:
-            return True
-        to_come = self._finish_steps - len(self._batch) * self._steps
-        whole = request.to_prefill + request.most_new_tokens + int(_KEPT_FOR_RUNNING * to_come)
-        return self._room_for(whole, whole)
 
     def _stuck(self) -> None:
         """No memory for the next prompt. Decodes end and leave theirs; if there are none and nothing comes, it is put
@@ -369,7 +357,6 @@ class Engine:
         request.joined_step = self._steps
         request.finish_step = self._steps + request.most_new_tokens
         self._batch[request.id] = request
-        self._finish_steps += request.finish_step
         self._joined += 1
         heappush(self._ends, (request.finish_step, self._joined, request))
 
@@ -410,7 +397,6 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """Out of the batch."""
         del self._batch[request.id]
-        self._finish_steps -= request.finish_step
         request.generated += self._steps - request.joined_step
         self._context -= request.prompt_tokens + request.generated
 

@@ -6,10 +6,10 @@ Fitted to: steps and starts of the 8B and 1B shapes (`gpu_residency_two_shapes`)
 (`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four
 GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
 (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
-and the way through a gateway too), how far apart first tokens of prompts are that came to a 1B model at once
-(`compare/static-busy-6`: what else the host does in a step), and two engines at 28 requests/s
-(`gpu_overhead_two_graphs`: TPOT). Requests of those go past the gateway; what is left of the way is fitted by the
-TTFT of one engine at that rate, and is no number of the model.
+and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host
+does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B
+model at once (`compare/static-busy-6`: what the host does before another step). Requests of those loads go past the
+gateway; what is left of the way is fitted by the first one's TTFT, and is no number of the model.
 The rest of what it prints was held out.
 """
 
@@ -167,6 +167,20 @@ def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:
     return cost.prefill(cost.prefill_part(16, 0), tokens)
 
 
+def _between_s(shape: Shape, hardware: Hardware) -> float:
+    """The same, simulated."""
+    clock = Clock()
+    spec = Spec("m", shape, context_tokens=2 * LEAST_TOKENS)
+    hardware = replace(hardware, prefill_chunk=LEAST_TOKENS, path_s=0.0)
+    firsts: list[float] = []
+    world = World(clock, hardware, [1], [spec], {})
+    static = Static(world, lambda request: firsts.append(request.first_at))
+    for number in range(2 * _BURST):
+        static.submit(Request(str(number), "m", 0.0, LEAST_TOKENS, 1))
+    clock.run()
+    return (firsts[_BURST - 1] - firsts[0]) / (_BURST - 1)
+
+
 def fit(results: Results) -> Hardware:
     eight, one = SHAPES["8b"], SHAPES["1b"]
     shapes = results.read("gpu_residency_two_shapes")
@@ -221,8 +235,14 @@ def fit(results: Results) -> Hardware:
         prefill_graph_layer_s=layer - (lone_s(shapes["8b"]) - lone_s(graphs)) / eight.layers,
     )
 
+    def with_host(host_s: float) -> Hardware:
+        return replace(hardware, prefill_host_s=host_s)
+
+    target = results.load("one", "28").tpot_s
+    hardware = with_host(solve(lambda s: simulate(with_host(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
     # Chunks were of so many tokens for all models when that was measured.
-    hardware = replace(hardware, prefill_host_s=burst_step_s(results, "1b", LEAST_TOKENS) - one.layers * layer)
+    between = burst_step_s(results, "1b", LEAST_TOKENS)
+    hardware = replace(hardware, prefill_after_s=between - Cost(one, hardware).prefill_host(LEAST_TOKENS))
     target = results.load("two", "28").tpot_s
     shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
     path = lone_s(graphs) - lone_prefill_s(eight, hardware, _SHORT)
@@ -248,7 +268,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         found = simulate(hardware, engines, None if load == "full" else float(load), direct_s)
         name = f"{part}, {load}"
         line(f"{name}: mean TTFT, s", told.ttft_s, found.ttft_s, name == "one, 28")
-        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, name == "two, 28")
+        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, load == "28")
         line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
     eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
     shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")
@@ -279,6 +299,8 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
     prompt = turn["arguments"]["prompt"]
     seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0), int(prompt))
     line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
+    bursts = burst_step_s(results, "1b", LEAST_TOKENS)
+    line("between steps of prompts that come at once, 1B, s", bursts, _between_s(SHAPES["1b"], hardware), True)
     group = results.read("gpu_load_group")["rows"][0]
     four = Cost(Shape(SHAPES["70b"].weights_bytes, SHAPES["70b"].kv_bytes_per_token, 4), hardware)
     line("70B onto four GPUs, s", median(group["seconds"]), four.wake_s - hardware.wake_base_s, True)

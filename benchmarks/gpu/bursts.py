@@ -23,7 +23,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from math import ceil
+from math import ceil, isnan, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -34,7 +34,7 @@ from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
-from gpu_scheduler.policy.chunk import chunk_tokens
+from gpu_scheduler.policy.chunk import LEAST_TOKENS
 from tests.gpu_scheduler.engines.sglang import harness
 
 REFERENCE = "reference"
@@ -66,11 +66,12 @@ class Case:
 
     def step_s(self, beside: str, tokens: int) -> float:
         """Between the ends of two whole steps, from the first prompt's end to that of the last but two: no other is
-        launched after the last, and the one before that may have the last ones' results with it."""
+        launched after the last, and the one before that may have the last ones' results with it. NaN where these end
+        in one step."""
         firsts = self.firsts_s(beside)
-        last = max(1, len(firsts) - 3)
+        last = len(firsts) - 3
         steps = ceil((last + 1) * tokens / self.chunk) - ceil(tokens / self.chunk)
-        return (firsts[last] - firsts[0]) / max(1, steps)
+        return (firsts[last] - firsts[0]) / steps if steps else nan
 
 
 def parse() -> argparse.Namespace:
@@ -114,25 +115,25 @@ async def engines(
                 weights_bytes=shared.weights_bytes,
                 floor_bytes=_FLOOR_BYTES,
             )
-            model = replace(shared.model, options={**shared.model.options, **options})
+            given_options = {**shared.model.options, **options}
+            model = replace(shared.model, options=given_options, weights_bytes=shared.weights_bytes)
             return await fleet.elastic(at, booked, model, index=index, turn_fd=turn_fd)
 
         names = [*given.case, *([NEIGHBOUR] * bool(given.beside))]
         made = await asyncio.gather(*(start(index, name) for index, name in enumerate(names, start=1)))
         try:
             beside = made[-1] if given.beside else None
-            by_model = chunk_tokens(shared.weights_bytes)
-            cases = [Case(name, client, _chunk(name, by_model)) for name, client in zip(given.case, made, strict=False)]
+            cases = [Case(name, client, _chunk(name, client)) for name, client in zip(given.case, made, strict=False)]
             yield cases, beside
         finally:
             await fleet.stop(made)
 
 
-def _chunk(name: str, by_model: int) -> int:
-    """Prompt tokens of a step of that engine: the reference has what ours had for all models."""
+def _chunk(name: str, client: Client) -> int:
+    """Prompt tokens of a whole step of that engine: the reference has what ours had for all models."""
     if name == REFERENCE:
-        return chunk_tokens(0)
-    return int(json.loads(name).get("chunked_prefill_size", by_model))
+        return LEAST_TOKENS
+    return int(json.loads(name).get("chunked_prefill_size", client.measured.prefill_chunk_tokens))
 
 
 async def measure(
@@ -187,7 +188,7 @@ def as_dict(case: Case, tokens: int) -> dict[str, Any]:
         "beside": {
             beside: {
                 "firsts_s": [[round(each, 6) for each in burst] for burst in bursts],
-                "step_s": case.step_s(beside, tokens),
+                "step_s": None if isnan(step_s := case.step_s(beside, tokens)) else step_s,
                 "neighbours_gaps_s": [round(gap, 6) for gap in case.gaps_s.get(beside, [])],
             }
             for beside, bursts in case.bursts.items()

@@ -245,6 +245,8 @@ class Model:
     """Ours; the reference gets the same arguments."""
     others: Sequence[str] = ()
     """Devices of the other ranks."""
+    weights_bytes: int = 0
+    """What a catalogue would say of it, by which our engine chooses its prefill steps; the reference does not."""
 
 
 def parser(description: str, *, shape: str = "8b") -> argparse.ArgumentParser:
@@ -282,7 +284,14 @@ async def elastic(
 ) -> Client:
     """An engine of ours with memory from balloond, where `name` is booked."""
     client = Client(name, await _warm("sglang", environment or {}, 1 + len(model.others), index, turn_fd))
-    load = harness.load(at, name, model.path, context_tokens=model.context_tokens, **model.options)
+    load = harness.load(
+        at,
+        name,
+        model.path,
+        context_tokens=model.context_tokens,
+        weights_bytes=model.weights_bytes,
+        **model.options,
+    )
     load.device = model.device
     del load.others[:]
     load.others.extend(_parts(model))

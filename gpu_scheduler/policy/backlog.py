@@ -91,6 +91,8 @@ class Backlog:
         self._credit = Credit(self.rules.late_share)
         self._wake_at = inf
         self._by_arrival = self.rules.order == "arrival"
+        self._ended: dict[str, list[tuple[int, float]]] = {}
+        """Since the last plan, by model: tokens and seconds of prompts."""
 
     def __repr__(self) -> str:
         return (
@@ -111,6 +113,7 @@ class Backlog:
     def remove_model(self, model: str) -> None:
         """Forget a model; ValueError while it has requests here."""
         self._models.remove(model)
+        self._ended.pop(model, None)
 
     def model_active(self, model: str) -> None:
         """Its requests may start from now on."""
@@ -130,9 +133,19 @@ class Backlog:
         known.stretch, known.step_tokens = stretch, step_tokens
 
     def observe(self, model: str, tokens: int, seconds: float) -> None:
-        """A prompt of `tokens` uncached tokens took `seconds`. What its pace added is no property of the model."""
-        known = self._models[model]
-        known.speed.observe(tokens, seconds / known.stretched(tokens))
+        """A prompt of `tokens` uncached tokens took `seconds`, 0 if they were another's that ended in the same step.
+        The next plan knows: what ended by then was done together, each part by its tokens."""
+        # What its pace added is no property of the model.
+        alone_s = seconds / self._models[model].stretched(tokens)
+        self._ended.setdefault(model, []).append((tokens, alone_s))
+
+    def _learn(self) -> None:
+        for model, ended in self._ended.items():
+            speed = self._models[model].speed
+            each_s = sum(seconds for _, seconds in ended) / sum(tokens for tokens, _ in ended)
+            for tokens in {slack.bucket_of(tokens): tokens for tokens, _ in ended}.values():
+                speed.observe(tokens, each_s * tokens)
+        self._ended.clear()
 
     def is_active(self, model: str) -> bool:
         """Whether requests of the model may start."""
@@ -250,6 +263,12 @@ class Backlog:
         """Prompt tokens that are dispatched and not prefilled."""
         return sum(entry.tokens_left for entry in self._in_flight.values())
 
+    def seconds_in_flight(self) -> float:
+        """Seconds of prefill of them, by what engines have said that they are through with."""
+        return sum(
+            self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens for entry in self._in_flight.values()
+        )
+
     def prefill_cost(self, request_id: str) -> float:
         """Seconds of the prefill turn that the request needs, without any wake-up."""
         return self._cost(self._entries[request_id])
@@ -266,6 +285,7 @@ class Backlog:
     def plan(self, now: float) -> Agenda:
         """Throw away what is to be, then order what waits. 4 to 7 ms for 10,000 waiting requests."""
         self._account(now)
+        self._learn()
         decisions: list[Drop | Expire] = list(self._expire(now))
         start = max(now, self._busy_until) if self._in_flight else now
         if not len(self._lines):
@@ -355,10 +375,7 @@ class Backlog:
 
     def _recount(self, now: float) -> None:
         """From now on the turn is busy with what is not prefilled of the dispatched requests."""
-        rest = 0.0
-        for entry in self._in_flight.values():
-            rest += self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
-        self._busy_until = now + rest
+        self._busy_until = now + self.seconds_in_flight()
 
     def _forget(self, entry: Entry, now: float) -> None:
         request = entry.request

@@ -13,9 +13,10 @@ _WORK = 8e12
 """Tokens times bytes of weights, with which an H200 is busy for 14 ms."""
 
 
-def chunk_tokens(weights_bytes: int) -> int:
-    """`weights_bytes`: on each device; 0: not known."""
+def chunk_tokens(weights_bytes: int, context_tokens: int) -> int:
+    """`weights_bytes`: on each device; 0: not known. `context_tokens`: of its longest request; what a step takes of
+    memory is measured with one, so several together are not to be more."""
     tokens = LEAST_TOKENS
-    while 0 < weights_bytes * tokens < _WORK and tokens < MOST_TOKENS:
+    while 0 < weights_bytes * tokens < _WORK and 2 * tokens <= min(context_tokens, MOST_TOKENS):
         tokens *= 2
     return tokens

@@ -19,6 +19,7 @@ ROUND = replace(
     sequence_s=0.0,
     kv_bytes_per_s=inf,
     prefill_host_s=0.0,
+    prefill_after_s=0.0,
     prefill_step_s=0.1,
     prefill_chunk=8192,
     prefill_s_per_token_byte=0.001 / GB,

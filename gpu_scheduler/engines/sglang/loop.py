@@ -1,5 +1,5 @@
-"""What this engine does between two steps of SGLang's event loop. The hooks call it at four places: where SGLang
-reads its sockets, where it sleeps when idle, before it forms a prefill batch and before it decodes."""
+"""What this engine does between two steps of SGLang's event loop. The hooks call it where SGLang reads its sockets,
+where it sleeps when idle, before it forms a prefill batch, before it decodes, and as steps begin and end."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
-from gpu_scheduler.policy.chunk import chunk_tokens
+from gpu_scheduler.policy.chunk import LEAST_TOKENS, chunk_tokens
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -80,8 +80,10 @@ class Options:
         known = {field.name for field in fields(cls)}
         values = {}
         if kind_of(device) == "cuda":
-            weights = model.weights_bytes // max(1, model.devices) if model is not None else 0
-            values = {**_ON_A_GPU, "chunked_prefill_size": chunk_tokens(weights)}
+            values = {**_ON_A_GPU, "chunked_prefill_size": LEAST_TOKENS}
+            if model is not None:
+                weights = model.weights_bytes // max(1, model.devices)
+                values["chunked_prefill_size"] = chunk_tokens(weights, model.context_tokens)
         for name, text in given.items():
             if name not in known:
                 raise CommandError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
@@ -101,7 +103,7 @@ _ON_A_GPU = {
     "reserve_low": 4,
     "reserve_high": 32,
     "probe_together": 3,
-    "prefill_graph_tokens": 512,  # of larger steps the device has more to do than the host
+    "prefill_graph_tokens": 512,  # each size more costs a cold start time, and larger steps are fewer
 }
 """Defaults that differ there."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128

@@ -110,6 +110,15 @@ def test_short_prompts_of_one_model_join_beyond_a_chunk_as_those_of_several_do()
     assert started(admit(queue.plan(0.25), queue, plenty("a"), turn)) == ["3"]
 
 
+def test_an_engine_that_says_nothing_gets_no_more_however_long_it_takes():
+    queue = backlog()
+    for i in range(9):
+        add(queue, f"{i}", "a", 0.25, deadline=90.0 + i)
+    turn = Turn(100, 0.5, joint_s=0.75)
+    assert started(carry_out(queue, admit(queue.plan(0.0), queue, plenty("a"), turn), 0.0)) == ["0", "1", "2"]
+    assert started(admit(queue.plan(60.0), queue, plenty("a"), turn)) == []
+
+
 def test_a_long_prompt_has_the_device_for_itself_until_little_of_it_is_left():
     queue = backlog("a", "b")
     add(queue, "long", "a", 10.0, deadline=50.0)

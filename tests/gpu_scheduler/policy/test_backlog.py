@@ -130,6 +130,7 @@ def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
     queue.model_paced("m", 3.0, 128)
     queue.observe("m", round(2.0 * SPEED), 6.0)
     queue.model_paced("m", 1.0, 0)
+    queue.plan(0.0)
     assert queue.prefill_cost("long") == pytest.approx(2.0)
 
 
@@ -507,3 +508,23 @@ class Conservation(RuleBasedStateMachine):
 
 TestConservation = Conservation.TestCase
 TestConservation.settings = settings(max_examples=60, stateful_step_count=40)
+
+
+def test_prompts_that_end_in_one_step_teach_what_each_took_of_it():
+    """Else the first of them would seem to take the whole step, and its neighbours nothing that counts."""
+    queue = Backlog()
+    queue.add_model("m", PrefillSpeed(1000.0, weight=1.0))
+    queue.model_active("m")
+    for i in range(4):
+        queue.add(Waiting(f"{i}", "m", 0.0, 50.0, 500), 0.0)
+        queue.start(Start(f"{i}", Why.ON_TIME), 0.0)
+    for i in range(4):
+        queue.observe("m", 500, queue.prefill_finished(f"{i}", 0.4))
+    queue.plan(0.4)
+    queue.add(Waiting("next", "m", 0.4, 50.0, 500), 0.4)
+    assert queue.prefill_cost("next") == pytest.approx(0.1)
+    queue.start(Start("next", Why.ON_TIME), 0.4)
+    queue.observe("m", 500, queue.prefill_finished("next", 0.7))
+    queue.plan(0.7)
+    queue.add(Waiting("last", "m", 0.7, 50.0, 500), 0.7)
+    assert queue.prefill_cost("last") == pytest.approx(0.3)

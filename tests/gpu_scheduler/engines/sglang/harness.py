@@ -344,10 +344,11 @@ def load(
     from_image: bool = False,
     expected_checksum: str = "",
     embedding: int = 0,
+    weights_bytes: int = 0,
     **options: int,
 ) -> engine_pb2.Load:
-    """`embedding`: the dimensions of a model that makes them."""
-    spec = common_pb2.ModelSpec(name=model, path=str(path), context_tokens=context_tokens)
+    """`embedding`: the dimensions of a model that makes them. `weights_bytes`: as the catalogue says; 0: nothing."""
+    spec = common_pb2.ModelSpec(name=model, path=str(path), context_tokens=context_tokens, weights_bytes=weights_bytes)
     if embedding:
         spec.embedding.dimensions = embedding
     on_host = at.device.startswith("cpu")

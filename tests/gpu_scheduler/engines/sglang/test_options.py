@@ -70,7 +70,7 @@ def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
 
 
 def test_on_a_gpu_a_small_model_prefills_in_larger_steps_unless_told_how() -> None:
-    small = common_pb2.ModelSpec(weights_bytes=5 * 10**9, devices=2)
+    small = common_pb2.ModelSpec(weights_bytes=5 * 10**9, devices=2, context_tokens=8192)
     assert Options.parse({}, "cuda:0", small).chunked_prefill_size == 4096
     assert Options.parse({}, "cuda:0").chunked_prefill_size == 2048
     assert Options.parse({"chunked_prefill_size": "512"}, "cuda:0", small).chunked_prefill_size == 512

@@ -1,0 +1,75 @@
+"""The steps of one engine."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.catalogue import Spec
+from sim.clock import Clock
+from sim.cost import Shape
+from sim.policies.static import Static
+from sim.request import Request
+from sim.system import World
+from tests.sim.worlds import GB, ROUND
+
+HOST = replace(
+    ROUND,
+    prefill_host_s=0.5,
+    prefill_after_s=0.2,
+    prefill_layer_s=0.0,
+    prefill_graph_layer_s=0.0,
+    prefill_chunk=1000,
+    prefill_graph_tokens=100,
+)
+"""Whole steps: 1.1 s on the device, 0.5 s of the host's and 0.2 s more of it before another one."""
+SMALL = replace(HOST, prefill_s_per_token_byte=0.0001 / GB)
+"""0.2 s on the device."""
+
+
+def first_tokens(hardware, *prompts, output=1):
+    clock = Clock()
+    spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
+    requests = [Request(str(i), "m", 0.0, prompt, output) for i, prompt in enumerate(prompts)]
+    static = Static(World(clock, replace(hardware, path_s=0.0), [1], [spec], {}), lambda request: None)
+    for request in requests:
+        static.submit(request)
+    clock.run()
+    return [pytest.approx(request.first_at) for request in requests]
+
+
+def test_a_step_takes_what_the_device_needs_or_the_host_whatever_is_more():
+    assert first_tokens(HOST, 1000) == [1.1]
+    assert first_tokens(SMALL, 1000) == [0.5]
+
+
+def test_the_host_begins_the_next_step_while_the_device_is_at_this_one():
+    assert first_tokens(HOST, 1000, 1000, 1000) == [1.1, 2.2, 3.3]
+
+
+def test_steps_of_a_small_model_are_as_far_apart_as_its_host_needs():
+    assert first_tokens(SMALL, 1000, 1000, 1000) == [0.5, 1.2, 1.9]
+    assert first_tokens(SMALL, 1000, 1000, 50) == [0.5, 1.2, 1.9], "one with graphs has the same host before it"
+
+
+def test_after_an_idle_time_the_host_begins_anew():
+    clock = Clock()
+    spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
+    static = Static(World(clock, replace(SMALL, path_s=0.0), [1], [spec], {}), lambda request: None)
+    late = Request("late", "m", 0.6, 1000, 1)
+    static.submit(Request("early", "m", 0.0, 1000, 1))
+    clock.at(0.6, static.submit, late)
+    clock.run()
+    assert late.first_at == pytest.approx(1.1)
+
+
+def test_what_the_host_does_behind_a_decode_step_is_hidden_by_it():
+    clock = Clock()
+    spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
+    slow = replace(SMALL, path_s=0.0, step_s=0.4)
+    static = Static(World(clock, slow, [1], [spec], {}), lambda request: None)
+    second = Request("second", "m", 1.0, 1000, 1)
+    static.submit(Request("first", "m", 0.0, 1000, 100))
+    clock.at(1.0, static.submit, second)
+    clock.run()
+    # Decode steps end at 0.9, 1.3; the host began behind the launch of the one that ended then: 0.9 + 0.5.
+    assert second.first_at == pytest.approx(1.5)
