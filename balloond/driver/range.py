@@ -329,6 +329,15 @@ class ElasticRange:
             if not self._changed.wait_for(lambda: not self._ids, timeout_s):
                 raise TimeoutError(f"{len(self._ids)} extents are still mapped after {timeout_s:g} s")
 
+    def lower(self, timeout_s: float) -> None:
+        """The reserve goes back, so that what is acquired next has the lowest addresses. Returns when that is done, or
+        after so long."""
+        with self._changed:
+            self._may_fill = False
+            self._missing = self._wanting = 0
+            self._lease.loop.call(self._tend)
+            self._changed.wait_for(lambda: self._mapped <= len(self._owned) + self._reserve.tied, timeout_s)
+
     def close(self) -> None:
         """Unmaps and returns everything, owned extents included, and gives the addresses up."""
         finished = threading.Event()

@@ -21,6 +21,8 @@ _AHEAD = 32
 _FORGETS = 0.9
 """What is left of the largest need after another step."""
 _LATELY_S = 1.0
+_START_OVER_S = 1.0
+"""For unmapping: a GiB takes some tens of milliseconds."""
 
 
 class Admission:
@@ -81,6 +83,15 @@ class Admission:
             self._evict(tree, short)
             self._kv.settle()
         return max(0, min(tokens, self._kv.available - kept))
+
+    def start_over(self, tree: Any) -> bool:
+        """Evicts all that is cached and gives back what is empty then: what comes again lies in a row. False if nothing
+        was cached."""
+        if not (cached := tree.evictable_size()):
+            return False
+        self._evict(tree, cached)
+        self._kv.start_over(_START_OVER_S)
+        return True
 
     def fits(self, tree: Any, tokens: int) -> bool:
         """Whether `tokens` slots can be had for the next chunk of a prompt, free or by evicting; grows for them."""

@@ -167,6 +167,12 @@ class ElasticKv:
 
     # --- giving back
 
+    def start_over(self, wait_s: float) -> None:
+        """What is empty is given back, with all reserves: what comes next lies in a row, from the lowest address on."""
+        self.settle()
+        self.give_up_empties()
+        self.memory.lower(wait_s)
+
     def give_up_empties(self, older_than_s: float = 0.0) -> int:
         """Returns empty extents to the driver; how many. Those that cannot leave yet are kept: what is empty there is
         for the next request, or for prefixes that are moved together."""

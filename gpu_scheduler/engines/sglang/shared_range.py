@@ -85,5 +85,8 @@ class SharedRange:
         self._own.empty()
         self._in_use = 0
 
+    def lower(self, timeout_s: float) -> None:
+        self._own.lower(timeout_s)
+
     def close(self) -> None:
         self._own.close()

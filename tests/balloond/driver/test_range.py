@@ -140,6 +140,32 @@ def test_released_extents_above_the_high_mark_go_back(lease):
     kv.close()
 
 
+def test_after_lowering_what_comes_next_lies_lowest_wherever_the_reserve_was(lease):
+    kv = make(lease, low=2, high=4)
+    mine = sorted(kv.acquire(9, timeout_s=TIMEOUT_S))
+    kv.release([index for index in mine if index not in (0, 1)])
+    lease.settle()
+    assert kv.mapped_bytes == 6 * PAGE_BYTES
+    kv.lower(TIMEOUT_S)
+    assert kv.mapped_bytes == 2 * PAGE_BYTES
+    assert sorted(kv.acquire(3, timeout_s=TIMEOUT_S)) == [2, 3, 4]
+    lease.settle()
+    assert kv.mapped_bytes > 5 * PAGE_BYTES, "from then on there is a reserve again"
+    kv.check()
+    kv.close()
+
+
+def test_lowering_waits_for_fences_no_longer_than_it_is_told(lease):
+    kv = make(lease, low=0, high=0)
+    mine = kv.acquire(2, timeout_s=TIMEOUT_S)
+    kv._mapper.closed = True
+    kv.release(mine)
+    kv.lower(0.01)
+    assert kv.mapped_bytes == 2 * PAGE_BYTES
+    kv._mapper.closed = False
+    kv.close()
+
+
 def test_only_what_is_owned_can_be_released_and_once(lease):
     kv = make(lease)
     (index,) = kv.acquire(1, timeout_s=TIMEOUT_S)
@@ -617,6 +643,10 @@ class RangeMachine(RuleBasedStateMachine):
             assert byte_at(self.kv, index) == 0xFF
             ctypes.memset(self.kv.address + index * PAGE_BYTES, 1, PAGE_BYTES)
         self.mine += taken
+
+    @rule()
+    def lower(self):
+        self.kv.lower(0.0)
 
     @rule(picks=st.lists(st.integers(0, 40), min_size=1, max_size=40), closed=st.booleans())
     def release(self, picks, closed):

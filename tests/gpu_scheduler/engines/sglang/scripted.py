@@ -56,6 +56,9 @@ class ScriptedRange:
         assert not self.owned
         self.emptied = True
 
+    def lower(self, timeout_s: float) -> None:
+        """It keeps no reserve."""
+
     def close(self) -> None: ...
 
 

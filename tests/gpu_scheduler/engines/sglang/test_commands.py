@@ -20,6 +20,8 @@ from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, loa
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
+TOKEN_BYTES = 3 * 2 * 2 * 32 * 4
+"""Of the KV of "llama"."""
 
 
 async def _impossible_requests(end: EngineEnd) -> None:
@@ -136,21 +138,12 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
         assert "no KV memory for a pass" in failed.reason and not failed.model_at_fault
         await at.limit("llama", -1)
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
-        token = 3 * 2 * 2 * 32 * 4
-        tokens = KV_EXTENT // token
+        tokens = KV_EXTENT // TOKEN_BYTES
         await at.limit("llama", 3 * KV_EXTENT)
         end.ask("big", [2 + i % 1000 for i in range(4 * tokens)], 4)
         end.ask("small", prompts[0][:10], 4, ignore_eos=True)
         assert (await end.answer("big")).parked
         assert (await end.answer("small")).finish == common_pb2.LENGTH
-
-        # At its floor a model serves its longest requests, whichever part of them is long.
-        await at.limit("llama", floor_bytes(CONTEXT, 0, token, KV_EXTENT))
-        end.ask("longest prompt", [3 + i % 1000 for i in range(CONTEXT - 1)], 1, ignore_eos=True)
-        end.ask("longest answer", [3], CONTEXT - 1, ignore_eos=True)
-        for name, length in (("longest prompt", 1), ("longest answer", CONTEXT - 1)):
-            answer = await end.answer(name)
-            assert answer.finish == common_pb2.LENGTH and len(answer.tokens) == length
 
         # One that fits at first and grows out of its limit: what it said was delivered, and what follows elsewhere
         # is what it would have said.
@@ -163,6 +156,34 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
         end.ask("again", prompts[0] + answer.tokens, 8, ignore_eos=True)
         end.ask("whole", prompts[0], len(answer.tokens) + 8, ignore_eos=True)
         assert answer.tokens + (await end.answer("again")).tokens == (await end.answer("whole")).tokens
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+async def test_at_its_floor_a_model_serves_its_longest_requests_whatever_it_had_before(
+    page_size: int, tmp_path: Path, engines: Engines, models: dict[str, Path]
+) -> None:
+    """Whichever part of them is long, and though what was left to it by others lies here and there: pages lie over the
+    edges of extents, and lose something at each end of a row of these."""
+    floor = floor_bytes(CONTEXT, 0, TOKEN_BYTES, KV_EXTENT)
+    options = {"page_size": page_size, "overlap": 1} if page_size > 1 else {}
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("llama", floor_bytes=floor)
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, large_extent=1, **options))
+        for number in range(40):
+            end.ask(f"cached {number}", [5 + number, *range(20 + number, 20 + number + 70)], 2, ignore_eos=True)
+        for number in range(40):
+            await end.answer(f"cached {number}")
+        for number in range(0, 40, 3):  # and so that what was used last lies here and there
+            end.ask(f"again {number}", [5 + number, *range(20 + number, 20 + number + 70)], 2, ignore_eos=True)
+            await end.answer(f"again {number}")
+        await at.limit("llama", floor)
+        await end.until(lambda: end.stats.kv_held_bytes <= floor)
+        end.ask("longest prompt", [3 + i % 1000 for i in range(CONTEXT - 1)], 1, ignore_eos=True)
+        answer = await end.answer("longest prompt")
+        assert answer.finish == common_pb2.LENGTH and len(answer.tokens) == 1
+        end.ask("longest answer", [3], CONTEXT - 1, ignore_eos=True)
+        answer = await end.answer("longest answer")
+        assert answer.finish == common_pb2.LENGTH and len(answer.tokens) == CONTEXT - 1
 
 
 async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_turn(
