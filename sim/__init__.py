@@ -17,11 +17,11 @@ Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by ex
 reclaims, residencies and what they take, eviction, migration, time slices between engines, and the host's part of a
 prefill step.
 
-Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 21 figures that nothing was fitted
-to half are met within a tenth, the worst within 40 %: two engines on a GPU (TTFT a quarter to two fifths too short),
-one under 256 endless requests of equal length (TPOT 14 % less than was measured, tokens/s 16 % more), a long prefill
-beside decodes (20 % too slow), a wake-up while other GPUs of the host are busy (15 % too fast). Fitted with models of
-1B and 8B only. Whole systems: `benchmarks/sim_check.py`, docs/gpu.md.
+Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 20 figures that nothing was fitted
+to half are met within a tenth, the worst within 36 %: two engines on a GPU (TTFT a sixth to a third too short), one
+under 256 endless requests of equal length (TTFT 15 % more than was measured, TPOT 14 % less), a long prefill beside
+decodes (20 % too slow), a wake-up while other GPUs of the host are busy (15 % too fast). Fitted with models of 1B and
+8B only. Whole systems: `benchmarks/sim_check.py`, docs/gpu.md.
 
 24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 186 s of a core, on a shared
 host whose speed varies by two; with models of 32B, 14B and 8B, which overload them at times so that thousands of
