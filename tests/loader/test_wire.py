@@ -72,7 +72,7 @@ def test_a_model_is_told_with_its_sizes_and_settings():
         context_tokens=10,
         weights_bytes=1000,
         kv_bytes_per_token=256,
-        floor_bytes=4000,
+        floor_bytes=52_000,
         quota_bytes=77,
         quota_is_default=True,
         vocab_size=100,
@@ -100,7 +100,7 @@ def test_an_image_is_shown_with_the_generation_that_it_was_made_of_and_no_other(
 def test_a_model_on_several_devices_is_told_with_the_bytes_of_all_of_them():
     spec = wire.model_spec(Model(LISTED.model_copy(update={"devices": 2}), SIZES, FOUND))
     assert (spec.devices, spec.quota_bytes, spec.weights_bytes) == (2, 154, 2000)
-    assert (spec.kv_bytes_per_token, spec.floor_bytes) == (512, 8000)
+    assert (spec.kv_bytes_per_token, spec.floor_bytes) == (512, 104_000)
 
 
 def test_an_image_is_shown_once_every_ranks_part_is_there(image):
