@@ -130,7 +130,7 @@ class Engine:
     # --- commands
 
     def generate(self, request: Request) -> None:
-        request.prefilled = 0
+        request.prefilled, request.given_at = 0, self._clock.now
         self._waiting.append(request)
         self._poke()
 
@@ -236,7 +236,8 @@ class Engine:
             self._advance(run)
             if run:
                 # Of a decode step the host has little to do: a graph is all.
-                self._host_free = self._clock.now - (self._clock.now - self._began) / run
+                step_s = (self._clock.now - self._began) / run
+                self._host_free = max(self._host_free, self._clock.now - step_s)
                 self._lead.decoded(self._began, self._clock.now, self.pace, run)
             self.listener.stepped(self, run, run * len(self._batch))
             while self._ends and self._ends[0][0] <= self._steps:
@@ -297,7 +298,9 @@ class Engine:
         if not self._batch:
             self._lead.alone()
         tokens = most - left
-        begins = self._host_free if self._task.busy else self._clock.now
+        begins = self._clock.now
+        if self._task.busy:
+            begins = max(self._host_free, *(request.given_at for request, _ in self._chunk))
         host_until = max(self._clock.now, begins + self.cost.prefill_host(tokens))
         self._host_free = host_until + self.cost.prefill_after(tokens)
         self._processor.work(

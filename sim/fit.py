@@ -158,7 +158,7 @@ def burst_step_s(results: Results, shape: str, chunk: int) -> float:
             ends = sorted(firsts)
             between = ceil(_BURST * prompt / chunk) - ceil(prompt / chunk)
             steps.append((ends[_BURST - 1] - ends[0]) / between)
-    return fmean(steps)
+    return median(steps)
 
 
 def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:

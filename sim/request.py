@@ -17,6 +17,7 @@ class Request:
         "finish_step",
         "first_at",
         "generated",
+        "given_at",
         "id",
         "joined_step",
         "model",
@@ -60,6 +61,8 @@ class Request:
         """How often its engine had to let go of it."""
         self.committed = 0
         """Bytes of KV on each device that it was admitted with."""
+        self.given_at = nan
+        """When its engine had it last."""
         self.joined_step = self.finish_step = 0
         """Of its engine's count of decode steps: when it joined the batch, and when its last token is out."""
 

@@ -459,6 +459,8 @@ class ElasticRange:
                 self._to_reserve(indices)
             else:
                 still.append((fence, indices))
+        if len(still) < len(self._quarantine):
+            self._changed.notify_all()
         self._quarantine = still
         if still and not self._fence_watch:
             self._fence_watch = True

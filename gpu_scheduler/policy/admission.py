@@ -148,7 +148,7 @@ class _Admission:
         self._tokens = backlog.tokens_in_flight()
         self._seconds = agenda.start - agenda.now
         self._unfinished = backlog.seconds_in_flight()
-        """Whatever time has passed: an engine that says nothing gets no more."""
+        """Seconds by model, whatever time has passed: an engine that says nothing gets no more."""
         self._of_s = Counter(backlog.request(request_id).model for request_id in agenda.on_time)
         """Requests of S by model."""
         self._of_second = Counter(backlog.waiting_by_model())
@@ -234,10 +234,11 @@ class _Admission:
     def _may_prefill(self, request: Waiting) -> bool:
         if not self._holders or self._turn.joint_s == inf:
             return True
+        if self._holders == {request.model} and self._tokens < self._turn.chunk_tokens:
+            return True
         cost = self._backlog.prefill_cost(request.request_id)
-        if self._holders == {request.model}:
-            return self._tokens < self._turn.chunk_tokens or self._unfinished + cost <= self._turn.joint_s
-        return self._seconds + cost <= self._turn.joint_s
+        of_model = self._unfinished.get(request.model, 0.0)
+        return of_model + cost <= self._turn.joint_s and self._seconds + cost <= self._turn.joint_s
 
     def _start(self, request: Waiting, why: Why) -> None:
         self._books.take(request)
@@ -245,7 +246,7 @@ class _Admission:
         self._tokens += request.uncached_tokens
         cost = self._backlog.prefill_cost(request.request_id)
         self._seconds += cost
-        self._unfinished += cost
+        self._unfinished[request.model] = self._unfinished.get(request.model, 0.0) + cost
         self._started.add(request.request_id)
         self.decisions.append(Start(request.request_id, why))
 

@@ -91,8 +91,8 @@ class Backlog:
         self._credit = Credit(self.rules.late_share)
         self._wake_at = inf
         self._by_arrival = self.rules.order == "arrival"
-        self._ended: dict[str, list[tuple[int, float]]] = {}
-        """Since the last plan, by model: tokens and seconds of prompts."""
+        self._ended: dict[str, list[tuple[int, float, float]]] = {}
+        """Since the last plan, by model: tokens, seconds, and how its pace stretched them."""
 
     def __repr__(self) -> str:
         return (
@@ -134,17 +134,19 @@ class Backlog:
 
     def observe(self, model: str, tokens: int, seconds: float) -> None:
         """A prompt of `tokens` uncached tokens took `seconds`, 0 if they were another's that ended in the same step.
-        The next plan knows: what ended by then was done together, each part by its tokens."""
-        # What its pace added is no property of the model.
-        alone_s = seconds / self._models[model].stretched(tokens)
-        self._ended.setdefault(model, []).append((tokens, alone_s))
+        The next plan knows: what ended by then was done together, each part as it would have been by itself."""
+        self._ended.setdefault(model, []).append((tokens, seconds, self._models[model].stretched(tokens)))
 
     def _learn(self) -> None:
         for model, ended in self._ended.items():
             speed = self._models[model].speed
-            each_s = sum(seconds for _, seconds in ended) / sum(tokens for tokens, _ in ended)
-            for tokens in {slack.bucket_of(tokens): tokens for tokens, _ in ended}.values():
-                speed.observe(tokens, each_s * tokens)
+            # What its pace added is no property of the model.
+            _, _, stretch = max(ended)
+            took_s = sum(seconds for _, seconds, _ in ended) / stretch
+            costs = {speed.bucket(tokens): (tokens, speed.cost(tokens)) for tokens, *_ in ended}
+            part = took_s / sum(speed.cost(tokens) for tokens, *_ in ended)
+            for tokens, cost in costs.values():
+                speed.observe(tokens, part * cost)
         self._ended.clear()
 
     def is_active(self, model: str) -> bool:
@@ -263,11 +265,14 @@ class Backlog:
         """Prompt tokens that are dispatched and not prefilled."""
         return sum(entry.tokens_left for entry in self._in_flight.values())
 
-    def seconds_in_flight(self) -> float:
-        """Seconds of prefill of them, by what engines have said that they are through with."""
-        return sum(
-            self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens for entry in self._in_flight.values()
-        )
+    def seconds_in_flight(self) -> dict[str, float]:
+        """Seconds of prefill of them, by model, by what engines have said that they are through with."""
+        seconds: dict[str, float] = {}
+        for entry in self._in_flight.values():
+            request = entry.request
+            left_s = self._cost(entry) * entry.tokens_left / request.uncached_tokens
+            seconds[request.model] = seconds.get(request.model, 0.0) + left_s
+        return seconds
 
     def prefill_cost(self, request_id: str) -> float:
         """Seconds of the prefill turn that the request needs, without any wake-up."""
@@ -375,7 +380,7 @@ class Backlog:
 
     def _recount(self, now: float) -> None:
         """From now on the turn is busy with what is not prefilled of the dispatched requests."""
-        self._busy_until = now + self.seconds_in_flight()
+        self._busy_until = now + sum(self.seconds_in_flight().values())
 
     def _forget(self, entry: Entry, now: float) -> None:
         request = entry.request

@@ -62,14 +62,24 @@ def test_after_an_idle_time_the_host_begins_anew():
     assert late.first_at == pytest.approx(1.1)
 
 
-def test_what_the_host_does_behind_a_decode_step_is_hidden_by_it():
+def second_token_after(step_s, came, hardware=SMALL):
+    """When a prompt that came at `came` had its first token, beside another that decodes in steps of `step_s`."""
     clock = Clock()
     spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
-    slow = replace(SMALL, path_s=0.0, step_s=0.4)
-    static = Static(World(clock, slow, [1], [spec], {}), lambda request: None)
-    second = Request("second", "m", 1.0, 1000, 1)
-    static.submit(Request("first", "m", 0.0, 1000, 100))
-    clock.at(1.0, static.submit, second)
+    static = Static(World(clock, replace(hardware, path_s=0.0, step_s=step_s), [1], [spec], {}), lambda request: None)
+    second = Request("second", "m", came, 1000, 1)
+    static.submit(Request("first", "m", 0.0, 1000, 1000))
+    clock.at(came, static.submit, second)
     clock.run()
-    # Decode steps end at 0.9, 1.3; the host began behind the launch of the one that ended then: 0.9 + 0.5.
-    assert second.first_at == pytest.approx(1.5)
+    return pytest.approx(second.first_at)
+
+
+def test_the_host_begins_with_a_prompt_while_a_decode_step_is_under_way():
+    # A step ends at 1.3; the host began when the prompt came.
+    assert second_token_after(0.4, came=1.0) == 1.5
+    assert second_token_after(0.4, came=1.25) == 1.75, "not before it came"
+    assert second_token_after(0.01, came=0.9) == pytest.approx(1.4, abs=0.02)
+
+
+def test_a_decode_step_does_not_take_from_the_host_what_it_still_has_to_do():
+    assert second_token_after(0.01, came=0.505) == pytest.approx(1.2, abs=0.02)

@@ -37,6 +37,8 @@ class Admission:
         self._evict = evict
         self.refused = False
         """A waiting request found no memory since this was last cleared."""
+        self._wanted = 0
+        """Tokens that it, the last one, would need with nothing of it cached."""
         self._need = 0.0
         """Tokens of the largest of the last steps."""
         self._evicted_at = -inf
@@ -85,12 +87,13 @@ class Admission:
         return max(0, min(tokens, self._kv.available - kept))
 
     def start_over(self, tree: Any) -> bool:
-        """Evicts all that is cached and gives back what is empty then: what comes again lies in a row. False if nothing
-        was cached."""
-        if not (cached := tree.evictable_size()):
+        """What found no room would have it if what is here lay in a row: evicts all that is cached, and gives back what
+        is empty then. False if that is not why, and nothing has changed."""
+        kv = self._kv
+        if not kv.available + tree.evictable_size() < self._wanted <= kv.in_a_row:
             return False
-        self._evict(tree, cached)
-        self._kv.start_over(_START_OVER_S)
+        self._evict(tree, tree.evictable_size())
+        kv.start_over(_START_OVER_S)
         return True
 
     def fits(self, tree: Any, tokens: int) -> bool:
@@ -116,7 +119,9 @@ class Admission:
         lacking += len(request.prefix_indices)
         # No waiting: others run meanwhile, and memory that comes later wakes the loop.
         ok = self._kv.grow(max(lacking, 1), 0.0)
-        self.refused |= not ok
+        if not ok:
+            self.refused = True
+            self._wanted = len(request.full_untruncated_fill_ids) + forecast + adder.page_size + 1
         return ok
 
     def prefer_growth(self, adder: Any, request: Any, estimate_cap: int) -> None:

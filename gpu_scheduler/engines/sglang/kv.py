@@ -79,6 +79,12 @@ class ElasticKv:
         return (self.envelopes.live - self.has_dummy - self._leaving) * self.page_size
 
     @property
+    def in_a_row(self) -> int:
+        """Tokens that the extents which are held would have places for if they were the lowest, and empty."""
+        nbytes = self.envelopes.held * self.memory.extent_bytes
+        return (nbytes // self.envelopes.envelope_bytes - 1) * self.page_size
+
+    @property
     def balloon(self) -> int:
         """Tokens that SGLang believes to have room for and has no memory: its own count of a pool of fixed size holds
         if this is added."""

@@ -49,8 +49,8 @@ class Loop:
         self._prefill_next = False
         """As soon as the results are out that are looked at now."""
         self._stalled_since: float | None = None
-        self._emptied = False
-        """Since it stalls: all that was cached."""
+        self._started_over_for: str | None = None
+        """The request, by SGLang's name: once for each."""
         self._stats_at = 0.0
         self._report_at = 0.0
         """When the next report is due, while requests run."""
@@ -127,7 +127,7 @@ class Loop:
         scheduler = self._instance.scheduler
         waits = bool(scheduler.waiting_queue) or scheduler.chunked_req is not None
         if scheduler.last_batch is not None or not waits or not scheduler.running_batch.is_empty():
-            self._stalled_since, self._emptied = None, False
+            self._stalled_since = None
             return False
         now = self._ranks.now()
         if self._stalled_since is None or not self._my_turn():
@@ -165,15 +165,16 @@ class Loop:
         return waits and (self._rest(self._ranks.pace_now(), now) > 0 or self.pacer.holds_at(now))
 
     def _park(self) -> None:
-        """Nothing runs, and what waits first cannot be fitted: back into the shared queue with it, unless it may fit
-        into what is here without what is cached. That lies here and there, and pages that lie over the edges of
-        extents lose something at each end of a row of these: where there is only the floor, too much."""
+        """Nothing runs, and what waits first cannot be fitted: back into the shared queue with it, unless it fits into
+        what is here once that lies in a row. Pages that lie over the edges of extents lose something at each end of a
+        row of these: where there is only the floor, perhaps too much."""
         scheduler = self._instance.scheduler
-        retract_chunked(scheduler)
-        if not self._emptied:
-            self._emptied = True
+        first = scheduler.waiting_queue[0].rid if scheduler.waiting_queue else None
+        if scheduler.chunked_req is None and first != self._started_over_for:
+            self._started_over_for = first
             if self._instance.admission.start_over(scheduler.tree_cache):
                 return
+        retract_chunked(scheduler)
         if scheduler.waiting_queue:
             self.parked(scheduler.waiting_queue.pop(0))
 

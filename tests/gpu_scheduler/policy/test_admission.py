@@ -119,6 +119,16 @@ def test_an_engine_that_says_nothing_gets_no_more_however_long_it_takes():
     assert started(admit(queue.plan(60.0), queue, plenty("a"), turn)) == []
 
 
+def test_an_engine_that_says_nothing_gets_no_more_beside_another_either():
+    queue = backlog("a", "b")
+    add(queue, "b", "b", 0.25, deadline=80.0)
+    for i in range(9):
+        add(queue, f"{i}", "a", 0.25, deadline=90.0 + i)
+    assert started(carry_out(queue, decide_jointly(queue), 0.0)) == ["b", "0", "1"]
+    assert started(carry_out(queue, decide_jointly(queue, 60.0), 60.0)) == ["2"]
+    assert started(decide_jointly(queue, 120.0)) == []
+
+
 def test_a_long_prompt_has_the_device_for_itself_until_little_of_it_is_left():
     queue = backlog("a", "b")
     add(queue, "long", "a", 10.0, deadline=50.0)

@@ -528,3 +528,17 @@ def test_prompts_that_end_in_one_step_teach_what_each_took_of_it():
     queue.plan(0.7)
     queue.add(Waiting("last", "m", 0.7, 50.0, 500), 0.7)
     assert queue.prefill_cost("last") == pytest.approx(0.3)
+
+
+def test_a_short_prompt_that_ends_with_a_long_one_keeps_the_cost_that_it_has_alone():
+    queue = Backlog()
+    queue.add_model("m", PrefillSpeed(1000.0, weight=1.0))
+    for tokens, seconds in ((50, 0.02), (8000, 0.4)):
+        queue.observe("m", tokens, seconds)
+        queue.plan(0.0)
+    queue.observe("m", 8000, 0.42)
+    queue.observe("m", 50, 0.0)
+    queue.plan(0.0)
+    queue.model_active("m")
+    queue.add(Waiting("short", "m", 0.0, 50.0, 50), 0.0)
+    assert queue.prefill_cost("short") == pytest.approx(0.02)
