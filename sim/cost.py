@@ -43,9 +43,9 @@ class Hardware:
     weight_bytes_per_s: float = 3.442e12
     sequence_s: float = 0.0
     kv_bytes_per_s: float = 4.94e12
-    prefill_host_s: float = 0.00128
+    prefill_host_s: float = 0.00124
     """No number of devices changes it, nor the next two."""
-    prefill_after_s: float = 0.00851
+    prefill_after_s: float = 0.00855
     """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
     for it."""
     prefill_layer_s: float = 0.0004925
@@ -66,7 +66,7 @@ class Hardware:
     """Of a decode step's slices beside those of a prefill step, whose kernels come one by one. Not fitted: first tokens
     beside one engine that decodes took as long as with 2.3 to 6 (docs/gpu.md), those of two engines at 28 requests/s as
     with 7, and in `results/compare` targets were met as with 2 to 3."""
-    path_s: float = 0.01214
+    path_s: float = 0.01218
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 0
     """Tokens of an engine's prefill step at most; 0: by its weights, as engines have it
