@@ -160,3 +160,32 @@ def test_memory_for_a_request_is_preferred_to_evicting_for_it() -> None:
     admission, kv, memory, tree = made(extents=1, limit=20, cached=10)
     admission.prefer_growth(adding(kv, tree, spoken_for=6), asking(prompt=30, max_new=500), estimate_cap=20)
     assert kv.available >= 30 + 20 + 1 + 6 and memory.waits == [SOFT_S]
+
+
+def over_edges(*extents: int) -> tuple[Admission, ElasticKv, ScriptedRange, Tree]:
+    """Slots of three quarters of an extent, on these, the limit; as many as fit are cached."""
+    memory = ScriptedRange(100, 100)
+    kv = ElasticKv(memory, 75, 500, Clock())
+    kv.grow(60, 0.0)
+    kv.memory.release([extent for extent in sorted(memory.owned) if extent not in extents])
+    kv.envelopes.give_up([extent for extent in range(100) if kv.envelopes.is_held(extent) and extent not in extents])
+    memory.limit = len(extents)
+    tree = Tree(kv, kv.available)
+    return Admission(kv, SOFT_S, HARD_S, lambda tree, tokens: tree.evict(tokens)), kv, memory, tree
+
+
+def test_what_would_fit_into_the_extents_if_they_were_in_a_row_gets_them_in_a_row() -> None:
+    admission, kv, memory, tree = over_edges(0, 1, 2, 10, 13, 16)
+    assert tree.evictable_size() == 4 and kv.in_a_row == 7
+    assert not admission.make_room(adding(kv, tree), asking(prompt=4, max_new=1), estimate_cap=100)
+    assert admission.start_over(tree) and tree.evictable_size() == 0
+    assert kv.grow(7, 0.0) and memory.owned == set(range(6))
+
+
+def test_nothing_is_evicted_for_what_would_not_fit_in_a_row_either_or_fits_already() -> None:
+    for prompt in (2, 6):
+        admission, kv, _, tree = over_edges(0, 1, 2, 10, 13, 16)
+        admission.make_room(adding(kv, tree), asking(prompt=prompt, max_new=1), estimate_cap=100)
+        assert not admission.start_over(tree) and tree.evictable_size() == 4
+    admission, kv, _, tree = over_edges(0, 1, 2, 10, 13, 16)
+    assert not admission.start_over(tree), "nobody was refused"
