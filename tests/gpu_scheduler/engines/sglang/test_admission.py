@@ -183,7 +183,7 @@ def test_what_would_fit_into_the_extents_if_they_were_in_a_row_gets_them_in_a_ro
 
 
 def test_nothing_is_evicted_for_what_would_not_fit_in_a_row_either_or_fits_already() -> None:
-    for prompt in (2, 6):
+    for prompt in (1, 6):
         admission, kv, _, tree = over_edges(0, 1, 2, 10, 13, 16)
         admission.make_room(adding(kv, tree), asking(prompt=prompt, max_new=1), estimate_cap=100)
         assert not admission.start_over(tree) and tree.evictable_size() == 4
