@@ -24,11 +24,23 @@ def sample(pid: int) -> dict[str, float]:
     return {
         "rss_bytes": rollup["Rss"] * _KB,
         "own_bytes": rollup["Pss_Anon"] * _KB,
+        "heap_bytes": _heap(process / "smaps") * _KB,
         "shared_memory_bytes": rollup["Pss_Shmem"] * _KB,
         "descriptors": len(os.listdir(process / "fd")),
         "threads": status["Threads"],
         "cpu_s": (int(stat[11]) + int(stat[12])) * _TICK_S,
     }
+
+
+def _heap(path: Path) -> int:
+    """KiB of what malloc has by brk: of the own bytes what is not Python's small objects, stacks, or other arenas."""
+    inside = False
+    for line in path.read_text().splitlines():
+        if line.endswith("[heap]"):
+            inside = True
+        elif inside and line.startswith("Anonymous:"):
+            return int(line.split()[1])
+    return 0
 
 
 def _fields(path: Path) -> dict[str, int]:
