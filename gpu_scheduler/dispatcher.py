@@ -202,8 +202,7 @@ class Dispatcher:
         if resident.residency == common_pb2.ACTIVE:
             measured = resident.measured
             if measured.prefill_tokens_per_s > 0 and self._backlog.is_active(model) is False:
-                told = measured.prefill_chunk_tokens
-                chunk = told if told > 0 else self._rules.chunk_tokens
+                chunk = measured.prefill_chunk_tokens or self._rules.chunk_tokens
                 self._speeds[model].observe(chunk, chunk / measured.prefill_tokens_per_s)
                 self._protection.measured(model, measured.prefill_tokens_per_s, measured.decode_step_ms / 1e3)
             self._backlog.model_active(model)

@@ -34,7 +34,7 @@ from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
-from gpu_scheduler.policy.chunk import LEAST_TOKENS
+from gpu_scheduler.policy.chunk import LEAST_TOKENS, MOST_TOKENS
 from tests.gpu_scheduler.engines.sglang import harness
 
 REFERENCE = "reference"
@@ -203,7 +203,7 @@ async def main() -> None:
     turn = Turn(fd)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shared = Shared(folder, given.shape, given.device, ceil((given.tokens + 16) / 1024) * 1024 + 1024)
+        shared = Shared(folder, given.shape, given.device, max(MOST_TOKENS, given.tokens + 16))
         async with engines(given, shared, folder, fd) as (cases, neighbour):
             everybody = [*(case.client for case in cases), *([neighbour] if neighbour else [])]
             await neighbours.warm_up(shared, everybody, max(8, given.beside), given.tokens)

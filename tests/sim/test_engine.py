@@ -26,58 +26,52 @@ SMALL = replace(HOST, prefill_s_per_token_byte=0.0001 / GB)
 """0.2 s on the device."""
 
 
-def first_tokens(hardware, *prompts, output=1):
+def first_tokens(hardware, *requests):
+    """Of (prompt, when it comes, output), alone on a device."""
     clock = Clock()
     spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
-    requests = [Request(str(i), "m", 0.0, prompt, output) for i, prompt in enumerate(prompts)]
+    asked = [Request(str(i), "m", came, prompt, output) for i, (prompt, came, output) in enumerate(requests)]
     static = Static(World(clock, replace(hardware, path_s=0.0), [1], [spec], {}), lambda request: None)
-    for request in requests:
-        static.submit(request)
+    for request in asked:
+        clock.at(request.arrival, static.submit, request)
     clock.run()
-    return [pytest.approx(request.first_at) for request in requests]
+    return [request.first_at for request in asked]
+
+
+def at_once(hardware, *prompts):
+    return first_tokens(hardware, *((prompt, 0.0, 1) for prompt in prompts))
 
 
 def test_a_step_takes_what_the_device_needs_or_the_host_whatever_is_more():
-    assert first_tokens(HOST, 1000) == [1.1]
-    assert first_tokens(SMALL, 1000) == [0.5]
+    assert at_once(HOST, 1000) == pytest.approx([1.1])
+    assert at_once(SMALL, 1000) == pytest.approx([0.5])
 
 
 def test_the_host_begins_the_next_step_while_the_device_is_at_this_one():
-    assert first_tokens(HOST, 1000, 1000, 1000) == [1.1, 2.2, 3.3]
+    assert at_once(HOST, 1000, 1000, 1000) == pytest.approx([1.1, 2.2, 3.3])
 
 
 def test_steps_of_a_small_model_are_as_far_apart_as_its_host_needs():
-    assert first_tokens(SMALL, 1000, 1000, 1000) == [0.5, 1.2, 1.9]
-    assert first_tokens(SMALL, 1000, 1000, 50) == [0.5, 1.2, 1.9], "one with graphs has the same host before it"
+    assert at_once(SMALL, 1000, 1000, 1000) == pytest.approx([0.5, 1.2, 1.9])
+    assert at_once(SMALL, 1000, 1000, 50) == pytest.approx([0.5, 1.2, 1.9]), (
+        "one with graphs has the same host before it"
+    )
 
 
 def test_after_an_idle_time_the_host_begins_anew():
-    clock = Clock()
-    spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
-    static = Static(World(clock, replace(SMALL, path_s=0.0), [1], [spec], {}), lambda request: None)
-    late = Request("late", "m", 0.6, 1000, 1)
-    static.submit(Request("early", "m", 0.0, 1000, 1))
-    clock.at(0.6, static.submit, late)
-    clock.run()
-    assert late.first_at == pytest.approx(1.1)
+    assert first_tokens(SMALL, (1000, 0.0, 1), (1000, 0.6, 1)) == pytest.approx([0.5, 1.1])
 
 
-def second_token_after(step_s, came, hardware=SMALL):
+def second_token_after(step_s, came):
     """When a prompt that came at `came` had its first token, beside another that decodes in steps of `step_s`."""
-    clock = Clock()
-    spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
-    static = Static(World(clock, replace(hardware, path_s=0.0, step_s=step_s), [1], [spec], {}), lambda request: None)
-    second = Request("second", "m", came, 1000, 1)
-    static.submit(Request("first", "m", 0.0, 1000, 1000))
-    clock.at(came, static.submit, second)
-    clock.run()
-    return pytest.approx(second.first_at)
+    _, second = first_tokens(replace(SMALL, step_s=step_s), (1000, 0.0, 1000), (1000, came, 1))
+    return second
 
 
 def test_the_host_begins_with_a_prompt_while_a_decode_step_is_under_way():
     # A step ends at 1.3; the host began when the prompt came.
-    assert second_token_after(0.4, came=1.0) == 1.5
-    assert second_token_after(0.4, came=1.25) == 1.75, "not before it came"
+    assert second_token_after(0.4, came=1.0) == pytest.approx(1.5)
+    assert second_token_after(0.4, came=1.25) == pytest.approx(1.75), "not before it came"
     assert second_token_after(0.01, came=0.9) == pytest.approx(1.4, abs=0.02)
 
 

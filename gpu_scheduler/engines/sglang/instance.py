@@ -296,13 +296,8 @@ class Instance:
         return None
 
     def _begin_probe(self) -> None:
-        self.probe = Probe(
-            self.vocab_size, self.context_tokens, self._probe_tokens, self.options.probe_together, self.embeds
-        )
-
-    @property
-    def _probe_tokens(self) -> int:
-        return self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
+        tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
+        self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together, self.embeds)
 
     def _heard_probe(self, rid: str, token_ids: list[int], values: list[float], ended: bool) -> None:
         if self.probe is not None and self.probe.has(rid):
@@ -332,7 +327,7 @@ class Instance:
             private_bytes=max(rank.private_bytes for rank in ranks),
             ranks=ranks,
             prefill_tokens_per_s=trace.prefill_tokens_per_s,
-            prefill_chunk_tokens=min(self._probe_tokens, self.context_tokens),
+            prefill_chunk_tokens=trace.prefill_tokens,
             decode_step_ms=trace.decode_step_ms,
             context_tokens=self.context_tokens,
             graph_bytes=self.graphs.mapped_bytes if self.graphs is not None else 0,

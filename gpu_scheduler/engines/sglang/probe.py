@@ -30,6 +30,8 @@ class Trace:
     token_ids: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
     """Log-probabilities of the tokens, or of embeddings all that they are."""
+    prefill_tokens: int = 0
+    """Of the step by which the next is measured."""
     prefill_tokens_per_s: float = 0.0
     decode_step_ms: float = 0.0
 
@@ -110,7 +112,8 @@ class Probe:
             return
         if self._stage == _MEASURED:
             steps = [later - earlier for earlier, later in zip(self._times, self._times[1:], strict=False)]
-            self.trace.prefill_tokens_per_s = len(self._stages[_MEASURED][0]) / max(steps[0], 1e-9)
+            self.trace.prefill_tokens = len(self._stages[_MEASURED][0])
+            self.trace.prefill_tokens_per_s = self.trace.prefill_tokens / max(steps[0], 1e-9)
             decodes = sorted(steps[1:]) or [0.0]
             self.trace.decode_step_ms = 1e3 * decodes[len(decodes) // 2]
         self.finished = self._stage == len(self._stages) - 1
