@@ -152,6 +152,7 @@ async def test_an_engine_ends_when_its_gpu_scheduler_is_gone():
 async def test_an_engine_that_not_even_a_kill_ends_counts_as_dead(engine, monkeypatch):
     await engine.command(load(step_ms="100000")).done()
     engine.generate(generate([1], 50))
+    await engine.listener.began.wait()  # a request that still waited would be handed back, and the drain be done
     command = engine.command(engine_pb2.ToEngine(drain=engine_pb2.Drain(finish_ms=100000)))
     monkeypatch.setattr(processes, "kill", lambda ranks: None)
     await engine.give_up(grace_s=0.0)
