@@ -19,7 +19,7 @@ class Reserve:
         self.tied = 0
         """How many indices may be taken and cannot leave."""
         self._indices: list[int] = []
-        """What is taken first is last."""
+        """What is taken first is last, with the lowest addresses."""
         self._here: dict[int, int] = {}
         """First index of a large extent -> how many of its indices are in the reserve."""
 
@@ -51,10 +51,13 @@ class Reserve:
         self._indices = [index for index in self._indices if index not in gone]
 
     def take(self, count: int) -> list[int]:
-        """At most `count`: tied ones first, whole large extents where so much is taken, then small ones."""
+        """At most `count`, of each kind the lowest addresses first: tied ones, whole large extents where so much is
+        taken, then small ones."""
         if count <= 0:
             return []
         if not self._here:
+            # Two fills may lie there, the later one behind. Nearly sorted, so it costs next to nothing.
+            self._indices.sort(reverse=True)
             taken = self._indices[-count:]
             del self._indices[-count:]
             return taken
