@@ -5,8 +5,9 @@ Before that models of new names come and go, so that what is kept of the last so
     python -m benchmarks.soak --minutes 60 --out benchmarks/results/soak.json
 
 Every 15 s of each process: resident, own and shared memory, descriptors, threads, processor time; of the node: what the
-ledger counts, what the kernel counts of extents and images, files and bytes of the state folder, lines of a gateway's
-metrics. At the end a line through each curve without its first ten minutes. docs/reliability.md has the results.
+ledger counts, what the kernel counts of extents and images, files and bytes of the state folder, lines of metrics, and
+what Python's allocator has given out: that a leak makes grow, and holes in memory do not. At the end a line through
+each curve without its first ten minutes. docs/reliability.md has the results.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import dataclasses
 import sys
 import time
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ STREAMS = 10
 STEP_MS = 200
 COUNT = 10
 SAMPLE_S = 15.0
+METRICS_PORT = 18_600
+"""And the next ones: below those that the kernel gives to clients."""
 HOST_BYTES = 48 << 20
 """Of weight images: less than all of them, so that some come back from disk."""
 Curves = dict[str, list[float]]
@@ -52,11 +56,23 @@ def models() -> dict[str, dict[str, Any]]:
     }
 
 
+def metrics_bases(it: Chaos) -> dict[str, str]:
+    """Where services that have no gateway's page tell their metrics."""
+    found = {}
+    for process in it.local.processes():
+        if "--config" in process.arguments:
+            config = tomllib.loads(Path(process.arguments[process.arguments.index("--config") + 1]).read_text())
+            if "metrics" in config:
+                found[process.name] = "http://" + config["metrics"]
+    return found
+
+
 class Sampler:
     """Curves of everything that is there."""
 
     def __init__(self, it: Chaos) -> None:
         self._it = it
+        self._metrics = metrics_bases(it)
         self._began = time.monotonic()
         self.times_s: list[float] = []
         self.curves: Curves = defaultdict(list)
@@ -72,9 +88,11 @@ class Sampler:
         found["kernel.extents_and_images_bytes"] = held(self._it.pids())
         files = [path.stat().st_size for path in self._it.local.state.rglob("*") if path.is_file()]
         found["state.files"], found["state.bytes"] = len(files), sum(files)
-        for name, base in self._it.bases.items():
+        for name, base in {**self._metrics, **self._it.bases}.items():
             async with self._it.http.get(base + "/metrics") as answer:
-                found[f"{name}.metrics_lines"] = (await answer.text()).count("\n")
+                text = await answer.text()
+            found[f"{name}.metrics_lines"] = text.count("\n")
+            found[f"{name}.python_blocks"] = float(text.partition("\nprism_python_blocks ")[2].partition("\n")[0])
         self.times_s.append(time.monotonic() - self._began)
         for key, value in found.items():
             self.curves[key].append(value)
@@ -97,7 +115,13 @@ class Sampler:
 async def measure(minutes: float, warm_up_minutes: float, names: int) -> dict[str, Any]:
     keys, entries = Keys(), models()
     async with chaos(
-        STREAMS, step_ms=STEP_MS, models=entries, keys=keys, images_on_disk=True, host_capacity_bytes=HOST_BYTES
+        STREAMS,
+        step_ms=STEP_MS,
+        models=entries,
+        keys=keys,
+        images_on_disk=True,
+        host_capacity_bytes=HOST_BYTES,
+        metrics_port=METRICS_PORT,
     ) as it:
         sampler = Sampler(it)
         bustle = Bustle(it, keys, entries)

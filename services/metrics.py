@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 
 import prometheus_client
@@ -16,6 +17,12 @@ QUICK_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05
 """Of histograms of what takes microseconds when all is well."""
 SLOW_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 60, 120, 600)
 """Of what takes a part of a second, or minutes."""
+
+_blocks = prometheus_client.Gauge(
+    "prism_python_blocks",
+    "What Python's allocator has given out: with a leak it grows, with holes in memory it does not.",
+)
+_blocks.set_function(sys.getallocatedblocks)
 
 
 def serve(address: str) -> None:

@@ -197,11 +197,13 @@ async def chaos(
     images_on_disk: bool = False,
     clock: bool = False,
     host_capacity_bytes: int = 256 << 20,
+    metrics_port: int = 0,
 ) -> AsyncIterator[Chaos]:
     """A system that serves; ends it whatever happens, and shows the logs' last lines when that was a failure.
     `small_disk`: all its files lie on a tmpfs of its own (needs root). `under`: of every process. `models`: the
     catalogue's entries of those under load, by default the examples. `keys`: which both gateways ask for.
-    `host_capacity_bytes`: of weight images. `clock`: their time of day can be set (needs libfaketime)."""
+    `host_capacity_bytes`: of weight images. `clock`: their time of day can be set (needs libfaketime).
+    `metrics_port`: the first of a row of ports for services that tell their metrics; 0: none does."""
     state = Path(tempfile.mkdtemp(prefix="prism-"))
     if small_disk:
         _run("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "prism-chaos", str(state))
@@ -226,6 +228,7 @@ async def chaos(
         loader=disk if small_disk or images_on_disk else {},
         host_capacity_bytes=host_capacity_bytes,
         gateway=gateway,
+        metrics_port=metrics_port,
     )
     plan = local.processes()
     bases = {"gateway": f"http://{local.http}"}
