@@ -82,11 +82,13 @@ class Sizes:
     quota_bytes: int
     """Of each engine, as the catalogue states it."""
     graph_bytes: int
-    """Of an engine's CUDA graphs, about: for the plan alone."""
+    """Of an engine's CUDA graphs, at most (8B 448 MiB, 3B 576, 1B 544): for the plan alone."""
+    set_aside_bytes: int
+    """What balloond keeps of each device: a plan that fills it to the last byte would not come up."""
 
 
-GPU = Sizes(2, 32 << 20, 8 << 20, 2 << 30, 512 << 20)
-CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0)
+GPU = Sizes(2, 32 << 20, 8 << 20, 2 << 30, 576 << 20, 130 << 20)
+CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,8 @@ def plan(
                 sizes.quota_bytes,
             )
         )
-    groups = [kvpr.Group(name, (kvpr.Device(name, capacity),)) for name, capacity in devices.items()]
+    left = {name: capacity - sizes.set_aside_bytes for name, capacity in devices.items()}
+    groups = [kvpr.Group(name, (kvpr.Device(name, capacity),)) for name, capacity in left.items()]
     parts = partition(groups, wanted)
     if homeless := [model.name for model in models if model.name not in parts]:
         raise ValueError(f"no room for {', '.join(homeless)} on {devices}")

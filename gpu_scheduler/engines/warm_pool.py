@@ -1,8 +1,8 @@
 """Engines that have done their imports and wait for a model (paper, section 6: engine pool).
 
 A taken engine is replaced in the background, so that the next activation finds one too. An engine whose model left
-comes back and takes another model, in the same process. `limit` bounds engine processes of the group, taken ones
-included.
+comes back and takes another model, in the same process; one in which something of it stayed is dead by then. `limit`
+bounds engine processes of the group, taken ones included.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -32,8 +33,8 @@ def requests(**tokens):
     return [Request(str(i), name, 0.0, count, 1) for i, (name, count) in enumerate(tokens.items())]
 
 
-def parts_of(models):
-    return plan(models, requests(a=8000, b=4000, c=100), 1.0, DEVICES, CPU)
+def parts_of(models, sizes=CPU):
+    return plan(models, requests(a=8000, b=4000, c=100), 1.0, DEVICES, sizes)
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -54,8 +55,9 @@ def test_the_services_take_the_settings_of_every_system(name, models, tmp_path):
     assert all(entry["pinned"] == (name in ("static", "muxserve")) for entry in entries.values())
 
 
-def test_a_divided_device_is_used_up_and_not_overbooked(models):
-    parts = parts_of(models)
+@pytest.mark.parametrize("set_aside", [0, 3 * MIB])
+def test_a_divided_device_is_used_up_but_for_what_balloond_keeps(models, set_aside):
+    parts = parts_of(models, replace(CPU, set_aside_bytes=set_aside))
     entries = listed(SYSTEMS["static"], models, parts, CPU)
     sizes = Sizes(CPU.dtype_bytes, CPU.kv_extent_bytes, CPU.quota_bytes)
     used = dict.fromkeys(DEVICES, 0)
@@ -68,6 +70,7 @@ def test_a_divided_device_is_used_up_and_not_overbooked(models):
         weights = -(-found.checkpoint.weights_bytes // CPU.weights_extent_bytes) * CPU.weights_extent_bytes
         used[parts[model.name].place.group] += weights + found.quota_bytes + found.floor_bytes
     for device, capacity in DEVICES.items():
+        capacity -= set_aside
         assert capacity - 4 * CPU.kv_extent_bytes - 4 * CPU.dtype_bytes * MIB < used[device] <= capacity
     assert floors["a"] > floors["c"] and min(floors.values()) >= 1024 * 1536
 

@@ -153,3 +153,14 @@ async def test_graphs_are_counted_with_the_weights_and_gone_when_the_model_leave
         assert lease.weights_bytes == mapped.weights_bytes + measured.graph_bytes
         await end.do(unload=engine_pb2.Unload())
         await node.until(lambda device: device.leased_bytes == 0)
+
+
+async def test_models_that_come_and_go_leave_nothing_that_the_next_one_would_have_to_pay_for(node):
+    async with warm(node) as (end, at):
+        taken = []
+        for _ in range(4):
+            _, measured = await end.hold(load_of(at, 0))
+            taken.append(measured.private_bytes)
+            await one_by_one(end, f"round {len(taken)}", PROMPTS)
+            await end.do(unload=engine_pb2.Unload())
+        assert taken[-1] < taken[1] + 32 * MIB, taken

@@ -101,12 +101,16 @@ class Engine:
         except CommandError as error:
             # Without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
-        instance.close()
+        clean = instance.close()
         self._ranks.gather(None)  # what they held is back on every device
         if failure is not None:
             self._fail(load.command_id, failure)
-        elif done is not None:
+        elif done is not None and clean:
             self._channel.send(done=engine_pb2.Done(command_id=done))
+        elif done is not None:
+            self._fail(done, CommandError("something of the model stayed in the process"))
+        # The next model would have less, and the one after that less still.
+        self._ended |= not clean
 
     def _own(self, load: engine_pb2.Load) -> None:
         """Makes the load this rank's. Raises CommandError."""

@@ -3,6 +3,8 @@ process may import this."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang.srt.layers.rotary_embedding import factory
 from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
@@ -22,3 +24,17 @@ def forget() -> None:
     GraphSharedOutput._process_shared = None
     set_global_graph_memory_pool(None)
     factory._ROPE_DICT.clear()
+
+
+def take_apart(scheduler: Any) -> None:
+    """SGLang's objects for a model lose each other, so that whoever still refers to one of them keeps no more than that
+    one. On GPUs something that the collector does not see does so, and kept all graphs with their memory for the life
+    of the process."""
+    worker = scheduler.tp_worker
+    runner = worker.model_runner
+    for graphs in (runner.prefill_cuda_graph_runner, runner.decode_cuda_graph_runner):
+        if (backend := getattr(graphs, "backend", None)) is not None:
+            backend.cleanup()
+    for each in (runner.prefill_cuda_graph_runner, runner.decode_cuda_graph_runner, runner, worker, scheduler):
+        if each is not None:
+            vars(each).clear()

@@ -180,9 +180,9 @@ class GraphMemory:
             target.copy_(source, non_blocking=True)
             done += size
 
-    def close(self) -> None:
-        """The graphs are gone. Torch returns what it took; memory that something still refers to leaves all the
-        same."""
+    def close(self) -> bool:
+        """The graphs are gone. Torch returns what it took; memory that something still refers to leaves all the same,
+        but torch counts it from then on: False."""
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.synchronize(self._device)
         self._saved = None
@@ -191,10 +191,11 @@ class GraphMemory:
         with _nothing_collected():
             self._graphs = self._scratch = None
             torch.cuda.empty_cache()
-        if self.taken_bytes:
-            _log.warning("memory of CUDA graphs is still referred to", bytes=self.taken_bytes)
+        if left := self.taken_bytes:
+            _log.warning("memory of CUDA graphs is still referred to", bytes=left)
         self._source.pieces = None
         self._pieces.close()
+        return not left
 
 
 @contextmanager

@@ -89,6 +89,8 @@ class Instance:
         self._measured: engine_pb2.Measured | None = None
         """Of the model, once it was proven in this process."""
         self.graphs: GraphMemory | None = None
+        self._clean = True
+        """Nothing of graphs that were closed has stayed."""
         """Memory of CUDA graphs, if it leaves while the model sleeps."""
         self.booked_bytes = 0
         """What this process may take of its device beside extents; 0: as much as there is."""
@@ -215,7 +217,7 @@ class Instance:
         gc.collect()
         graphs, self.graphs = self.graphs, None
         if graphs is not None:
-            graphs.close()
+            self._clean &= graphs.close()
 
     @contextmanager
     def weights_born_here(self, *, copy: bool) -> Iterator[None]:
@@ -419,14 +421,17 @@ class Instance:
 
     # --- leaving
 
-    def close(self) -> None:
-        """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group."""
+    def close(self) -> bool:
+        """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group. False
+        when something of the model stayed: torch would count it with the next one's."""
         current.set_instance(None)
         self.ranks.listen(Facts)
-        grammars = getattr(getattr(self, "scheduler", None), "grammar_manager", None)
-        if grammars is not None:
-            grammars.grammar_backend.close()
-        self.__dict__.pop("scheduler", None)
+        if (scheduler := self.__dict__.pop("scheduler", None)) is not None:
+            if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
+                grammars.grammar_backend.close()
+            device.wait(self.device)
+            forget.take_apart(scheduler)
+            del scheduler
         self.__dict__.pop("kv", None)
         self.__dict__.pop("admission", None)
         self.__dict__.pop("loop", None)
@@ -441,3 +446,4 @@ class Instance:
         self._lower_stack()
         if self.device.type == "cuda":
             _log.info("warm again", left=self.load.model.name, kept=device.kept(self.device))
+        return self._clean

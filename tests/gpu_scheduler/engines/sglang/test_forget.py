@@ -27,6 +27,57 @@ assert GraphSharedOutput._process_shared is None
 assert get_global_graph_memory_pool() is None
 """
 
+HELD = """
+import gc, weakref
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang.forget import take_apart
+
+class Model:
+    pass
+
+class Backend:
+    def __init__(self):
+        self.graphs = {1: Model()}
+    def cleanup(self):
+        self.graphs.clear()
+
+model, backend = Model(), Backend()
+gone = [weakref.ref(model), weakref.ref(backend.graphs[1])]
+runner = SimpleNamespace(model=model, decode_cuda_graph_runner=SimpleNamespace(backend=backend))
+runner.prefill_cuda_graph_runner = SimpleNamespace(model_runner=runner)  # one that runs without graphs
+held = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner)), runner, backend
+del model, runner
+take_apart(held[0])
+assert [each() for each in gone] == [None, None] and not vars(held[0])
+"""
+
+STAYED = """
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang.engine import Engine
+from protos import engine_pb2
+
+sent = []
+channel = SimpleNamespace(send=lambda **message: sent.append(message))
+engine = Engine(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None)
+engine._build = lambda instance: None
+engine._serve = lambda instance: 7
+for clean in (True, False):
+    engine._open = lambda load: SimpleNamespace(close=lambda: clean)
+    engine._load(engine_pb2.Load(command_id=1))
+    assert engine._ended is not clean
+done, failed = sent
+assert done["done"].command_id == 7
+assert failed["failed"].command_id == 7 and "stayed" in failed["failed"].reason
+"""
+
 
 def test_the_next_model_finds_neither_slots_nor_tables_nor_graph_memory_of_the_last(imported: Imported) -> None:
     imported.run(SCRIPT)
+
+
+def test_a_model_and_its_graphs_are_gone_although_something_holds_on_to_what_ran_them(imported: Imported) -> None:
+    imported.run(HELD)
+
+
+def test_an_engine_in_which_something_of_a_model_stayed_says_so_and_ends(imported: Imported) -> None:
+    imported.run(STAYED)
