@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpu_scheduler.policy.chunk import MOST_TOKENS, chunk_tokens
+from gpu_scheduler.policy.prefill_graphs import graph_tokens
 
 GB = 1e9
 MIB = 1 << 20
@@ -49,8 +49,9 @@ class Hardware:
     """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
     for it."""
     prefill_layer_s: float = 0.0004925
-    prefill_graph_tokens: int = 512
-    """Steps of so many tokens and fewer are replayed from CUDA graphs."""
+    prefill_graph_tokens: int = 0
+    """Steps of so many tokens and fewer are replayed from CUDA graphs. 0: by the weights, as engines have it
+    (`gpu_scheduler/policy/prefill_graphs.py`)."""
     prefill_graph_layer_s: float = 0.0001975
     """The same for each layer of such a step."""
     prefill_step_s: float = 0.0
@@ -68,9 +69,8 @@ class Hardware:
     with 7, and in `results/compare` targets were met as with 2 to 3."""
     path_s: float = 0.01218
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
-    prefill_chunk: int = 0
-    """Tokens of an engine's prefill step at most; 0: by its weights, as engines have it
-    (`gpu_scheduler/policy/chunk.py`)."""
+    prefill_chunk: int = 2048
+    """Tokens of an engine's prefill step at most."""
     most_running: int = 256
     """Requests that an engine decodes at a time."""
 
@@ -118,6 +118,7 @@ class Cost:
     __slots__ = (
         "_decode_fixed",
         "_each",
+        "_graph_tokens",
         "_host",
         "_host_graph",
         "_kv",
@@ -140,12 +141,13 @@ class Cost:
         self._prefill_fixed = hardware.prefill_step_s + exchange
         host = hardware.prefill_host_s + exchange
         self._host = host + shape.layers * hardware.prefill_layer_s
-        # Engines of several ranks have no graphs for prefill.
-        each = hardware.prefill_graph_layer_s if shape.devices == 1 else hardware.prefill_layer_s
-        self._host_graph = host + shape.layers * each
+        self._host_graph = host + shape.layers * hardware.prefill_graph_layer_s
         self._token = weights * hardware.prefill_s_per_token_byte
         self._look = kv * hardware.attention_s
-        self.chunk_tokens = hardware.prefill_chunk or chunk_tokens(int(weights), MOST_TOKENS)
+        self.chunk_tokens = hardware.prefill_chunk
+        # Engines of several ranks have no graphs for prefill.
+        graphs = hardware.prefill_graph_tokens or graph_tokens(int(weights))
+        self._graph_tokens = graphs if shape.devices == 1 else 0
 
     def decode(self, steps: int, batch: int, context: int) -> float:
         """Seconds of so many steps that begin with `context` tokens of KV in all."""
@@ -174,11 +176,11 @@ class Cost:
 
     def prefill_host(self, tokens: int) -> float:
         """Seconds that the host needs for a step of so many tokens."""
-        return self._host_graph if tokens <= self.hardware.prefill_graph_tokens else self._host
+        return self._host_graph if tokens <= self._graph_tokens else self._host
 
     def prefill_after(self, tokens: int) -> float:
         """Seconds of the host's after a step of so many tokens, before it can begin with another."""
-        return 0.0 if tokens <= self.hardware.prefill_graph_tokens else self.hardware.prefill_after_s
+        return 0.0 if tokens <= self._graph_tokens else self.hardware.prefill_after_s
 
     def prefill(self, parts: float, tokens: int) -> float:
         """Seconds of a step that is alone."""

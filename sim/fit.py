@@ -25,7 +25,6 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from gpu_scheduler.policy.chunk import LEAST_TOKENS
 from sim.catalogue import SHAPES, Spec
 from sim.clock import Clock
 from sim.cost import H200, Cost, Hardware, Shape
@@ -40,6 +39,9 @@ _BURST = 4
 """Prompts of one whose first tokens are looked at: after the last of all no other step is launched."""
 _SHORT, _LONG = 16, 1024
 """Tokens of a step with graphs, and of one without."""
+_CHUNK_TOKENS = H200.prefill_chunk
+_GRAPH_TOKENS = 512
+"""Larger steps had no graphs in what this is fitted to, whatever the model."""
 
 
 @dataclass(frozen=True)
@@ -163,20 +165,24 @@ def burst_step_s(results: Results, shape: str, chunk: int) -> float:
 
 def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:
     """Of a request of 16 tokens, in a step that counts as one of `tokens`."""
-    cost = Cost(shape, hardware)
+    cost = Cost(shape, _as_measured(hardware))
     return cost.prefill(cost.prefill_part(16, 0), tokens)
+
+
+def _as_measured(hardware: Hardware) -> Hardware:
+    return replace(hardware, prefill_graph_tokens=_GRAPH_TOKENS)
 
 
 def _between_s(shape: Shape, hardware: Hardware) -> float:
     """The same, simulated."""
     clock = Clock()
-    spec = Spec("m", shape, context_tokens=2 * LEAST_TOKENS)
-    hardware = replace(hardware, prefill_chunk=LEAST_TOKENS, path_s=0.0)
+    spec = Spec("m", shape, context_tokens=2 * _CHUNK_TOKENS)
+    hardware = replace(_as_measured(hardware), path_s=0.0)
     firsts: list[float] = []
     world = World(clock, hardware, [1], [spec], {})
     static = Static(world, lambda request: firsts.append(request.first_at))
     for number in range(2 * _BURST):
-        static.submit(Request(str(number), "m", 0.0, LEAST_TOKENS, 1))
+        static.submit(Request(str(number), "m", 0.0, _CHUNK_TOKENS, 1))
     clock.run()
     return (firsts[_BURST - 1] - firsts[0]) / (_BURST - 1)
 
@@ -224,8 +230,8 @@ def fit(results: Results) -> Hardware:
         [alone["prefill_tokens_per_s"], *(each["prefill_tokens_per_s"] for each in reclaim["measured"].values())]
     )
 
-    attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(LEAST_TOKENS, 0)
-    each = (LEAST_TOKENS / chunk_rate - attention) / LEAST_TOKENS / eight.weights_bytes
+    attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(_CHUNK_TOKENS, 0)
+    each = (_CHUNK_TOKENS / chunk_rate - attention) / _CHUNK_TOKENS / eight.weights_bytes
     layer = (lone_s(shapes["8b"]) - lone_s(shapes["1b"])) / (eight.layers - one.layers)
     hardware = replace(
         hardware,
@@ -240,9 +246,9 @@ def fit(results: Results) -> Hardware:
 
     target = results.load("one", "28").tpot_s
     hardware = with_host(solve(lambda s: simulate(with_host(s), 1, 28.0).tpot_s - target, 0.0, 0.02))
-    # Chunks were of so many tokens for all models when that was measured.
-    between = burst_step_s(results, "1b", LEAST_TOKENS)
-    hardware = replace(hardware, prefill_after_s=between - Cost(one, hardware).prefill_host(LEAST_TOKENS))
+    between = burst_step_s(results, "1b", _CHUNK_TOKENS)
+    host = Cost(one, _as_measured(hardware)).prefill_host(_CHUNK_TOKENS)
+    hardware = replace(hardware, prefill_after_s=between - host)
     target = results.load("two", "28").tpot_s
     shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
     path = lone_s(graphs) - lone_prefill_s(eight, hardware, _SHORT)
@@ -299,7 +305,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
     prompt = turn["arguments"]["prompt"]
     seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0), int(prompt))
     line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
-    bursts = burst_step_s(results, "1b", LEAST_TOKENS)
+    bursts = burst_step_s(results, "1b", _CHUNK_TOKENS)
     line("between steps of prompts that come at once, 1B, s", bursts, _between_s(SHAPES["1b"], hardware), True)
     group = results.read("gpu_load_group")["rows"][0]
     four = Cost(Shape(SHAPES["70b"].weights_bytes, SHAPES["70b"].kv_bytes_per_token, 4), hardware)

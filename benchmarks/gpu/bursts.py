@@ -1,7 +1,7 @@
 """First tokens of prompts that come to one engine at once: what a prefill step takes that follows another.
 
     python -m benchmarks.gpu.bursts --out DIR --commit HASH [--device cuda:0] [--shape 1b] [--prompts 6] [--tokens 1770]
-        [--case reference '{}' '{"chunked_prefill_size": 2048}' ...] [--beside 16] [--precedence 0 50]
+        [--case reference '{"prefill_graph_tokens": 512}' '{}'] [--beside 16] [--precedence 0 50] [--record]
 
 Each case is an engine: `reference` unmodified SGLang, anything else ours with these options. All have the model at the
 same time; rounds go through the cases in turn, there and back, and every other engine is idle. With `--beside` one more
@@ -9,7 +9,8 @@ engine decodes so many streams all the while, once for each `--precedence` (mill
 
 Reported for each case, in milliseconds: the k-th first token of a burst (median over rounds), the time between the
 first and the last but two of them for each whole step of the engine's chunk, and of the neighbour the time between two
-tokens.
+tokens. With `--record` also where the time of a turn of SGLang's loop goes that prefills (`profiled`, its stages), in
+rounds of their own.
 
 Exit status 1 if a request failed.
 """
@@ -21,27 +22,30 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, isnan, nan
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.gpu import fleet, neighbours, report
+from benchmarks.gpu import fleet, neighbours, profiled, recording, report
 from benchmarks.gpu.fleet import Client, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
-from gpu_scheduler.policy.chunk import LEAST_TOKENS, MOST_TOKENS
 from tests.gpu_scheduler.engines.sglang import harness
 
 REFERENCE = "reference"
+RECORDED = "nothing, recorded"
 NEIGHBOUR = "neighbour"
-CASES = (REFERENCE, '{"chunked_prefill_size": 2048}', "{}", '{"prefill_graph_tokens": 2048}')
+CASES = (REFERENCE, '{"prefill_graph_tokens": 512}', "{}")
+_CHUNK_TOKENS, _CONTEXT_TOKENS = 2048, 8192
+"""A prefill step of the reference, which has the same as ours; and what the model is served with at least."""
 _FLOOR_BYTES = 4 << 20
 _STREAM_PROMPT, _STREAM_OUTPUT = 64, 256
+_RECORDERS = ("stages",)
 _PAUSE_S = 0.05
 """Between two bursts: everything is idle."""
 
@@ -82,6 +86,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case", nargs="+", default=list(CASES), help="reference, or options of ours as JSON")
     parser.add_argument("--beside", type=int, default=0, help="streams of another engine that decode meanwhile")
     parser.add_argument("--precedence", type=int, nargs="+", default=[0, 50], help="milliseconds")
+    parser.add_argument("--record", action="store_true", help="where the time of a turn goes")
     given = parser.parse_args()
     for case in given.case:
         if case != REFERENCE and not isinstance(json.loads(case), dict):
@@ -105,9 +110,11 @@ async def engines(
 
         async def start(index: int, name: str) -> Client:
             if name == REFERENCE:
-                return await fleet.reference(name, shared.model, pool_tokens)
+                variables = recording.environment("stock", folder / name, _RECORDERS) if given.record else None
+                return await fleet.reference(name, shared.model, pool_tokens, environment=variables)
             options = {} if name == NEIGHBOUR else json.loads(name)
             booked = f"engine-{index}"
+            variables = recording.environment("sglang", folder / booked, _RECORDERS) if given.record else None
             await at.client.set_booking(
                 shared.device,
                 booked,
@@ -117,7 +124,7 @@ async def engines(
             )
             given_options = {**shared.model.options, **options}
             model = replace(shared.model, options=given_options, weights_bytes=shared.weights_bytes)
-            return await fleet.elastic(at, booked, model, index=index, turn_fd=turn_fd)
+            return await fleet.elastic(at, booked, model, environment=variables, index=index, turn_fd=turn_fd)
 
         names = [*given.case, *([NEIGHBOUR] * bool(given.beside))]
         made = await asyncio.gather(*(start(index, name) for index, name in enumerate(names, start=1)))
@@ -130,9 +137,9 @@ async def engines(
 
 
 def _chunk(name: str, client: Client) -> int:
-    """Prompt tokens of a whole step of that engine: the reference has what ours had for all models."""
+    """Prompt tokens of a whole step of that engine."""
     if name == REFERENCE:
-        return LEAST_TOKENS
+        return _CHUNK_TOKENS
     return int(json.loads(name).get("chunked_prefill_size", client.measured.prefill_chunk_tokens))
 
 
@@ -169,6 +176,36 @@ async def measure_beside(
     return problems
 
 
+async def record(
+    given: argparse.Namespace, cases: Sequence[Case], prompts: Callable[[int], list[int]], folder: Path
+) -> tuple[dict[str, profiled.Found], list[str]]:
+    """By case where the time of its turns goes, nothing beside; and what went wrong."""
+    clients = [case.client for case in cases]
+
+    async def wake(client: Client) -> None:
+        client.ask(prompts(1), 1)
+        await client.quiet(60.0)
+
+    async with recording.recorded(clients, folder, _RECORDERS[0], wake) as found:
+        problems = await measure(given, cases, prompts, RECORDED)
+    return {case.name: found[case.client.name] for case in cases}, problems
+
+
+def show_turns(turns: Mapping[str, profiled.Found]) -> None:
+    """Milliseconds of each stage in a turn that prefills, and how often it came."""
+    stages = sorted({name for found in turns.values() for name in found if name.startswith("prefill: ")})
+    rows = []
+    for stage in stages:
+        cells = []
+        for found in turns.values():
+            count, _ = found.get("prefill: turn", (0, 0.0))
+            times, seconds = found.get(stage, (0, 0.0))
+            cells += [f"{times / max(1, count):.1f}", f"{1e3 * seconds / max(1, count):.2f}"]
+        rows.append((stage, *cells))
+    header = ("", *(cell for name in turns for cell in (f"{name}: times", "ms")))
+    report.table("a turn that prefills", header, rows)
+
+
 def show(cases: Sequence[Case], tokens: int) -> None:
     for beside in cases[0].bursts:
         rows = []
@@ -199,11 +236,13 @@ def as_dict(case: Case, tokens: int) -> dict[str, Any]:
 async def main() -> None:
     fleet.begin()
     given = parse()
+    if given.record:
+        recording.possible()
     fd = turn_module.create()
     turn = Turn(fd)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        shared = Shared(folder, given.shape, given.device, max(MOST_TOKENS, given.tokens + 16))
+        shared = Shared(folder, given.shape, given.device, max(_CONTEXT_TOKENS, given.tokens + 16))
         async with engines(given, shared, folder, fd) as (cases, neighbour):
             everybody = [*(case.client for case in cases), *([neighbour] if neighbour else [])]
             await neighbours.warm_up(shared, everybody, max(8, given.beside), given.tokens)
@@ -214,12 +253,19 @@ async def main() -> None:
                 await case.client.quiet(120.0)
             say("warm")
             problems = await measure(given, cases, prompts, "nothing")
+            turns: dict[str, profiled.Found] = {}
+            if given.record:
+                turns, more = await record(given, cases, prompts, folder)
+                problems += more
             if neighbour is not None:
                 problems += await measure_beside(given, cases, neighbour, turn, prompts)
     show(cases, given.tokens)
+    if turns:
+        show_turns(turns)
     body = {
         "arguments": {key: str(value) for key, value in vars(given).items() if key != "out"},
         "cases": {case.name: as_dict(case, given.tokens) for case in cases},
+        "turns": turns,
         "problems": problems,
     }
     report.write(given.out, f"gpu_bursts_{given.shape}", given.commit, body)

@@ -9,7 +9,8 @@ later ones push out. Parts:
 
     one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
     two    two elastic engines on the GPU and two of SGLang's, each with half of the load
-           (`--prefill-turn`: ours take turns with prefills, as they do on a gpu_scheduler)
+           (`--precedence 50`: as on a gpu_scheduler, where short prompts go side by side and decode steps wait for
+           them, milliseconds at most; `--prefill-turn`: one engine prefills at a time)
     users  one elastic engine, and sglang.Engine with its own processes, as its users have it
 
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
@@ -61,7 +62,8 @@ def arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
     parser.add_argument("--reference-options", default="{}", help="more of them, for SGLang alone")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--prefill-turn", action="store_true", help="our engines take turns, as on a gpu_scheduler")
+    parser.add_argument("--precedence", type=float, default=0.0, help="ms that our decodes wait for others' prefills")
+    parser.add_argument("--prefill-turn", action="store_true", help="our engines take turns with prefills")
     return parser
 
 
@@ -111,7 +113,7 @@ class Part:
                 await at.book(name, floor_bytes=self._floor, weights_bytes=weights)
                 await at.limit(name, self._limit)
             say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
-            turn_fd = turn.create() if self._given.prefill_turn else None
+            turn_fd = turn.create() if self._given.prefill_turn or self._given.precedence else None
             starting = [
                 fleet.elastic(
                     at,
@@ -132,7 +134,10 @@ class Part:
             try:
                 ours, theirs = clients[: self._count], clients[self._count :]
                 if turn_fd is not None:
-                    fleet.PrefillTurn(turn.Turn(turn_fd), ours)
+                    words = turn.Turn(turn_fd)
+                    words.set_precedence(self._given.precedence / 1e3)
+                    if self._given.prefill_turn:
+                        fleet.PrefillTurn(words, ours)
                 await self._measure(Side("elastic", ours), Side("reference", theirs))
             finally:
                 await fleet.stop(clients)

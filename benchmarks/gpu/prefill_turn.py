@@ -4,10 +4,10 @@ protection of decodes.
     python -m benchmarks.gpu.prefill_turn --out DIR --commit HASH [--device cuda:0] [--shape 8b] [--neighbours 1]
 
 Engines of one shape on one device, and the shared queue of a gpu_scheduler in this process, anew for each of the four
-cases. The first model has `--streams` requests at a time, of `--output` tokens each, one after the other; its
-neighbours get prompts of `--prompt` tokens, `--in-flight` at a time each. Windows of each case: the first alone, beside
-the neighbours, alone again. Before the cases the first model decodes without neighbours: `--times` its median step is
-the TPOT target of all cases.
+cases, all with its precedence of prefill steps. The first model has `--streams` requests at a time, of `--output`
+tokens each, one after the other; its neighbours get prompts of `--prompt` tokens, `--in-flight` at a time each.
+Windows of each case: the first alone, beside the neighbours, alone again. Before the cases the first model decodes
+without neighbours: `--times` its median step is the TPOT target of all cases.
 
 Measured of the first model: TPOT, of each request that lies wholly in a window, (last - first) / (n - 1) of its tokens;
 and the time between two tokens, of which no pace promises anything (gpu_scheduler/policy/pace.py says why).

@@ -100,6 +100,7 @@ class Stages:
         ("results", f"{_SRT}.managers.scheduler:Scheduler.process_batch_result"),
         ("evict", f"{_SRT}.mem_cache.radix_cache:RadixCache.evict"),
         ("cache finished", f"{_SRT}.mem_cache.radix_cache:RadixCache.cache_finished_req"),
+        ("grow", "gpu_scheduler.engines.sglang.kv:ElasticKv.grow"),
         ("settle", "gpu_scheduler.engines.sglang.kv:ElasticKv.settle"),
         ("before allocation", "gpu_scheduler.engines.sglang.admission:Admission.before_allocation"),
     )

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import fleet, overhead, profiled, report, turns, windows
+from benchmarks.gpu import fleet, overhead, profiled, recording, report, turns, windows
 from benchmarks.gpu.fleet import say
 from benchmarks.gpu.windows import Load, Side
 
 _MOST = 30
 """Rows of a table."""
-_WRITTEN_S = 120.0
 
 
 class Where(overhead.Part):
@@ -31,11 +29,7 @@ class Where(overhead.Part):
         self._found: list[dict[str, Any]] = []
 
     def _environment(self, name: str, kind: str) -> Mapping[str, str]:
-        return {
-            profiled.KIND_VARIABLE: kind,
-            profiled.FILE_VARIABLE: str(self._folder / name),
-            profiled.RECORDERS_VARIABLE: self._given.recorders,
-        }
+        return recording.environment(kind, self._folder / name, self._given.recorders.split(","))
 
     async def _measure(self, ours: Side, theirs: Side) -> None:
         await self._warm_up([*ours.clients, *theirs.clients])
@@ -62,20 +56,11 @@ class Where(overhead.Part):
 
     async def _recorded(self, side: Side, recorder: str) -> dict[str, Any]:
         client = side.clients[0]
-        path = self._folder / f"{client.name}.{recorder}"
-        path.unlink(missing_ok=True)
-        toggle = self._folder / f"{client.name}.toggle"
         before = client.stats.forward_steps
-        toggle.touch()
-        await asyncio.sleep(self._given.window)
-        steps = client.stats.forward_steps - before
-        toggle.touch()
-        async with asyncio.timeout(_WRITTEN_S):
-            while not path.exists():
-                if not client.engine.alive:
-                    raise RuntimeError(f"{client.name} ended with {await client.engine.ranks[0].wait()}")
-                await asyncio.sleep(0.05)
-        return {"steps": steps, "found": json.loads(path.read_text())}
+        async with recording.recorded([client], self._folder, recorder) as found:
+            await asyncio.sleep(self._given.window)
+            steps = client.stats.forward_steps - before
+        return {"steps": steps, "found": found[client.name]}
 
     def write(self) -> None:
         report.write(self._given.out, "gpu_where", self._given.commit, {"loads": self._found})
@@ -121,8 +106,7 @@ def parse() -> argparse.Namespace:
 async def main() -> None:
     fleet.begin()
     given = parse()
-    for kind in profiled.MAINS:
-        fleet.MODULES[kind] = "benchmarks.gpu.profiled"
+    recording.possible()
     with tempfile.TemporaryDirectory() as folder:
         part = Where(given, "one", Path(folder))
         await part.run()

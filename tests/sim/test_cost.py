@@ -29,12 +29,13 @@ def test_a_prefill_step_takes_at_least_what_its_host_takes_and_a_short_one_less(
     small, large = EIGHT.prefill_part(16, 0), EIGHT.prefill_part(4096, 0)
     graph, eager = H200.prefill_graph_layer_s, H200.prefill_layer_s
     assert EIGHT.prefill(small, 16) == H200.prefill_host_s + 32 * graph > small
-    assert EIGHT.prefill(small, H200.prefill_graph_tokens + 1) == H200.prefill_host_s + 32 * eager > 32 * graph
+    assert EIGHT.prefill(small, 513) == H200.prefill_host_s + 32 * eager > 32 * graph
     assert EIGHT.prefill(large, 4096) == pytest.approx(large)
 
 
 def test_the_hosts_part_goes_with_the_layers_whatever_the_devices_and_several_have_no_graphs():
-    one, shape = Cost(SHAPES["1b"]), SHAPES["70b"]
+    hardware = replace(H200, prefill_graph_tokens=512)
+    one, shape = Cost(SHAPES["1b"], hardware), SHAPES["70b"]
     for tokens, each in ((16, H200.prefill_graph_layer_s), (2048, H200.prefill_layer_s)):
         assert EIGHT.prefill(0.0, tokens) - one.prefill(0.0, tokens) == pytest.approx(16 * each)
     two, four = (Cost(replace(shape, devices=devices)) for devices in (2, 4))

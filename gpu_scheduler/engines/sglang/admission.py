@@ -10,7 +10,7 @@ the device idle. So where memory cannot grow, prefixes are evicted a step or two
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
 
@@ -21,6 +21,8 @@ _AHEAD = 32
 _FORGETS = 0.9
 """What is left of the largest need after another step."""
 _LATELY_S = 1.0
+_LOOKED_AT = 8
+"""Waiting requests that memory is asked for at a time, at most: each costs a walk through the prefix cache."""
 _START_OVER_S = 1.0
 """For unmapping: a GiB takes some tens of milliseconds."""
 
@@ -42,6 +44,8 @@ class Admission:
         self._need = 0.0
         """Tokens of the largest of the last steps."""
         self._evicted_at = -inf
+        self.asked = False
+        """For the prompts of the next prefill step, as far as they were there."""
 
     def ahead(self, tree: Any, now: float) -> None:
         """Between two steps: evicts for the next ones where memory cannot grow. Waits for nothing."""
@@ -112,8 +116,7 @@ class Admission:
         The numbers are the adder's own: prompt without its cached part, a forecast of the output, and what it
         keeps for those that run.
         """
-        forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
-        prompt = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
+        prompt, forecast = _needs(request, estimate_cap)
         lacking = int(prompt + forecast + adder.page_size - adder.rem_total_tokens) + 1
         # Locking the request's own prefix takes that away from what can be evicted.
         lacking += len(request.prefix_indices)
@@ -126,9 +129,46 @@ class Admission:
 
     def prefer_growth(self, adder: Any, request: Any, estimate_cap: int) -> None:
         """Before a waiting request is looked at: memory is better than evicting what is cached, if it comes at once."""
-        forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
-        prompt = len(request.full_untruncated_fill_ids) - len(request.prefix_indices)
+        prompt, forecast = _needs(request, estimate_cap)
         spoken_for = adder.rem_total_token_offset
         short = int(prompt + forecast + adder.page_size + spoken_for - self._kv.available) + 1
         if short > 0:
             self._kv.grow(short, self._soft_wait_s)
+
+    def ask_ahead(
+        self,
+        tree: Any,
+        running: Sequence[Any],
+        chunked: Any,
+        waiting: Sequence[Any],
+        estimate_cap: int,
+        most: int,
+        ratio: float,
+    ) -> None:
+        """Asks for the memory of the next prefill step at once: of so many of the `waiting` that their prompts have
+        `most` tokens, and of what is left of the one that is half computed (`chunked`), beside what those that run are
+        thought to need yet, `ratio` of their outputs. Behind a step that was just formed nothing is waited for: the
+        memory comes while that is launched."""
+        before, self.asked = self.asked, bool(waiting) or chunked is not None
+        if not self.asked or not self._kv.may_grow():
+            return
+        prompts = 0
+        if chunked is not None:
+            prompts = min(most, len(chunked.full_untruncated_fill_ids) - chunked.extend_range.end)
+        wanted = prompts
+        for request in waiting[:_LOOKED_AT]:
+            if prompts >= most:
+                break
+            request.init_next_round_input(tree)  # how much of it is cached; SGLang looks again when its turn comes
+            prompt, forecast = _needs(request, estimate_cap)
+            prompts += prompt
+            wanted += prompt + forecast + self._kv.page_size
+        spoken_for = ratio * sum(_needs(request, estimate_cap)[1] for request in running)
+        if (short := int(wanted + spoken_for - self._kv.available) + 1) > 0:
+            self._kv.grow(short, 0.0 if before else self._soft_wait_s)
+
+
+def _needs(request: Any, estimate_cap: int) -> tuple[int, int]:
+    """Tokens of a prompt without its cached part, and a forecast of the output, as SGLang makes it."""
+    forecast = min(max(request.sampling_params.max_new_tokens - len(request.output_ids), 0), estimate_cap)
+    return len(request.full_untruncated_fill_ids) - len(request.prefix_indices), forecast

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
-from gpu_scheduler.policy.chunk import LEAST_TOKENS, chunk_tokens
+from gpu_scheduler.policy.prefill_graphs import graph_tokens
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -28,8 +28,7 @@ class Options:
     page_size: int = 1
     """Tokens of a page of KV: what is allocated, cached and given back together."""
     chunked_prefill_size: int = 512
-    """Prompt tokens of one prefill step: how long a neighbour's decode may wait. On a GPU by the model
-    (`policy/chunk.py`)."""
+    """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
     max_running_requests: int = 32
     kv_span_bytes: int = 8 << 30
     """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
@@ -56,8 +55,8 @@ class Options:
     """Requests that go on at once where the one ended that an engine measures itself with (`probe`)."""
     prefill_graph_tokens: int = 0
     """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
-    size: short ones are bound by the host. Each size costs a cold start a tenth of a second. 0: none; and none with
-    several ranks (not tried yet), without `cuda_graphs`, and of models of more than text, or of embeddings."""
+    size. On a GPU by the model (`policy/prefill_graphs.py`). 0: none; and none with several ranks (not tried yet),
+    without `cuda_graphs`, and of models of more than text, or of embeddings."""
     graphs_leave: int = 1
     """0: what CUDA graphs take stays on the device while the model sleeps."""
     small_stack: int = 1
@@ -80,10 +79,8 @@ class Options:
         known = {field.name for field in fields(cls)}
         values = {}
         if kind_of(device) == "cuda":
-            values = {**_ON_A_GPU, "chunked_prefill_size": LEAST_TOKENS}
-            if model is not None:
-                weights = model.weights_bytes // max(1, model.devices)
-                values["chunked_prefill_size"] = chunk_tokens(weights, model.context_tokens)
+            weights = 0 if model is None else model.weights_bytes // max(1, model.devices)
+            values = {**_ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
         for name, text in given.items():
             if name not in known:
                 raise CommandError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
@@ -96,6 +93,7 @@ class Options:
 
 _ON_A_GPU = {
     "page_size": 16,
+    "chunked_prefill_size": 2048,
     "max_running_requests": 256,
     "overlap": 1,
     "read_threads": 8,
@@ -103,7 +101,6 @@ _ON_A_GPU = {
     "reserve_low": 4,
     "reserve_high": 32,
     "probe_together": 3,
-    "prefill_graph_tokens": 512,  # each size more costs a cold start time, and larger steps are fewer
 }
 """Defaults that differ there."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
@@ -203,7 +200,8 @@ def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
     more than text."""
     if not options.cuda_graphs or ranks > 1 or _sees_or_hears(Path(path)):
         return 0
-    return options.prefill_graph_tokens
+    whole = options.chunked_prefill_size
+    return min(options.prefill_graph_tokens, whole) if whole > 0 else options.prefill_graph_tokens
 
 
 def _sees_or_hears(folder: Path) -> bool:

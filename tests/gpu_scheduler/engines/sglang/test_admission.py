@@ -51,6 +51,7 @@ def asking(prompt: int, max_new: int = 8, cached: int = 0) -> Any:
 def adding(kv: ElasticKv, tree: Tree, spoken_for: int = 0) -> Any:
     return SimpleNamespace(
         page_size=1,
+        can_run_list=[],
         rem_total_token_offset=spoken_for,
         rem_total_tokens=kv.available + tree.evictable_size() - spoken_for,
     )
@@ -160,6 +161,65 @@ def test_memory_for_a_request_is_preferred_to_evicting_for_it() -> None:
     admission, kv, memory, tree = made(extents=1, limit=20, cached=10)
     admission.prefer_growth(adding(kv, tree, spoken_for=6), asking(prompt=30, max_new=500), estimate_cap=20)
     assert kv.available >= 30 + 20 + 1 + 6 and memory.waits == [SOFT_S]
+
+
+def waiting(prompt: int, cached: int = 0) -> Any:
+    """One that SGLang has not looked at yet: what is cached of it is found when it is asked for."""
+    request = asking(prompt, max_new=3, cached=cached)
+    found, request.prefix_indices = request.prefix_indices, []
+    request.init_next_round_input = lambda tree: setattr(request, "prefix_indices", found)
+    return request
+
+
+def ahead(
+    admission: Admission, tree: Tree, behind: list[Any], most: int, chunked: Any = None, running: Any = ()
+) -> None:
+    admission.ask_ahead(tree, running, chunked, behind, estimate_cap=20, most=most, ratio=0.5)
+
+
+def half(prompt: int, computed: int) -> Any:
+    return SimpleNamespace(full_untruncated_fill_ids=[0] * prompt, extend_range=SimpleNamespace(end=computed))
+
+
+def test_memory_for_the_prompts_of_the_next_step_is_asked_for_at_once_and_waited_for_only_if_none_was_before() -> None:
+    admission, kv, memory, tree = made(extents=0, limit=100)
+    behind = [waiting(60, cached=1000), waiting(60), waiting(200)]
+    ahead(admission, tree, behind, most=100)
+    assert admission.asked and kv.available == 130, "two have a hundred tokens"
+    assert memory.waits == [SOFT_S]
+    memory.waits.clear()
+    admission.prefer_growth(adding(kv, tree), behind[0], estimate_cap=20)
+    assert not memory.waits, "it is there"
+    ahead(admission, tree, behind[2:], most=100)
+    assert kv.available == 210 and set(memory.waits) == {0.0}, "behind a step"
+
+
+def test_memory_is_asked_ahead_beside_what_those_that_run_go_on_to_need() -> None:
+    admission, kv, _, tree = made(extents=1, limit=50)
+    ahead(
+        admission, tree, [waiting(10)], 26, half(40, 15), [asking(prompt=30, max_new=8), asking(prompt=9, max_new=50)]
+    )
+    assert kv.available == 60, "4 + 10 for outputs, 25 of the half one, 10 + 3 + 1 of the next"
+
+
+def test_of_a_prompt_that_takes_many_steps_the_next_one_is_asked_for() -> None:
+    admission, kv, _, tree = made(extents=0, limit=500)
+    ahead(admission, tree, [waiting(10)], most=100, chunked=half(4000, 100))
+    assert kv.available == 110
+
+
+def test_only_the_first_ones_of_many_are_looked_at() -> None:
+    admission, kv, _, tree = made(extents=0, limit=500)
+    ahead(admission, tree, [waiting(0, cached=500) for _ in range(100)], most=100)
+    assert kv.available == 40, "8 times 3 + 1 and one, in whole extents"
+
+
+def test_nothing_is_asked_ahead_where_nothing_waits_or_nothing_could_come() -> None:
+    admission, kv, memory, tree = made(extents=1, limit=1)
+    ahead(admission, tree, [], most=100)
+    assert not admission.asked
+    ahead(admission, tree, [waiting(60)], most=100)
+    assert admission.asked and not memory.waits and kv.available == 10
 
 
 def over_edges(*extents: int) -> tuple[Admission, ElasticKv, ScriptedRange, Tree]:

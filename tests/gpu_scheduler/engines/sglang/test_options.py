@@ -69,12 +69,17 @@ def test_a_gpu_has_defaults_of_its_own_and_other_devices_are_refused() -> None:
         Options.parse({}, "tpu:0")
 
 
-def test_on_a_gpu_a_small_model_prefills_in_larger_steps_unless_told_how() -> None:
-    small = common_pb2.ModelSpec(weights_bytes=5 * 10**9, devices=2, context_tokens=8192)
-    assert Options.parse({}, "cuda:0", small).chunked_prefill_size == 4096
-    assert Options.parse({}, "cuda:0").chunked_prefill_size == 2048
-    assert Options.parse({"chunked_prefill_size": "512"}, "cuda:0", small).chunked_prefill_size == 512
-    assert Options.parse({}, "cpu:0", small).chunked_prefill_size == 512
+def test_on_a_gpu_larger_prefill_steps_of_small_models_have_graphs_unless_told_otherwise() -> None:
+    small = common_pb2.ModelSpec(weights_bytes=5 * 10**9, devices=2)
+    assert Options.parse({}, "cuda:0", small).prefill_graph_tokens == 2048
+    assert Options.parse({}, "cuda:0").prefill_graph_tokens == 512
+    assert Options.parse({"prefill_graph_tokens": "0"}, "cuda:0", small).prefill_graph_tokens == 0
+    assert Options.parse({}, "cpu:0", small).prefill_graph_tokens == 0
+
+
+def test_no_graph_is_larger_than_a_prefill_step(tmp_path: Path) -> None:
+    for given, graphs in (({}, 512), ({"chunked_prefill_size": "200"}, 200), ({"chunked_prefill_size": "-1"}, 512)):
+        assert prefill_graph_tokens(str(tmp_path), Options.parse(given, "cuda:0"), 1) == graphs
 
 
 def test_a_model_makes_text_or_embeddings() -> None:
