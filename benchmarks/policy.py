@@ -45,6 +45,8 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # one core is the question
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
+
 from benchmarks import _report
 from gpu_scheduler.policy.admission import Memory, ModelMemory, Turn, admit
 from gpu_scheduler.policy.backlog import Backlog
@@ -122,7 +124,7 @@ def arbitration(n: int, runs: int) -> Iterator[dict[str, Any]]:
         waiting = requests(n, load)
         jobs = [Job(r.request_id, r.deadline, r.prompt_tokens / 25_000) for r in waiting]
         ordered = sorted(jobs, key=lambda job: job.deadline)
-        deadlines, costs = [job.deadline for job in ordered], [job.cost for job in ordered]
+        deadlines, costs = np.array([job.deadline for job in ordered]), np.array([job.cost for job in ordered])
         late = len(late_indices(deadlines, costs, 0.0))
         queue = filled(waiting)
 

@@ -87,6 +87,8 @@ class Dispatcher:
         self._agenda = self._backlog.plan(now())
         self._speeds: dict[str, PrefillSpeed] = {}
         self._requests: dict[str, Request] = {}
+        self._at_engines: dict[str, Request] = {}
+        """Of them those that an engine has: a plan looks at these, however many wait."""
         self._by_gateway_id: dict[tuple[GatewayStream, str], Request] = {}
         self._numbers = 0
         self._order = 0
@@ -179,6 +181,7 @@ class Dispatcher:
     def _forget(self, request: Request, finish: common_pb2.Finish, error: str = "") -> None:
         if self._requests.pop(request.id, None) is None:
             return
+        self._at_engines.pop(request.id, None)
         del self._by_gateway_id[request.stream, request.gateway_id]
         self._backlog.finish(request.id, self._now())
         self._protection.ended(request.model, request.id)
@@ -265,6 +268,7 @@ class Dispatcher:
         if request is None or request.engine is not engine:
             return
         request.engine = None
+        del self._at_engines[request_id]
         now = self._now()
         deadline = now + RESUME_S if request.deadline < inf else inf
         if request.trace is not None:
@@ -285,7 +289,7 @@ class Dispatcher:
             self.changed()
 
     def on_death(self, engine: Engine) -> None:
-        for request in [r for r in self._requests.values() if r.engine is engine]:
+        for request in [r for r in self._at_engines.values() if r.engine is engine]:
             self._end(request, common_pb2.FAILED, "its engine died")
         self._on_engine_death(engine)
 
@@ -355,6 +359,7 @@ class Dispatcher:
         assert resident.engine is not None
         self._backlog.start(start, now)
         request.engine = resident.engine
+        self._at_engines[request.id] = request
         self._order += 1
         forecast = request.prompt_tokens + min(request.most_new_tokens, self.counters[request.model].forecast.tokens)
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
@@ -396,9 +401,8 @@ class Dispatcher:
 
     def _committed(self) -> dict[str, int]:
         committed: defaultdict[str, int] = defaultdict(int)
-        for request in self._requests.values():
-            if request.engine is not None:
-                committed[request.model] += request.kv_bytes
+        for request in self._at_engines.values():
+            committed[request.model] += request.kv_bytes
         return committed
 
     # --- reports
@@ -438,20 +442,14 @@ class Dispatcher:
         }
 
     def count(self, model: str) -> tuple[int, int, int]:
-        """(waiting, running, late of waiting) requests of a model."""
-        waiting = running = late = 0
-        for request in self._requests.values():
-            if request.model == model:
-                if request.engine is not None:
-                    running += 1
-                else:
-                    waiting += 1
-                    late += self._backlog.state(request.id) is State.LATE
-        return waiting, running, late
+        """(waiting, running, late of waiting) requests of a model; late by the last plan. Asked for of every model
+        several times a second, so that it may not look at all that wait."""
+        waiting, late = self._backlog.waiting_of(model)
+        return waiting, sum(request.model == model for request in self._at_engines.values()), late
 
     def work_of(self, engine: Engine) -> tuple[int, float]:
         """(requests that it has, seconds that the prompts among them should take that have no token yet)."""
-        its = [request for request in self._requests.values() if request.engine is engine]
+        its = [request for request in self._at_engines.values() if request.engine is engine]
         prompts = [request.id for request in its if self._backlog.state(request.id) is State.DISPATCHED]
         return len(its), sum(map(self._backlog.prefill_cost, prompts))
 

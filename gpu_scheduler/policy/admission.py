@@ -149,10 +149,9 @@ class _Admission:
         self._seconds = agenda.start - agenda.now
         self._unfinished = backlog.seconds_in_flight()
         """Seconds by model, whatever time has passed: an engine that says nothing gets no more."""
-        self._of_s = Counter(backlog.request(request_id).model for request_id in agenda.on_time)
-        """Requests of S by model."""
         self._of_second = Counter(backlog.waiting_by_model())
-        self._of_second.subtract(self._of_s)
+        """Requests of the second queue by model."""
+        self._of_second.subtract(agenda.of_s)
         self._started: set[str] = set()
         self._passed_over: set[str] = set()
 
@@ -199,7 +198,7 @@ class _Admission:
 
     def on_time(self) -> None:
         """Start S in order."""
-        for request in self._able(self._agenda.on_time, self._of_s):
+        for request in self._able(self._agenda.on_time, self._agenda.of_s):
             if lacking := self._books.lacks(request):
                 self._pass_over(request, lacking, self._backlog.slack(request.request_id, self._agenda.now))
                 self._books.claim(request)

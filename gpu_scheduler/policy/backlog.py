@@ -32,18 +32,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import accumulate, compress, islice
+from itertools import compress, islice
 from math import inf
-from operator import sub
 from typing import Literal
+
+import numpy as np
 
 from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.credit import Credit
 from gpu_scheduler.policy.decisions import Agenda, Drop, Expire, Start, Why
+from gpu_scheduler.policy.line import Array
 from gpu_scheduler.policy.lines import Entry, Lines
 from gpu_scheduler.policy.lines import State as State
 from gpu_scheduler.policy.models import Models
-from gpu_scheduler.policy.moore_hodgson import late_indices
+from gpu_scheduler.policy.moore_hodgson import ends, late_indices
 from gpu_scheduler.policy.service_time import ServiceTime
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
 
@@ -79,6 +81,8 @@ class Backlog:
         self._lines = Lines()
         self._late: set[str] = set()
         """Others that the last plan left out of S."""
+        self._late_of: dict[str, int] = {}
+        """By model, those that missed their deadlines included."""
         self.pressed = False
         """Whether lately (`PRESSED_S`) a plan left out a request that can be on time if prefills go faster."""
         self._pressed_until = -inf
@@ -257,6 +261,11 @@ class Backlog:
         """How many wait of each model."""
         return self._models.waiting()
 
+    def waiting_of(self, model: str) -> tuple[int, int]:
+        """How many wait of a model, and how many of them are late by the last plan; none of one that is not known."""
+        waiting = self._models.waiting_of(model)
+        return waiting, min(waiting, self._late_of.get(model, 0))
+
     def in_flight(self) -> tuple[Waiting, ...]:
         """Dispatched requests whose prefill has not finished, in order of dispatch."""
         return tuple(entry.request for entry in self._in_flight.values())
@@ -288,7 +297,7 @@ class Backlog:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Agenda:
-        """Throw away what is to be, then order what waits. 4 to 7 ms for 10,000 waiting requests."""
+        """Throw away what is to be, then order what waits. For 10,000 waiting requests 1 ms, 5 if many are late."""
         self._account(now)
         self._learn()
         decisions: list[Drop | Expire] = list(self._expire(now))
@@ -299,31 +308,33 @@ class Backlog:
 
         just_missed = self._lines.miss(now, self._entries, self._class_of)
         line = self._lines.timed
-        costs = line.costs(rates)
-        left_out = late_indices(line.times, self._hopeless_are_infinite(costs, now), start)
-        self._press(now, map(line.ids.__getitem__, left_out))
-        in_s = [True] * len(line)
-        for i in left_out:
-            in_s[i] = False
-        on_time = tuple(compress(line.ids, in_s))
-        ends = islice(accumulate(compress(costs, in_s), initial=start), 1, None)
-        room = min(map(sub, compress(line.times, in_s), ends), default=inf)
+        times, costs = line.times(), line.costs(rates)
+        left_out = late_indices(times, self._hopeless_are_infinite(costs, times, now), start)
+        in_s = np.ones(len(line), bool)
+        in_s[left_out] = False
+        on_time = tuple(compress(line.ids, in_s.tolist()))
+        of_s = self._models.counted(line.classes()[in_s])
+        room = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
 
-        late = [line.ids[i] for i in left_out]
-        ages = [line.keys[i][1] for i in left_out]
+        late, arrivals = [line.ids[i] for i in left_out.tolist()], line.seconds()[left_out]
+        self._press(now, late)
         self._late = set(late)
+        classes_late = np.concatenate((line.classes()[left_out], self._lines.missed.classes()))
+        self._late_of = self._models.counted(classes_late)
         if self._droppable and (drops := self._drop([*just_missed, *late], now)):
             decisions += drops
-            ages = list(compress(ages, map(self._late.__contains__, late)))
-            late = [request_id for request_id in late if request_id in self._late]
-        second = self._lines.by_age(late, ages, self.rules.best_effort_yield_s)
+            stay = np.array([request_id in self._late for request_id in late], bool)
+            late, arrivals = list(compress(late, stay.tolist())), arrivals[stay]
+        second = self._lines.by_age(late, arrivals, self.rules.best_effort_yield_s)
 
-        of_second = [costs[i] for i in left_out]
-        of_second += self._lines.costs_of_missed(rates) + self._lines.best_effort.costs(rates)
-        self._credit.cap(max(of_second, default=0.0) if second else 0.0)
+        least, most = inf, 0.0
+        if second:
+            of_missed, best_effort = self._lines.costs_of_missed(rates), self._lines.best_effort.costs(rates)
+            of_second = np.concatenate((costs[left_out], of_missed, best_effort))
+            least, most = float(of_second.min()), float(of_second.max())
+        self._credit.cap(most)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
-        least = min(of_second, default=inf)
-        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions), least)
+        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions), least, of_s)
 
     def next_deadline(self) -> float:
         """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
@@ -335,7 +346,7 @@ class Backlog:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
-        self._late, self._wake_at = set(), inf
+        self._late, self._late_of, self._wake_at = set(), {}, inf
         self._press(now, ())
         self._credit.cap(0.0)
         return Agenda(now, start, (), (), inf, self._credit.seconds, decisions)
@@ -400,13 +411,12 @@ class Backlog:
                 break
         self.pressed = now < self._pressed_until
 
-    def _hopeless_are_infinite(self, costs: list[float], now: float) -> list[float]:
+    def _hopeless_are_infinite(self, costs: Array, times: Array, now: float) -> Array:
         """The costs, with +inf (always late) for requests that their model's wake-up alone makes late."""
         ready = self._models.ready(now)
         if ready is None:
             return costs
-        rows = zip(costs, map(ready.__getitem__, self._lines.timed.classes), self._lines.timed.times, strict=True)
-        return [inf if at + cost > deadline else cost for cost, at, deadline in rows]
+        return np.where(ready[self._lines.timed.classes()] + costs > times, inf, costs)
 
     def _credit_suffices(self, second: tuple[str, ...], now: float) -> float:
         """When the idle turn will have earned enough for the oldest request of the second queue that may start."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
@@ -76,3 +77,5 @@ class Agenda:
     """Already carried out in the queue; the caller tells the clients."""
     least: float = inf
     """Seconds of prefill of the cheapest request of the second queue; +inf: it is empty."""
+    of_s: Mapping[str, int] = field(default_factory=dict)
+    """Requests of S by model; who has none is left out."""

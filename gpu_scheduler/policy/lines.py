@@ -8,7 +8,9 @@ from enum import Enum
 from heapq import merge
 from math import inf
 
-from gpu_scheduler.policy.line import Key, Line
+import numpy as np
+
+from gpu_scheduler.policy.line import Array, Key, Line
 from gpu_scheduler.policy.slack import Waiting
 
 
@@ -58,7 +60,7 @@ class Lines:
         """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
         that out again."""
         self.best_effort = Line()
-        self._missed_costs: tuple[list[float], list[float]] | None = None
+        self._missed_costs: tuple[Array, Array] | None = None
         """The rates that these were last costed by, and their least and most; None: they are others since."""
 
     def __len__(self) -> int:
@@ -85,11 +87,11 @@ class Lines:
             self.insert(entry, class_of(entry.request))
         return passed
 
-    def costs_of_missed(self, rates: list[float]) -> list[float]:
-        """The least and the most of them; nothing of none."""
-        if self._missed_costs is None or self._missed_costs[0] != rates:
+    def costs_of_missed(self, rates: Array) -> Array:
+        """The least and the most of them; nothing of none. Other rates are another array."""
+        if self._missed_costs is None or self._missed_costs[0] is not rates:
             costs = self.missed.costs(rates)
-            self._missed_costs = rates, [min(costs), max(costs)] if costs else []
+            self._missed_costs = rates, np.array([costs.min(), costs.max()]) if len(costs) else costs
         return self._missed_costs[1]
 
     def by_deadline(self, entries: Entries) -> Iterator[Waiting]:
@@ -100,14 +102,14 @@ class Lines:
         yield from (entry.request for entry in merge(missed, timed, key=_by_deadline))
         yield from (entries[request_id].request for request_id in self.best_effort.ids)
 
-    def by_age(self, late: list[str], ages: list[float], yield_s: float) -> tuple[str, ...]:
-        """Those that are `late` (`ages` are the arrivals of these), missed and best effort, oldest first; of equals the
-        late one with the earlier deadline. Best effort counts as younger by `yield_s`."""
+    def by_age(self, late: list[str], arrivals: Array, yield_s: float) -> tuple[str, ...]:
+        """Those that are `late` (`arrivals` are theirs), missed and best effort, oldest first; of equals the late one
+        with the earlier deadline. Best effort counts as younger by `yield_s`."""
         if not late and not len(self.best_effort):
             return tuple(self.missed.ids)
         ids = self.missed.ids + late + self.best_effort.ids
-        ages = self.missed.times + ages + [key[1] + yield_s for key in self.best_effort.keys]
-        return tuple([ids[i] for i in sorted(range(len(ids)), key=ages.__getitem__)])
+        came = np.concatenate((self.missed.times(), arrivals, self.best_effort.seconds() + yield_s))
+        return tuple(map(ids.__getitem__, came.argsort(kind="stable").tolist()))
 
     def _of(self, entry: Entry) -> Line:
         if entry.missed:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gpu_scheduler.policy.slack import BUCKETS, PrefillSpeed, Waiting
 
 _NO_RATES = (0.0,) * BUCKETS
@@ -71,6 +74,8 @@ class Models:
     def __init__(self) -> None:
         self._by_name: dict[str, Model] = {}
         self._by_index: list[Model | None] = []
+        self._rates: tuple[list[tuple[float, ...]], NDArray[np.float64]] = [], np.zeros(0)
+        """What the last answer of `rates` was made of, and it."""
 
     def __getitem__(self, name: str) -> Model:
         return self._by_name[name]
@@ -96,16 +101,29 @@ class Models:
         """Requests that wait, by model."""
         return {name: model.waiting for name, model in self._by_name.items()}
 
-    def rates(self) -> list[float]:
-        """Seconds per token by class."""
-        rates: list[float] = []
-        for model in self._by_index:
-            rates += model.rates() if model else _NO_RATES
-        return rates
+    def waiting_of(self, name: str) -> int:
+        """Of one; none of one that is not known."""
+        model = self._by_name.get(name)
+        return 0 if model is None else model.waiting
 
-    def ready(self, now: float) -> list[float] | None:
+    def counted(self, classes: NDArray[np.int64]) -> dict[str, int]:
+        """How many of these are of each model; who has none is left out."""
+        counts = np.bincount(classes // BUCKETS, minlength=len(self._by_index)).tolist()
+        return {name: counts[model.index] for name, model in self._by_name.items() if counts[model.index]}
+
+    def rates(self) -> NDArray[np.float64]:
+        """Seconds per token by class. The same array as long as they are the same."""
+        by_index = [model.rates() if model else _NO_RATES for model in self._by_index]
+        if by_index != self._rates[0]:
+            self._rates = by_index, np.array(by_index).ravel()
+        return self._rates[1]
+
+    def ready(self, now: float) -> NDArray[np.float64] | None:
         """When requests may start, by class: now or later. None if that is now for all of them."""
-        by_index = [now if model is None else max(now, model.ready_at) for model in self._by_index]
-        if all(at == now for at in by_index):
+        waking = [model for model in self._by_index if model is not None and model.ready_at > now]
+        if not waking:
             return None
-        return [at for at in by_index for _ in range(BUCKETS)]
+        ready = np.full((len(self._by_index), BUCKETS), now)
+        for model in waking:
+            ready[model.index] = model.ready_at
+        return ready.ravel()
