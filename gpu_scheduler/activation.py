@@ -182,14 +182,16 @@ class Activation:
 
     def quota(self, resident: Resident, awake: bool) -> int:
         """What an engine takes of each device for itself. Asleep, what it was found to keep. Awake, what it measured,
-        unless the catalogue says something; one that has yet to build the model may take more for a moment."""
+        unless the catalogue says something; one that has yet to build the model may take more for a moment, but not
+        less than the last one needed: that would be found out when all of the model is there."""
         spec, engine = resident.spec, resident.engine
         stated = share(spec.quota_bytes, spec)
+        measured = resident.measured.quota_bytes if spec.quota_is_default else 0
         if engine is None or not engine.alive:
-            return stated
+            return max(stated, measured)
         if not awake and resident.kept_bytes:
             return resident.kept_bytes
-        return resident.measured.quota_bytes if spec.quota_is_default and resident.measured.quota_bytes else stated
+        return measured or stated
 
     async def undo(self, resident: Resident, asleep: bool) -> None:
         """It did not come up, and is as it was before, asleep or not there."""

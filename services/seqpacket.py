@@ -69,12 +69,13 @@ def listen(path: str) -> socket.socket:
     return here
 
 
-def send(sock: socket.socket, message: bytes, fds: Sequence[int] = ()) -> None:
-    """Sends one message. Raises OSError; BlockingIOError on a non-blocking socket whose buffer is full."""
+def send(sock: socket.socket, message: bytes, fds: Sequence[int] = (), *, wait: bool = True) -> None:
+    """Sends one message. Raises OSError; BlockingIOError where the buffer is full and the socket, or this call, does
+    not wait."""
     if len(message) > MAX_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise ValueError(f"{len(message)} bytes with {len(fds)} descriptors do not fit one message")
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    sock.sendmsg([message], ancillary)
+    sock.sendmsg([message], ancillary, 0 if wait else socket.MSG_DONTWAIT)
 
 
 def recv(sock: socket.socket) -> tuple[bytes, list[int]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from balloond.driver import alive
 from balloond.driver.loop import Loop
+from balloond.driver.outbox import Outbox
 from protos import handoff_pb2
 from services import log, seqpacket
 
@@ -120,8 +121,10 @@ class Lease:
         self.loop = Loop(f"lease of {model}")
         self._path = socket_path
         self._lock = threading.Lock()
-        """Guards the socket's sending side, `_held` and `_growths`, so that an Attach names exactly what is held."""
+        """Guards the outbox, `_held` and `_growths`, so that an Attach names exactly what is held."""
         self._sock: socket.socket | None = None
+        """Its own thread's."""
+        self._outbox = Outbox(self.loop, self._lock)
         self._held: dict[int, tuple[int, Kind]] = {}
         self._growths: dict[int, _Growth] = {}
         self._last_request = 0
@@ -276,12 +279,7 @@ class Lease:
     def _send(self, message: handoff_pb2.ToBalloond) -> None:
         """With the lock held, on any thread. Dropped without a connection: what matters is said again after the next
         one."""
-        if self._sock is None:
-            return
-        try:
-            seqpacket.send(self._sock, message.SerializeToString())
-        except OSError:
-            pass  # the reading side sees it, and connects again
+        self._outbox.send(message.SerializeToString())
 
     def _send_growth(self, request_id: int, growth: _Growth) -> None:
         grow = handoff_pb2.Grow(
@@ -303,8 +301,9 @@ class Lease:
         except OSError:
             self._try_again()
             return
+        self._sock = sock
         with self._lock:
-            self._sock = sock
+            self._outbox.connected(sock)
             for message in self._attach_messages():
                 self._send(message)
             for request_id, growth in self._growths.items():
@@ -333,9 +332,11 @@ class Lease:
 
     def _disconnect(self) -> None:
         with self._lock:
-            sock, self._sock = self._sock, None
+            self._outbox.disconnected()
+        sock, self._sock = self._sock, None
         if sock is not None:
             self.loop.remove_reader(sock.fileno())
+            self.loop.remove_writer(sock.fileno())
             sock.close()
 
     def _receive(self) -> None:

@@ -22,6 +22,7 @@ class Loop:
         self._poll = select.poll()
         self._poll.register(self._wake, select.POLLIN)
         self._readers: dict[int, Callable[[], None]] = {}
+        self._writers: dict[int, Callable[[], None]] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._stopping = False
@@ -64,18 +65,37 @@ class Loop:
 
     def add_reader(self, fd: int, what: Callable[[], None]) -> None:
         self._readers[fd] = what
-        self._poll.register(fd, select.POLLIN)
+        self._watch(fd)
 
     def remove_reader(self, fd: int) -> None:
         if self._readers.pop(fd, None) is not None:
+            self._watch(fd)
+
+    def add_writer(self, fd: int, what: Callable[[], None]) -> None:
+        self._writers[fd] = what
+        self._watch(fd)
+
+    def remove_writer(self, fd: int) -> None:
+        if self._writers.pop(fd, None) is not None:
+            self._watch(fd)
+
+    def _watch(self, fd: int) -> None:
+        events = select.POLLIN * (fd in self._readers) | select.POLLOUT * (fd in self._writers)
+        if events:
+            self._poll.register(fd, events)
+        else:
             self._poll.unregister(fd)
 
     def _run(self) -> None:
         while not self._stopping:
-            for fd, _ in self._poll.poll(self._wait_ms()):
+            for fd, events in self._poll.poll(self._wait_ms()):
                 if fd == self._wake:
                     os.eventfd_read(self._wake)
-                elif fd in self._readers:
+                    continue
+                if events & select.POLLOUT and fd in self._writers:
+                    self._writers[fd]()
+                # Also for an end or an error, which reading finds out.
+                if events & ~select.POLLOUT and fd in self._readers:
                     self._readers[fd]()
             while self._calls and not self._stopping:
                 self._calls.popleft()()

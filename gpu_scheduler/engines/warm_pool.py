@@ -43,8 +43,10 @@ class WarmPool:
         self._starting: set[int] = set()
         """Indices of engines on the way."""
         self._failures = 0
+        """Engines that did not start, or died before they had a model, since one was taken."""
         self._last_failure = ""
-        self._changed = asyncio.Condition()
+        self.changed = asyncio.Condition()
+        """Engines came, or did not start."""
         self._closed = False
 
     def __repr__(self) -> str:
@@ -79,7 +81,7 @@ class WarmPool:
         try:
             engine = await Engine.start(self.spawn, index, self._turn_fd)
             hello = await engine.hello(self.spawn.start_timeout_s)
-            self._failures = 0
+            tasks.spawn(self._replace_idle(engine), f"engine {engine.pid} while it is warm")
             _log.info("engine warm", engine=engine.pid, kind=hello.engine, version=hello.version)
         except (EngineDied, TimedOut) as error:
             self._failures += 1
@@ -90,15 +92,27 @@ class WarmPool:
                 engine = None
         finally:
             self._starting.discard(index)
-        async with self._changed:
+        async with self.changed:
             if engine is not None:
                 if self._closed or not engine.alive:
+                    self._failures += 1
                     engine.kill()
                 else:
                     self._idle.append(engine)
-            self._changed.notify_all()
+            self.changed.notify_all()
         if self._failures < _MOST_START_FAILURES:
             self.fill()
+
+    async def _replace_idle(self, engine: Engine) -> None:
+        """One that dies while it waits for a model has nobody else to notice it. Where they die one after the other,
+        the next `take` finds out why."""
+        await engine.dead.wait()
+        if engine in self._idle and not self._closed:
+            self._idle.remove(engine)
+            self._failures += 1
+            _log.warning("a warm engine died", engine=engine.pid, kind=self.spawn.kind, failures=self._failures)
+            if self._failures < _MOST_START_FAILURES:
+                self.fill()
 
     def check_limit(self, returning: int = 0) -> None:
         """Raises Refused where `take` could not give an engine, even if so many more were given back."""
@@ -111,7 +125,7 @@ class WarmPool:
         TimedOut, and EngineDied when engines do not start."""
         self._failures = 0
         try:
-            async with asyncio.timeout(timeout_s), self._changed:
+            async with asyncio.timeout(timeout_s), self.changed:
                 while True:
                     self._idle = [e for e in self._idle if e.alive]
                     if self._idle:
@@ -123,7 +137,7 @@ class WarmPool:
                     if not self._starting:
                         self.check_limit()
                         self._start()
-                    await self._changed.wait()
+                    await self.changed.wait()
         except TimeoutError:
             raise TimedOut(f"no warm {self.spawn.kind} engine within {timeout_s:.0f} s") from None
         self.fill()
@@ -141,8 +155,8 @@ class WarmPool:
         self.fill()
 
     async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        async with self.changed:
+            self.changed.notify_all()
 
     async def close(self) -> None:
         """Ends every engine, taken ones too."""

@@ -85,6 +85,14 @@ async def test_a_fresh_engine_may_take_the_default_again_while_it_builds_the_mod
     assert devices.booked == [(3000, 448, 8)]
 
 
+async def test_where_the_last_engine_needed_more_than_the_default_a_fresh_one_is_booked_with_that(activation, devices):
+    again = measured(resident())
+    again.measured.quota_bytes = 3500 * MIB
+    again.engine = engine(alive=False)
+    await activation.entitle(again, awake=True)
+    assert devices.booked == [(3500, 448, 8)]
+
+
 async def test_a_sleeping_engine_is_booked_with_what_it_keeps_once_that_is_known(activation, devices):
     asleep = measured(resident())
     await activation.entitle(asleep, awake=False)

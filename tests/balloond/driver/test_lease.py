@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import queue
+import signal
 import threading
 
 import pytest
@@ -162,6 +164,48 @@ async def test_a_detach_while_balloond_is_away_is_told_to_the_next_one(node):
     await node.until(lambda device: not device.leases and device.free_bytes == 16 * MIB)
     await asyncio.to_thread(lease.loop.join, TIMEOUT_S)
     assert not lease.loop.alive
+
+
+async def test_nobody_waits_for_a_balloond_that_stands_still(node):
+    await node.book("a")
+    lease = await asyncio.to_thread(Lease.attach, node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
+    extents = await asyncio.to_thread(lease.grow, KV, EXTENT, 4, timeout_s=TIMEOUT_S)
+    node.balloond.send_signal(signal.SIGSTOP)
+    answers = queue.SimpleQueue()
+
+    def go_on():
+        for number in range(3000):
+            lease.report(Usage(held=4 * EXTENT, used=number))
+        lease.request(KV, EXTENT, 2, lambda *answer: answers.put(answer))
+        lease.give_back(close(extents))
+
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.to_thread(go_on)
+        assert answers.empty()
+    finally:
+        node.balloond.send_signal(signal.SIGCONT)
+    granted, refused = await asyncio.to_thread(answers.get, timeout=TIMEOUT_S)
+    assert (len(granted), refused) == (2, None)
+    await node.until(lambda device: device.leased_bytes == 2 * EXTENT)
+    assert lease.held_ids == set(close(granted))
+    lease.detach()
+
+
+async def test_what_waits_for_a_balloond_that_is_then_killed_is_said_to_the_next_one(node):
+    await node.book("a")
+    lease = await asyncio.to_thread(Lease.attach, node.handoff, node.name, "a", timeout_s=TIMEOUT_S)
+    extents = await asyncio.to_thread(lease.grow, KV, EXTENT, 4, timeout_s=TIMEOUT_S)
+    node.balloond.send_signal(signal.SIGSTOP)
+    for number in range(3000):
+        lease.report(Usage(held=4 * EXTENT, used=number))
+    lease.give_back(close(extents[:3]))
+    node.kill(node.balloond)
+    await node.start_balloond()
+    await node.until(lambda device: device.leased_bytes == EXTENT)
+    more = await asyncio.to_thread(lease.grow, KV, EXTENT, 2, timeout_s=TIMEOUT_S)
+    assert lease.held_ids == {*close(more), *close(extents[3:])}
+    lease.detach()
 
 
 async def test_more_extents_than_one_message_can_name_are_named_again(node):

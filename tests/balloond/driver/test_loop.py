@@ -1,4 +1,6 @@
+import contextlib
 import os
+import socket
 import threading
 
 from balloond.driver.loop import Loop
@@ -44,6 +46,41 @@ def test_later_calls_come_in_the_order_of_their_times():
     wait(done)
     assert seen == ["first", "second"]
     loop.stop()
+
+
+def test_a_descriptor_is_told_when_it_takes_more_and_when_it_has_something_to_read():
+    loop, seen, done = Loop("test"), [], threading.Event()
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    there.setblocking(False)
+
+    def until_it_blocks(what):
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                what()
+
+    def fill():
+        until_it_blocks(lambda: here.send(bytes(1 << 16)))
+        loop.add_writer(here.fileno(), writable)
+        loop.add_reader(here.fileno(), readable)
+        there.send(b"x")
+
+    def readable():
+        seen.append(here.recv(1))
+        loop.remove_reader(here.fileno())
+        until_it_blocks(lambda: there.recv(1 << 20))
+
+    def writable():
+        seen.append(b"writable")
+        loop.remove_writer(here.fileno())
+        done.set()
+
+    loop.call(fill)
+    loop.start()
+    wait(done)
+    loop.stop()
+    loop.join(TIMEOUT_S)
+    assert seen == [b"x", b"writable"]
 
 
 def test_a_readable_descriptor_is_told_until_it_is_removed():

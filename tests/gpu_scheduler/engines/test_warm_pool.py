@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from gpu_scheduler.engines.base import EngineDied, Spawn
@@ -44,6 +46,40 @@ async def test_a_dead_engine_is_not_handed_out(pool):
     await first.dead.wait()
     pool.give_back(first)
     assert (await pool.take(30)).alive
+
+
+@pytest.fixture
+async def small_pool():
+    """Nothing but the death of its engine makes room for another."""
+    pool = WarmPool(Spawn("echo"), warm=1, limit=1)
+    pool.fill()
+    yield pool
+    await pool.close()
+
+
+async def test_a_warm_engine_that_dies_is_replaced_before_somebody_wants_it(small_pool):
+    first = await small_pool.take(30)
+    small_pool.give_back(first)
+    first.kill()
+    second = await warm_other_than(small_pool, first)
+    assert second.alive and small_pool.engines == [second]
+
+
+async def test_warm_engines_that_die_one_after_the_other_are_not_replaced_for_ever(small_pool):
+    died = None
+    for _ in range(3):
+        died = await warm_other_than(small_pool, died)
+        died.kill()
+        await died.dead.wait()
+    await asyncio.sleep(0)  # whoever watched it
+    assert repr(small_pool) == "WarmPool(echo: 0 warm, 0 starting, 0 taken)"
+    assert (await small_pool.take(30)).alive
+
+
+async def warm_other_than(pool, before):
+    async with asyncio.timeout(30), pool.changed:
+        await pool.changed.wait_for(lambda: pool.idle and pool.engines[0] is not before)
+    return pool.engines[0]
 
 
 async def test_engines_that_do_not_start_are_reported_instead_of_tried_for_ever():

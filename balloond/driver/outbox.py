@@ -1,0 +1,72 @@
+"""What goes to balloond: at once while the socket takes it, and from the loop's thread where it does not.
+
+Nobody waits. A balloond that stands still (stopped, in a debugger, on a machine out of memory) reads nothing, and the
+kernel takes some 270 messages of those that come ten times a second; who gives memory back holds up a step of its
+engine, and the thread that waited here could not read what balloond says.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+
+from balloond.driver.loop import Loop
+from services import seqpacket
+
+
+class Outbox:
+    """Of one lease. All but `_flush` with the lease's `lock` held, on any thread."""
+
+    def __init__(self, loop: Loop, lock: threading.Lock) -> None:
+        self._loop = loop
+        self._lock = lock
+        self._sock: socket.socket | None = None
+        self._unsent: deque[bytes] = deque()
+
+    def connected(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def disconnected(self) -> None:
+        """What was not sent is dropped: what matters is said again after the next connection."""
+        self._sock = None
+        self._unsent.clear()
+
+    def send(self, message: bytes) -> None:
+        """Dropped without a connection."""
+        if self._sock is None:
+            return
+        if not self._unsent and self._sent(message):
+            return
+        self._unsent.append(message)
+        if len(self._unsent) == 1:
+            self._loop.call(self._watch)
+
+    def _sent(self, message: bytes) -> bool:
+        """Whether it needs no more care."""
+        assert self._sock is not None
+        try:
+            seqpacket.send(self._sock, message, wait=False)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # the reading side sees it, and connects again
+        return True
+
+    # --- on the loop's thread
+
+    def _watch(self) -> None:
+        with self._lock:
+            sock = self._sock if self._unsent else None
+        # Only this thread closes it.
+        if sock is not None:
+            self._loop.add_writer(sock.fileno(), self._flush)
+
+    def _flush(self) -> None:
+        """The socket takes more."""
+        with self._lock:
+            while self._unsent and self._sent(self._unsent[0]):
+                self._unsent.popleft()
+            done = self._sock if not self._unsent else None
+        if done is not None:
+            self._loop.remove_writer(done.fileno())
