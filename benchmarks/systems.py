@@ -30,7 +30,13 @@ from placement.policy.partition import Part, partition
 from sim.request import Request
 
 DEFAULT_TPOT_S = 0.1
-_BY_ARRIVAL = {"order": "arrival", "prefill_turn": False, "protect_decodes": False, "precedence_ms": 0.0}
+_BY_ARRIVAL = {
+    "order": "arrival",
+    "prefill_turn": False,
+    "protect_decodes": False,
+    "precedence_ms": 0.0,
+    "decode_turn_ms": 0.0,
+}
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,9 @@ class Arbitration(Section):
     precedence_ms: float = Field(default=50.0, ge=0, le=10_000)
     """How long decode steps wait at most while another engine prefills (policy/precedence.py). 0: they share the
     devices with it."""
+    decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
+    """How long decode steps wait at most for those of engines that need less of the devices to keep their TPOT targets,
+    or need more and are behind (policy/decode_turn.py). 0: they share the devices."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """What is kept for requests whose model and client name no TPOT target."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)

@@ -57,6 +57,7 @@ class Arbiter:
         self._rules = rules
         self._turn = rules.turn
         self.precedence_s = rules.precedence_ms / 1e3
+        self.decode_turn_s = rules.decode_turn_ms / 1e3
         self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
         self._models: dict[str, _Model] = {}

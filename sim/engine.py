@@ -3,7 +3,8 @@
 An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
 of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as their lead lasts
 (`gpu_scheduler/policy/lead.py`). A run goes on, in one event, until its first request ends or its memory does;
-whatever happens before cuts it at the end of the step under way.
+whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run: whose
+goes first is looked at before each (`gpu_scheduler/policy/decode_turn.py`).
 
 Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
 """
@@ -16,6 +17,8 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import Protocol
 
+from gpu_scheduler.policy import decode_turn
+from gpu_scheduler.policy.decode_turn import Want
 from gpu_scheduler.policy.lead import Lead
 from gpu_scheduler.policy.pace import FREE, Pace
 from sim.clock import Clock, Timer
@@ -26,6 +29,8 @@ from sim.request import Request
 
 _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
+_LOOK_S = 0.001
+"""How often decodes that stand still look whether they may go on: a real engine's `_TURN_LOOK_S`."""
 
 
 class Listener(Protocol):
@@ -57,8 +62,10 @@ class Engine:
         memory: GroupMemory,
         listener: Listener,
         precedence_s: float = 0.0,
+        decode_turn_s: float = 0.0,
     ) -> None:
-        """Its prefill steps that take no longer than `precedence_s` alone go before decodes of other engines."""
+        """Its prefill steps that take no longer than `precedence_s` alone go before decodes of other engines; its
+        decodes wait `decode_turn_s` at most for those of others."""
         self.name = name
         self.cost = cost
         self.listener = listener
@@ -72,6 +79,7 @@ class Engine:
         self._clock = clock
         self._processor = processor
         self._precedence_s = precedence_s
+        self._decode_turn_s = decode_turn_s
         self._memory = memory
         self._task = Task(self._through)
         self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
@@ -102,6 +110,11 @@ class Engine:
         """When its host was, or will be, through with the step that it was last at, and may begin another."""
         self._lead = Lead()
         self._pause: Timer | None = None
+        self._place = next(processor.places)
+        self._look: Timer | None = None
+        """While its decodes stand still: when it looks again whether they may go on."""
+        self._decoded_at = 0.0
+        """When they were given the devices last."""
 
     def __repr__(self) -> str:
         return (
@@ -141,9 +154,10 @@ class Engine:
         """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
         self._settle_run()
         self._processor.rest(self._task)
-        if self._pause is not None:
-            self._pause.cancel()
-            self._pause = None
+        for timer in (self._pause, self._look):
+            if timer is not None:
+                timer.cancel()
+        self._pause = self._look = None
         gone = self.requests
         for request in list(self._batch.values()):
             self._leave(request)
@@ -359,12 +373,21 @@ class Engine:
         self._decoded += 1
         request.joined_step = self._steps
         request.finish_step = self._steps + request.most_new_tokens
+        if not self._batch:
+            self._processor.decoding[self.name] = self
+            for other in self._processor.decoding.values():
+                if other is not self:
+                    other.joined()
         self._batch[request.id] = request
         self._joined += 1
         heappush(self._ends, (request.finish_step, self._joined, request))
 
     def _decode(self, most: int = sys.maxsize) -> bool:
         """At most so many steps. False: it has to wait for memory."""
+        if self._stands_still():
+            return True
+        if len(self._processor.decoding) > 1 and self._decode_turn_s > 0:
+            most = 1
         batch = len(self._batch)
         while self._ends[0][2].finish_step != self._ends[0][0] or self._ends[0][2].id not in self._batch:
             heappop(self._ends)
@@ -381,6 +404,48 @@ class Engine:
         self._run_s = self.cost.decode(steps, batch, self._context)
         self._decodes(self._run_s)
         return True
+
+    # --- whose decode steps go first (`gpu_scheduler/policy/decode_turn.py`)
+
+    @property
+    def want(self) -> Want:
+        step_s = self.cost.decode(1, len(self._batch), self._context)
+        return Want(decode_turn.need(step_s, self.pace.step_s), self._place)
+
+    @property
+    def wants(self) -> bool:
+        """It does not while a prompt of its own is next."""
+        if not self._batch or self.pace.step_s == 0 or (self._waiting and self._pause is None and not self._held()):
+            return False
+        return decode_turn.wants(self._lead.ahead_s(self._clock.now), self.pace.lead_s)
+
+    def joined(self) -> None:
+        if self._run > 1 and self._decode_turn_s > 0:
+            self._cut_run()
+
+    def _stands_still(self) -> bool:
+        """Whether its next decode step waits for others'; then it looks again soon."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        now, others = self._clock.now, [e for e in self._processor.decoding.values() if e is not self]
+        if not others or self._decode_turn_s == 0 or self.pace.step_s == 0:
+            self._decoded_at = now
+            return False
+        if now - self._decoded_at < self._decode_turn_s:
+            wanting = [other.want for other in others if other.wants]
+            if wanting and decode_turn.waits(self.want, self.wants, wanting):
+                self._count_used()
+                self._processor.rest(self._task)
+                self._look = self._clock.after(_LOOK_S, self._look_again)
+                return True
+        self._decoded_at = now
+        return False
+
+    def _look_again(self) -> None:
+        self._look = None
+        if not self._task.busy and not self.empty:
+            self._next()
 
     def _decodes(self, seconds: float) -> None:
         self._processor.work(self._task, seconds, weight=self.cost.hardware.decode_weight)
@@ -400,6 +465,8 @@ class Engine:
     def _leave(self, request: Request) -> None:
         """Out of the batch."""
         del self._batch[request.id]
+        if not self._batch:
+            del self._processor.decoding[self.name]
         request.generated += self._steps - request.joined_step
         self._context -= request.prompt_tokens + request.generated
 

@@ -30,6 +30,8 @@ class Queue(Listener, Protocol):
 
     precedence_s: float
     """Of prefill steps before neighbours' decodes, as engines have it."""
+    decode_turn_s: float
+    """Of decode steps before others', the same."""
 
     def submit(self, request: Request) -> None: ...
 
@@ -214,7 +216,14 @@ class Group:
         name, asleep = resident.spec.name, resident.asleep
         if resident.engine is None:
             resident.engine = Engine(
-                self.clock, name, resident.cost, self.processor, self.memory, self.queue, self.queue.precedence_s
+                self.clock,
+                name,
+                resident.cost,
+                self.processor,
+                self.memory,
+                self.queue,
+                self.queue.precedence_s,
+                self.queue.decode_turn_s,
             )
             self.memory.open(resident.engine)
         self.memory.fill(name, self.own_room(resident.spec))

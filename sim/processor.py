@@ -9,7 +9,10 @@ devices have something to do for it or not.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
+from typing import Protocol
 
+from gpu_scheduler.policy.decode_turn import Want
 from sim.clock import Clock, Timer
 
 
@@ -39,6 +42,22 @@ class Task:
         self.timer: Timer | None = None
 
 
+class Decoder(Protocol):
+    """An engine as its neighbours see it (`gpu_scheduler/policy/decode_turn.py`)."""
+
+    @property
+    def want(self) -> Want: ...
+
+    @property
+    def wants(self) -> bool:
+        """Whether it decodes and wants to be first."""
+        ...
+
+    def joined(self) -> None:
+        """Another one has begun to decode."""
+        ...
+
+
 class Processor:
     """Shares itself among the tasks that are busy."""
 
@@ -46,6 +65,10 @@ class Processor:
         self._clock = clock
         self._sharing = sharing
         self._busy: list[Task] = []
+        self.decoding: dict[str, Decoder] = {}
+        """Engines that have something to decode, by name."""
+        self.places = count(1)
+        """Of engines."""
 
     @property
     def busy(self) -> int:

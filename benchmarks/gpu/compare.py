@@ -41,7 +41,18 @@ from typing import Any
 import services.forking  # noqa: F401  (before grpc: services are started)
 from benchmarks import systems
 from benchmarks.gpu import compared, report
-from benchmarks.gpu.slices import SLICES, Cut, cut, load
+from benchmarks.gpu.slices import (
+    ALONE,
+    ALONE_GAP_S,
+    CAPACITY_BYTES,
+    MODELS,
+    SLICES,
+    TPOT_SCALE,
+    TTFT_SCALE,
+    Cut,
+    cut,
+    load,
+)
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model
 from services import log
@@ -49,22 +60,6 @@ from sim.report import quantile
 from sim.request import Request
 from tests.end_to_end.world import World
 
-MODELS = {
-    "8b-1": "8b",
-    "3b-1": "3b",
-    "1b-1": "1b",
-    "8b-2": "8b",
-    "3b-2": "3b",
-    "1b-2": "1b",
-    "3b-3": "3b",
-    "1b-3": "1b",
-}
-"""With their shapes."""
-TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
-CAPACITY_BYTES = 44 * compared.GIB
-"""Of each GPU: weights, engines and graphs of all eight take about 40 GB on either, so that KV is short."""
-_ALONE = 24
-"""Requests of each model that its targets are made of."""
 _ALONE_CAPACITY = 1.5
 """Times the capacity, for them."""
 _START_S, _END_S = 110.0, 45.0
@@ -118,7 +113,7 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
                 for model in models:
                     own = [each for each in one.requests(model.context_tokens, {}) if each.model == model.name]
                     if own and parts[model.name].place.group == device:
-                        rows = samples[name][model.name] = await alone(at, own[:_ALONE])
+                        rows = samples[name][model.name] = await alone(at, own[:ALONE])
                         slos[name][model.name] = targets(rows)
                         print(f"{name}, {model.name}: {slos[name][model.name]}", flush=True)
 
@@ -132,7 +127,7 @@ async def alone(at: World, requests: Sequence[Request]) -> list[list[Any]]:
     """Samples of these, the same gaps between them but none above a second."""
     rows, due, before = list[list[str]](), 0.0, requests[0].arrival
     for request in requests:
-        due += min(1.0, request.arrival - before)
+        due += min(ALONE_GAP_S, request.arrival - before)
         before = request.arrival
         rows.append([str(due), request.model, str(request.prompt_tokens), str(request.output_tokens)])
     with tempfile.TemporaryDirectory() as folder:

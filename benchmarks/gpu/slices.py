@@ -1,4 +1,5 @@
-"""The slices of traces that are compared on, and which model each name of a trace is dealt to."""
+"""What is compared on: the models and their targets, the slices of traces, and which model each name of a trace is
+dealt to."""
 
 from __future__ import annotations
 
@@ -32,6 +33,22 @@ SLICES = {
     "quiet": Slice("servegen48.csv.gz", 6 * 3600.0, (2.0, 6.0)),
 }
 """servegen48's liveliest hour and its calmest, by its README."""
+MODELS = {
+    "8b-1": "8b",
+    "3b-1": "3b",
+    "1b-1": "1b",
+    "8b-2": "8b",
+    "3b-2": "3b",
+    "1b-2": "1b",
+    "3b-3": "3b",
+    "1b-3": "1b",
+}
+"""With their shapes."""
+CAPACITY_BYTES = 44 << 30
+"""Of each GPU: weights, engines and graphs of all eight take about 40 GB on either, so that KV is short."""
+TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
+"""Times the P95 of each model alone: of ALONE requests, with gaps of ALONE_GAP_S at most."""
+ALONE, ALONE_GAP_S = 24, 1.0
 
 
 def deal(names: Sequence[str], models: Sequence[str]) -> dict[str, str]:

@@ -5,8 +5,9 @@ start a prefill step. Then come two words for each engine: the most prompt token
 long the pause after each is, for each second that it took; and the mean that its own decode steps may take with how far
 they can be ahead of it. Engines read them between two steps, which costs nothing; a message would wait for the step.
 
-At the end engines write themselves: until when a prefill step of theirs goes before decode steps of the others
-(`policy/precedence.py`), which the gpu_scheduler would hear of too late.
+At the end engines write themselves what the gpu_scheduler would hear of too late: until when a prefill step of theirs
+goes before decode steps of the others (`policy/precedence.py`), and until when they want to decode, with how much of
+the devices they need for it (`policy/decode_turn.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import mmap
 import os
 import struct
 
+from gpu_scheduler.policy.decode_turn import Want
 from gpu_scheduler.policy.pace import Pace
 
 ANYBODY = 0
@@ -22,7 +24,7 @@ MOST_INDEX = 20_000
 """Of an engine."""
 _TURN = struct.Struct("<I")
 _PRECEDENCE = struct.Struct("<I")
-"""Behind the turn: microseconds."""
+"""Behind the turn: microseconds. Behind that the same for the decode turn."""
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
@@ -35,7 +37,12 @@ _CLAIM = struct.Struct("<Q")
 """The end, in microseconds of the monotonic clock; 0: none."""
 _CLAIMS = struct.Struct(f"<{_PLACES}Q")
 _CLAIMS_AT = _EACH * (1 + MOST_INDEX)
-_BYTES = _CLAIMS_AT + _CLAIMS.size
+_WANTS_AT = _CLAIMS_AT + _CLAIMS.size
+"""As claims are; the need, in thousandths, in the lowest 16 bits, and above them the end."""
+_MOST_NEED = (1 << 16) - 1
+_WANTED_S = 0.05
+"""How long an engine wants without saying so again: it does with every step."""
+_BYTES = _WANTS_AT + _CLAIMS.size
 
 
 def create() -> int:
@@ -99,6 +106,38 @@ class Turn:
         claims, own = _CLAIMS.unpack_from(self._words, _CLAIMS_AT), index % _PLACES
         # Before each decode step, and mostly there is none.
         return any(claims) and any(end > 1e6 * now for place, end in enumerate(claims) if place != own)
+
+    @property
+    def decode_turn_s(self) -> float:
+        """How long decode steps of an engine wait at most for those of others; 0: not at all."""
+        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + _PRECEDENCE.size)[0]) / 1e6
+
+    def set_decode_turn(self, seconds: float) -> None:
+        """For all engines."""
+        _PRECEDENCE.pack_into(self._words, _TURN.size + _PRECEDENCE.size, min(_HALF, round(1e6 * seconds)))
+
+    def want(self, index: int, need: float | None, now: float) -> None:
+        """The engine with `index` wants to decode, for a moment from now on (monotonic seconds). None: it does not."""
+        word = 0
+        if need is not None:
+            word = int(1e6 * (now + _WANTED_S)) << 16 | min(_MOST_NEED, round(1e3 * need))
+        _CLAIM.pack_into(self._words, _WANTS_AT + _CLAIM.size * (index % _PLACES), word)
+
+    def wanting(self, index: int, now: float) -> list[Want]:
+        """Engines other than that with `index` which want to decode."""
+        words, own = _CLAIMS.unpack_from(self._words, _WANTS_AT), index % _PLACES
+        if not any(words):
+            return []
+        return [
+            Want((word & _MOST_NEED) / 1e3, place)
+            for place, word in enumerate(words)
+            if word >> 16 > 1e6 * now and place != own
+        ]
+
+
+def wanted(index: int, need: float) -> Want:
+    """What others see if the engine with `index` wants to decode."""
+    return Want(min(_MOST_NEED, round(1e3 * need)) / 1e3, index % _PLACES)
 
 
 def _place(index: int) -> int:

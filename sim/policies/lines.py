@@ -28,7 +28,7 @@ class Lines:
     started; else at once, and the engine sees to its memory. `most_prefilling`: requests of a model that its engine
     has not prefilled yet, at most."""
 
-    precedence_s = 0.0
+    precedence_s = decode_turn_s = 0.0
 
     def __init__(
         self, group: Group, *, bounded: bool = True, order: Order = by_arrival, most_prefilling: float = inf

@@ -297,6 +297,11 @@ class Instance:
         self._begin_probe()
         return None
 
+    @property
+    def decode_step_s(self) -> float:
+        """Of one request, alone; 0 before it was measured."""
+        return 0.0 if self._measured is None else self._measured.decode_step_ms / 1e3
+
     def _begin_probe(self) -> None:
         tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
         self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together, self.embeds)

@@ -45,7 +45,7 @@ class Loop:
         self.pacer = Pacer()
         self._commands = Commands(instance, self)
         self._gave_way = False
-        """In the last step: it did nothing, because another engine prefilled."""
+        """In the last step: it did nothing, because another engine went first."""
         self._prefill_next = False
         """As soon as the results are out that are looked at now."""
         self._stalled_since: float | None = None
@@ -86,6 +86,7 @@ class Loop:
                 channel.unread(messages[number:])
                 raise
         now = self._ranks.now()
+        self._tell_want(now)
         inputs += self._commands.tick(now)
         self._probe(inputs)
         self._attend(now)
@@ -150,11 +151,12 @@ class Loop:
                 return
 
     def _wait_for_way(self) -> None:
-        """Until no other engine prefills any more, an event, or time has come for a prompt of its own."""
+        """Until no step of another engine goes first any more, an event, or time has come for a prompt of its own."""
         held = self._prefill_held()
         while self._ranks.gives_way_now():
             if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
+            self._tell_want(time.monotonic())  # what stands still falls behind
             if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
@@ -284,9 +286,18 @@ class Loop:
         self._shrink(retract_one, self._instance.scheduler, batch)
 
     def gives_way(self) -> bool:
-        """Whether the decode step that is due waits: another engine prefills. Never that of a probe."""
+        """Whether the decode step that is due waits: another engine goes first. Never that of a probe."""
+        self._tell_want(self._ranks.now(), due=True)
         self._gave_way = self._instance.state is not State.PROVING and self._ranks.gives_way()
         return self._gave_way
+
+    def _tell_want(self, now: float, due: bool = False) -> None:
+        """What other engines are to know of its decodes. `due`: a step is, perhaps of requests that were prefilled just
+        now and run as soon as it begins."""
+        instance = self._instance
+        decodes = instance.state is not State.PROVING and (due or not instance.scheduler.running_batch.is_empty())
+        need = self.pacer.need(instance.decode_step_s) if decodes else None
+        self._ranks.decodes(need, need is not None and self.pacer.wants(now))
 
     # --- steps
 

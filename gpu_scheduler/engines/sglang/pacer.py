@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
+from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.lead import Lead
 from gpu_scheduler.policy.pace import FREE, Pace
+
+_STEPS = 16
+"""Decode steps that the quickest is looked for among: of the same requests, nearly."""
 
 
 class Pacer:
@@ -27,6 +31,9 @@ class Pacer:
         self._took_s = 0.0
         self._lead = Lead()
         self._pace = FREE
+        self._decoded_at = 0.0
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        """From one decode step to the next."""
 
     def began(self, alone: bool) -> None:
         """A prefill step was given to the device; `alone`: nothing waits to decode meanwhile."""
@@ -36,6 +43,8 @@ class Pacer:
 
     def decodes(self) -> None:
         """A decode step was given to the device."""
+        self._steps.append(self._now - self._decoded_at)
+        self._decoded_at = self._now
         self._lead.decoded(self._now, self._now, self._pace)
 
     def ended(self) -> None:
@@ -69,6 +78,17 @@ class Pacer:
     def holds_at(self, now: float) -> bool:
         """The same at `now`, not before the last `look`."""
         return self._lead.hold_s(now) > 0 or (bool(self._under_way) and self._lead.ahead_s(now) < 0)
+
+    def wants(self, now: float) -> bool:
+        """Whether decode steps, where there are any, are to be made before those of neighbours."""
+        return decode_turn.wants(self._lead.ahead_s(now), self._pace.lead_s)
+
+    def need(self, least_s: float) -> float | None:
+        """Share of the devices that keeps the target; None without one. A decode step alone takes `least_s` with one
+        request, and with these what the quickest of the last ones took: others met other work."""
+        if self._pace.step_s == 0:
+            return None
+        return decode_turn.need(max(least_s, min(self._steps, default=0.0)), self._pace.step_s)
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

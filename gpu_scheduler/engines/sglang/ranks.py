@@ -2,7 +2,7 @@
 
 SGLang's scheduler runs in each of them and decides for itself. So before every step all tell rank 0 what is new with
 them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is and at what
-pace, whether decodes give way to a neighbour's prefill, and of memory what every one of them has. In between, what may
+pace, whether decodes give way to a neighbour's step, and of memory what every one of them has. In between, what may
 fail on one of them (mapping, checksums) is done by all and then agreed on.
 
 They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
@@ -24,7 +24,8 @@ from typing import Any, Protocol, TypeVar
 
 from gpu_scheduler.engines.sglang.errors import CommandError
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
-from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines.turn import Turn, wanted
+from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.policy.precedence import Precedence
 
@@ -60,7 +61,7 @@ class Ranks(Protocol):
         ...
 
     def gives_way(self) -> bool:
-        """Whether the next decode step waits for a prefill step of another engine."""
+        """Whether the next decode step waits for a step of another engine."""
         ...
 
     def gives_way_now(self) -> bool:
@@ -69,6 +70,11 @@ class Ranks(Protocol):
 
     def stepped(self) -> None:
         """A step goes to the device: the next one may wait as long again."""
+        ...
+
+    def decodes(self, need: float | None, wanting: bool) -> None:
+        """It has requests that decode and needs that share of the devices for it, wanting more than it has had or not.
+        None: there are none, or they have no target."""
         ...
 
     def claim(self) -> None:
@@ -103,6 +109,9 @@ class _Turn:
         self._turn = turn
         self._index = index
         self._precedence = Precedence()
+        self._need: float | None = None
+        self._wanting = False
+        self._told_want = False
 
     def pace_now(self) -> Pace | None:
         if self._turn is None:
@@ -113,7 +122,23 @@ class _Turn:
         if self._turn is None:
             return False
         now = time.monotonic()
-        return self._precedence.waits(self._turn.claimed(self._index, now), now, self._turn.precedence_s)
+        if self._turn.claimed(self._index, now):
+            return self._precedence.waits(True, now, self._turn.precedence_s)
+        return self._precedence.waits(self._is_others(now), now, self._turn.decode_turn_s)
+
+    def _is_others(self, now: float) -> bool:
+        """Whether the decode turn is."""
+        if self._turn is None or self._need is None:
+            return False
+        own = wanted(self._index, self._need)
+        return decode_turn.waits(own, self._wanting, self._turn.wanting(self._index, now))
+
+    def decodes(self, need: float | None, wanting: bool) -> None:
+        self._need, self._wanting = need, wanting
+        wants = need is not None and wanting
+        if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
+            self._turn.want(self._index, need if wants else None, time.monotonic())
+            self._told_want = wants
 
     def stepped(self) -> None:
         self._precedence.stepped()
@@ -309,6 +334,9 @@ class Follower(_Several):
 
     def stepped(self) -> None:
         """The first rank counts."""
+
+    def decodes(self, need: float | None, wanting: bool) -> None:
+        """The first rank tells."""
 
     def claim(self) -> None:
         """The first rank does."""

@@ -71,6 +71,37 @@ def test_nobody_claims_where_prefills_have_no_precedence():
     assert words.precedence_s == 0 and not words.claimed(8, 100.0)
 
 
+def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_more():
+    words = Turn(turn.create())
+    words.want(7, 0.25, 100.0)
+    words.want(turn.MOST_INDEX, 70.0, 100.0)
+    assert sorted(words.wanting(8, 100.04)) == [turn.wanted(7, 0.25), turn.wanted(turn.MOST_INDEX, 70.0)]
+    assert words.wanting(7, 100.04) == [turn.wanted(turn.MOST_INDEX, 70.0)]
+    words.want(7, None, 100.05)
+    assert words.wanting(8, 100.05) == [] == words.wanting(7, 101.0), "one has ended, the other died"
+
+
+def test_needs_are_told_to_a_thousandth_and_compared_as_they_are_told():
+    words = Turn(turn.create())
+    words.want(1, 0.33349, 1e7)
+    assert words.wanting(2, 1e7) == [turn.wanted(1, 0.3333)] and turn.wanted(1, 0.333)[0] == 0.333
+
+
+def test_wants_leave_everything_else_as_it_is():
+    words = Turn(turn.create())
+    words.give(3)
+    words.set_precedence(0.02)
+    words.set_decode_turn(0.03)
+    words.set_pace(turn.MOST_INDEX, Pace(224))
+    words.claim(5, 100.0)
+    words.want(5, 1e9, 100.0)
+    words.want(6, 0.0, 100.0)
+    assert words.claimed(6, 100.01) and words.holder == 3 and words.pace(turn.MOST_INDEX) == Pace(224)
+    assert (words.precedence_s, words.decode_turn_s) == (0.02, 0.03)
+    words.release(5)
+    assert not words.claimed(6, 100.01) and words.wanting(6, 100.01) == [turn.wanted(5, 1e9)]
+
+
 def test_precedence_leaves_the_turn_and_paces_as_they_are():
     words = Turn(turn.create())
     words.give(3)

@@ -43,6 +43,31 @@ def test_without_a_pause_the_next_step_may_be_formed_while_one_runs(pacer):
     assert pacer.rest(0.0, 100.0) == 0
 
 
+def test_decodes_want_to_be_first_until_they_have_their_lead_and_again_when_it_is_gone(pacer):
+    pacer.look(100.0, Pace(step_s=0.010, lead_s=0.040))
+    assert pacer.wants(100.0), "nothing is known of it yet"
+    pacer.began(alone=True)
+    pacer.ended()
+    pacer.look(101.0)
+    assert not pacer.wants(101.0), "what has its first token has all of the lead"
+    assert not pacer.wants(101.003) and pacer.wants(101.005)
+
+
+def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_request_takes(pacer):
+    assert pacer.need(0.005) is None, "no target"
+    pace = Pace(step_s=0.010, lead_s=0.010)
+    pacer.look(100.0, pace)
+    assert pacer.need(0.005) == 0.5
+    for now in (101.0, 101.012, 101.018, 101.040):
+        pacer.look(now, pace)
+        pacer.decodes()
+    assert pacer.need(0.005) == pytest.approx(0.6)
+    for number in range(1, 17):
+        pacer.look(101.040 + 0.004 * number, pace)
+        pacer.decodes()
+    assert pacer.need(0.005) == 0.5
+
+
 @pytest.fixture
 def behind(pacer):
     """Something decodes, with 10 ms for each step, and stood still for a prefill step of a second."""

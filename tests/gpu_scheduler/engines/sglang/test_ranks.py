@@ -100,6 +100,30 @@ def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() 
     assert not words.claimed(2, time.monotonic())
 
 
+def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
+    fd = turn.create()
+    words, three = turn.Turn(fd), Three(turn.Turn(fd))
+    words.set_decode_turn(1000.0)
+
+    def give_way(need: float | None, wanting: bool) -> list[bool]:
+        words.want(2, 0.5, time.monotonic() + 1000.0)  # whoever is late here
+        for rank in three.ranks:
+            rank.decodes(need, wanting)
+        three.all(lambda rank: three.channels[rank].receive())
+        return [rank.gives_way() for rank in three.ranks]
+
+    assert give_way(0.6, True) == [True] * 3
+    assert words.wanting(2, time.monotonic()) == [turn.wanted(1, 0.6)]
+    assert give_way(0.4, True) == [False] * 3
+    assert give_way(0.4, False) == [True] * 3, "it is ahead of its target"
+    assert words.wanting(2, time.monotonic()) == []
+    assert give_way(None, False) == [False] * 3, "it has no target"
+    words.want(2, None, time.monotonic())
+    words.want(3, 0.1, time.monotonic() + 1000.0)
+    words.set_decode_turn(0.0)
+    assert give_way(0.6, True) == [False] * 3
+
+
 def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
     three = Three()
     doorbell = os.eventfd(0)

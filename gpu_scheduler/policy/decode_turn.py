@@ -1,0 +1,50 @@
+"""Whose decode steps go first where several engines of a group decode at once: those of who needs the least of the
+devices to keep its TPOT target.
+
+The driver gives processes on a GPU equal slices, and a little is lost between them. Two engines of which each needs
+half of the device thus get 0.45 of it, and both miss their targets by a tenth; of three all do. It is the choice that
+Moore-Hodgson makes of first tokens: with not enough for all, leave out who costs the most.
+
+**The need** of an engine is the share of the devices that keeps its tightest target: a decode step alone over the mean
+that the target allows (`Pace.step_s`). Whoever needs less goes before; a need of 1 or more is last, because no share
+keeps that target.
+
+**What it wants** is bounded by the target: an engine whose decodes have their lead (`lead.py`) wants nothing more than
+others, and stands still while somebody does. It falls behind by that until it wants again, and so goes at the pace of
+its target while neighbours need the rest, and as fast as it can while they do not.
+
+Whoever waits does so for `decode_turn_ms` at most and then makes a step (`precedence.py`): a target that cannot be kept
+is missed, its stream never stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+FULL = 0.9
+"""Share of its lead above which an engine wants nothing. Whoever has a long one stands still for a tenth of it between
+two steps, which is the pace of its target; where requests are short the lead is one step, and no time to wait in."""
+
+
+class Want(NamedTuple):
+    """Of one engine that decodes. They are compared: what is less goes before."""
+
+    need: float
+    place: int
+    """Tells equals apart, the same way for everybody."""
+
+
+def need(step_s: float, target_step_s: float) -> float:
+    """`step_s`: a decode step alone, 0 where that is not known; `target_step_s`: the mean that is allowed. Seconds."""
+    return step_s / target_step_s
+
+
+def wants(ahead_s: float, lead_s: float) -> bool:
+    """Whether decodes that are so far ahead of their target's pace want more of the devices."""
+    return ahead_s < FULL * lead_s
+
+
+def waits(own: Want, wanting: bool, others: Iterable[Want]) -> bool:
+    """Whether the next decode step waits for one of the `others`, who all want. `wanting`: whether it wants itself."""
+    return any(not wanting or other < own for other in others)

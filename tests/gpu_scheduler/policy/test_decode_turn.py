@@ -1,0 +1,49 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_scheduler.policy import decode_turn
+from gpu_scheduler.policy.decode_turn import Want
+
+engines = st.lists(st.tuples(st.floats(0, 3), st.booleans()), min_size=1, max_size=8).map(
+    lambda drawn: {Want(need, place): wanting for place, (need, wanting) in enumerate(drawn)}
+)
+
+
+def standing(all_of_them):
+    """Those whose next step waits."""
+    return {
+        own
+        for own, wanting in all_of_them.items()
+        if decode_turn.waits(own, wanting, [want for want, wants in all_of_them.items() if wants and want != own])
+    }
+
+
+def test_who_needs_less_of_the_devices_goes_first():
+    small, large = Want(0.3, 2), Want(0.6, 1)
+    assert standing({small: True, large: True}) == {large}
+
+
+def test_who_is_ahead_of_its_target_stands_still_for_who_is_not_whatever_they_need():
+    small, large = Want(0.1, 1), Want(0.9, 2)
+    assert standing({small: False, large: True}) == {small}
+
+
+def test_who_all_have_what_they_want_share_the_devices():
+    assert standing({Want(0.1, 1): False, Want(0.9, 2): False}) == set()
+
+
+@given(engines)
+def test_somebody_always_goes_on_and_of_those_who_want_it_is_one(all_of_them):
+    wanting = {own for own, wants in all_of_them.items() if wants}
+    goes_on = set(all_of_them) - standing(all_of_them)
+    assert goes_on == ({min(wanting)} if wanting else set(all_of_them))
+
+
+def test_decodes_that_have_nearly_their_lead_want_no_more():
+    assert decode_turn.wants(-0.1, 0.05) and decode_turn.wants(0.0, 0.05) and decode_turn.wants(0.044, 0.05)
+    assert not decode_turn.wants(0.046, 0.05)
+
+
+def test_the_need_is_the_share_that_keeps_the_target_and_of_an_unknown_step_the_least():
+    assert decode_turn.need(0.005, 0.010) == 0.5
+    assert decode_turn.need(0.0, 0.010) == 0

@@ -1,0 +1,51 @@
+"""Whose decode steps go first where two models decode at once. worlds.ROUND: 10 ms a step."""
+
+from dataclasses import replace
+
+import pytest
+
+from sim.request import Request
+from tests.sim.worlds import ROUND, models, replay
+
+SHARED = replace(ROUND, sharing=0.9)
+"""What processes lose by taking turns: two that decode make a step in 22 ms each."""
+
+WARM = 32
+"""Requests of each before: by their outputs it is known how far decodes may be ahead."""
+
+
+def both(tpot_a, tpot_b, settings=None, output=300):
+    """Seconds a token of a request of either, which come at the same moment."""
+    targets = {"a": tpot_a, "b": tpot_b}
+    warm = [
+        Request(f"{name}{i}", name, 10.0 * i, 1, output, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)
+    ]
+    asked = [Request(name, name, 20.0 * WARM, 1, output, 9.0, tpot) for name, tpot in targets.items()]
+    known = models("a", "b")
+    replay([*warm, *asked], known, hardware=SHARED, settings=settings or {})
+    return [request.tpot for request in asked]
+
+
+def test_where_equal_slices_are_too_little_for_both_one_is_on_time():
+    assert both(0.020, 0.020, {"decode_turn_ms": "0"}) == pytest.approx([0.0222, 0.0222], abs=0.0006)
+    first, second = sorted(both(0.020, 0.020))
+    assert first <= 0.020 and second < 0.030
+
+
+def test_the_one_that_needs_less_is():
+    a, b = both(0.016, 0.020)
+    assert b <= 0.020 < a
+    a, b = both(0.020, 0.016)
+    assert a <= 0.020 < b
+
+
+def test_where_there_is_enough_for_both_by_their_targets_though_not_in_equal_parts_both_are():
+    a, b = both(0.017, 0.045)
+    assert a <= 0.017 and b <= 0.045
+    a, b = both(0.017, 0.045, {"decode_turn_ms": "0"})
+    assert a > 0.017 and b <= 0.045
+
+
+def test_one_that_no_share_would_help_goes_on_nevertheless():
+    hopeless, other = both(0.005, 0.011, {"decode_turn_ms": "40"}, output=60)
+    assert hopeless < 0.045 and other <= 0.015
