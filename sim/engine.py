@@ -264,11 +264,14 @@ class Engine:
     def _next(self) -> None:
         """What to do now. Its task is not at anything."""
         held = self._held() if self._waiting and self._batch else 0
-        if held and self._decode(held):
+        decodes = held > 0 and self._decode(held)
+        stands_still = decodes and self._look is not None
+        if decodes and not stands_still:
             return
+        # Nothing is held for decodes that stand still themselves.
         if self._waiting and self._pause is None and self._prefill():
             return
-        if self._batch and self._decode():
+        if stands_still or (self._batch and self._decode()):
             return
         self._count_used()
         self._processor.rest(self._task)

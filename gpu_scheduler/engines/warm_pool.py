@@ -8,6 +8,7 @@ bounds engine processes of the group, taken ones included.
 from __future__ import annotations
 
 import asyncio
+import time
 
 from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
 from services import log, tasks
@@ -15,6 +16,8 @@ from services.errors import Refused, TimedOut
 
 _log = log.get(__name__)
 _MOST_START_FAILURES = 3
+_STEADY_S = 60.0
+"""Who lived so long has not died of what others died of."""
 
 
 class WarmPool:
@@ -106,10 +109,12 @@ class WarmPool:
     async def _replace_idle(self, engine: Engine) -> None:
         """One that dies while it waits for a model has nobody else to notice it. Where they die one after the other,
         the next `take` finds out why."""
+        began = time.monotonic()
         await engine.dead.wait()
         if engine in self._idle and not self._closed:
             self._idle.remove(engine)
-            self._failures += 1
+            self._failures = 1 if time.monotonic() - began > _STEADY_S else self._failures + 1
+            self._last_failure = f"engine {engine.pid} died before it had a model"
             _log.warning("a warm engine died", engine=engine.pid, kind=self.spawn.kind, failures=self._failures)
             if self._failures < _MOST_START_FAILURES:
                 self.fill()

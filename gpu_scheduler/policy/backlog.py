@@ -318,13 +318,12 @@ class Backlog:
 
         late, arrivals = [line.ids[i] for i in left_out.tolist()], line.seconds()[left_out]
         self._press(now, late)
-        self._late = set(late)
-        classes_late = np.concatenate((line.classes()[left_out], self._lines.missed.classes()))
-        self._late_of = self._models.counted(classes_late)
+        self._late, classes = set(late), line.classes()[left_out]
         if self._droppable and (drops := self._drop([*just_missed, *late], now)):
             decisions += drops
             stay = np.array([request_id in self._late for request_id in late], bool)
-            late, arrivals = list(compress(late, stay.tolist())), arrivals[stay]
+            late, arrivals, classes = list(compress(late, stay.tolist())), arrivals[stay], classes[stay]
+        self._late_of = self._models.counted(np.concatenate((classes, self._lines.missed.classes())))
         second = self._lines.by_age(late, arrivals, self.rules.best_effort_yield_s)
 
         least, most = inf, 0.0

@@ -1,13 +1,14 @@
-"""Whose decode steps go first where several engines of a group decode at once: those of who needs the least of the
-devices to keep its TPOT target.
+"""Whose decode steps go first where several engines of a group decode at once and there is not enough for all: those
+of who needs the least of the devices to keep its TPOT target.
 
 The driver gives processes on a GPU equal slices, and a little is lost between them. Two engines of which each needs
 half of the device thus get 0.45 of it, and both miss their targets by a tenth; of three all do. It is the choice that
 Moore-Hodgson makes of first tokens: with not enough for all, leave out who costs the most.
 
 **The need** of an engine is the share of the devices that keeps its tightest target: a decode step alone over the mean
-that the target allows (`Pace.step_s`). Whoever needs less goes before; a need of 1 or more is last, because no share
-keeps that target.
+that the target allows (`Pace.step_s`). Where all that want something need more than `ENOUGH` together, whoever needs
+less goes before; a need of 1 or more is last, because no share keeps that target. Else they have equal slices: who goes
+first would take more than it needs, as it can hardly know when it has enough for a request of a few tokens.
 
 **What it wants** is bounded by the target: an engine whose decodes have their lead (`lead.py`) wants nothing more than
 others, and stands still while somebody does. It falls behind by that until it wants again, and so goes at the pace of
@@ -22,6 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+ENOUGH = 0.9
+"""What engines can make of the devices in equal slices."""
 FULL = 0.9
 """Share of its lead above which an engine wants nothing. Whoever has a long one stands still for a tenth of it between
 two steps, which is the pace of its target; where requests are short the lead is one step, and no time to wait in."""
@@ -47,4 +50,7 @@ def wants(ahead_s: float, lead_s: float) -> bool:
 
 def waits(own: Want, wanting: bool, others: Iterable[Want]) -> bool:
     """Whether the next decode step waits for one of the `others`, who all want. `wanting`: whether it wants itself."""
-    return any(not wanting or other < own for other in others)
+    others = list(others)
+    if not wanting:
+        return bool(others)
+    return own.need + sum(other.need for other in others) > ENOUGH and min(others, default=own) < own

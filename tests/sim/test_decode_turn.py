@@ -17,9 +17,7 @@ WARM = 32
 def both(tpot_a, tpot_b, settings=None, output=300):
     """Seconds a token of a request of either, which come at the same moment."""
     targets = {"a": tpot_a, "b": tpot_b}
-    warm = [
-        Request(f"{name}{i}", name, 10.0 * i, 1, output, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)
-    ]
+    warm = [Request(f"{name}{i}", name, 10.0 * i, 1, output, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)]
     asked = [Request(name, name, 20.0 * WARM, 1, output, 9.0, tpot) for name, tpot in targets.items()]
     known = models("a", "b")
     replay([*warm, *asked], known, hardware=SHARED, settings=settings or {})
@@ -44,6 +42,17 @@ def test_where_there_is_enough_for_both_by_their_targets_though_not_in_equal_par
     assert a <= 0.017 and b <= 0.045
     a, b = both(0.017, 0.045, {"decode_turn_ms": "0"})
     assert a > 0.017 and b <= 0.045
+
+
+def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both():
+    """How far short ones are ahead says nothing: five of them, one after the other, beside a long one."""
+    targets = {"a": 0.026, "b": 0.026}
+    warm = [Request(f"{name}{i}", name, 10.0 * i, 1, 8, 9.0, targets[name]) for i, name in enumerate("ab" * WARM)]
+    at = 20.0 * WARM
+    long = Request("long", "a", at, 1, 1500, 9.0, targets["a"])
+    short = [Request(f"short{i}", "b", at + 2.0 + 2 * i, 1, 30, 9.0, targets["b"]) for i in range(5)]
+    replay([*warm, long, *short], models("a", "b"), hardware=SHARED)
+    assert all(request.tpot <= 0.026 for request in (long, *short))
 
 
 def test_one_that_no_share_would_help_goes_on_nevertheless():

@@ -153,7 +153,8 @@ class Loop:
     def _wait_for_way(self) -> None:
         """Until no step of another engine goes first any more, an event, or time has come for a prompt of its own."""
         held = self._prefill_held()
-        while self._ranks.gives_way_now():
+        self._tell_want(time.monotonic())
+        while self._decodes() and self._ranks.gives_way_now():
             if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
             self._tell_want(time.monotonic())  # what stands still falls behind
@@ -253,7 +254,10 @@ class Loop:
         """False when it is another engine's turn or a pause, when what is `running` has to decode first, when memory
         has to leave first, or when the next chunk of a prompt has none."""
         instance, scheduler = self._instance, self._instance.scheduler
-        if not self._my_turn() or (self.pacer.holds and any(not request.finished() for request in running.reqs)):
+        if not self._my_turn():
+            return False
+        # Nothing is held for decodes that stand still themselves.
+        if self.pacer.holds and any(not r.finished() for r in running.reqs) and not self._ranks.gives_way():
             return False
         if self._over_limit():
             if scheduler.running_batch.is_empty():
@@ -289,15 +293,22 @@ class Loop:
         """Whether the decode step that is due waits: another engine goes first. Never that of a probe."""
         self._tell_want(self._ranks.now(), due=True)
         self._gave_way = self._instance.state is not State.PROVING and self._ranks.gives_way()
+        if self._gave_way:
+            self.pacer.stood_still()
         return self._gave_way
 
     def _tell_want(self, now: float, due: bool = False) -> None:
         """What other engines are to know of its decodes. `due`: a step is, perhaps of requests that were prefilled just
         now and run as soon as it begins."""
-        instance = self._instance
-        decodes = instance.state is not State.PROVING and (due or not instance.scheduler.running_batch.is_empty())
-        need = self.pacer.need(instance.decode_step_s) if decodes else None
+        decodes = self._instance.state is not State.PROVING and (due or self._decodes())
+        need = self.pacer.need(self._instance.decode_step_s) if decodes else None
         self._ranks.decodes(need, need is not None and self.pacer.wants(now))
+
+    def _decodes(self) -> bool:
+        """Whether a request of the batch goes on. Those that are over stay in it until the next decode step is formed,
+        which may have to wait."""
+        running = self._instance.scheduler.running_batch.reqs
+        return any(not request.finished() and request.to_finish is None for request in running)
 
     # --- steps
 
@@ -339,6 +350,7 @@ class Loop:
     def sleep(self) -> None:
         """SGLang is idle: does what had to wait for that, gives back what nobody uses, then waits for an event."""
         instance = self._instance
+        self._ranks.decodes(None, False)
         if self._commands.when_idle():
             return
         kv = instance.kv

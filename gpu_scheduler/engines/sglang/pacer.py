@@ -31,21 +31,28 @@ class Pacer:
         self._took_s = 0.0
         self._lead = Lead()
         self._pace = FREE
-        self._decoded_at = 0.0
+        self._decoded_at: float | None = None
+        """The last decode step, if nothing but that was begun or waited for since."""
         self._steps: deque[float] = deque(maxlen=_STEPS)
         """From one decode step to the next."""
 
     def began(self, alone: bool) -> None:
         """A prefill step was given to the device; `alone`: nothing waits to decode meanwhile."""
         self._under_way.append(self._now)
+        self._decoded_at = None
         if alone:
             self._lead.alone()
 
     def decodes(self) -> None:
         """A decode step was given to the device."""
-        self._steps.append(self._now - self._decoded_at)
+        if self._decoded_at is not None:
+            self._steps.append(self._now - self._decoded_at)
         self._decoded_at = self._now
         self._lead.decoded(self._now, self._now, self._pace)
+
+    def stood_still(self) -> None:
+        """A decode step that was due was not begun."""
+        self._decoded_at = None
 
     def ended(self) -> None:
         """Its results are here."""

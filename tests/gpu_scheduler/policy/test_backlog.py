@@ -226,6 +226,21 @@ def test_a_model_that_is_not_in_sight_makes_what_has_a_deadline_late():
 # --- what is thrown away ----------------------------------------------------------------------------------------------
 
 
+def test_how_many_wait_and_are_late_is_known_by_model_without_those_that_were_thrown_away():
+    queue = backlog("m", "other")
+    for number in range(3):
+        queue.add(request(f"dropped {number}", deadline=0.5, drop_late=True), 0.0)
+    for number in range(2):
+        queue.add(request(f"late {number}", deadline=0.5), 0.0)
+    queue.add(request("in time", deadline=50.0), 0.0)
+    queue.add(request("any time"), 0.0)
+    queue.add(request("of another", deadline=0.5, model="other"), 0.0)
+    queue.plan(0.0)
+    assert (queue.waiting_of("m"), queue.waiting_of("other"), queue.waiting_of("nobody")) == ((4, 2), (1, 1), (0, 0))
+    queue.plan(60.0)
+    assert queue.waiting_of("m") == (4, 3)
+
+
 def test_a_late_request_is_dropped_only_if_its_client_asked():
     queue = backlog()
     queue.add(request("asked", deadline=0.5, drop_late=True), 0.0)

@@ -19,8 +19,12 @@ def standing(all_of_them):
 
 
 def test_who_needs_less_of_the_devices_goes_first():
-    small, large = Want(0.3, 2), Want(0.6, 1)
+    small, large = Want(0.3, 2), Want(0.7, 1)
     assert standing({small: True, large: True}) == {large}
+
+
+def test_where_there_is_enough_for_all_nobody_stands_still():
+    assert standing({Want(0.3, 2): True, Want(0.5, 1): True, Want(0.09, 3): True}) == set()
 
 
 def test_who_is_ahead_of_its_target_stands_still_for_who_is_not_whatever_they_need():
@@ -33,10 +37,15 @@ def test_who_all_have_what_they_want_share_the_devices():
 
 
 @given(engines)
-def test_somebody_always_goes_on_and_of_those_who_want_it_is_one(all_of_them):
+def test_somebody_always_goes_on_and_where_there_is_not_enough_it_is_one_of_those_who_want(all_of_them):
     wanting = {own for own, wants in all_of_them.items() if wants}
     goes_on = set(all_of_them) - standing(all_of_them)
-    assert goes_on == ({min(wanting)} if wanting else set(all_of_them))
+    if not wanting:
+        assert goes_on == set(all_of_them)
+    elif sum(own.need for own in wanting) > decode_turn.ENOUGH + 1e-9:
+        assert goes_on == {min(wanting)}
+    elif sum(own.need for own in wanting) < decode_turn.ENOUGH - 1e-9:
+        assert goes_on == wanting
 
 
 def test_decodes_that_have_nearly_their_lead_want_no_more():

@@ -18,7 +18,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
 NEIGHBOUR = INDEX + 1
 LONG_S, SHORT_S = 1000.0, 0.02
-PACE = Pace(step_s=1.0, lead_s=0.05)
+PACE = Pace(step_s=0.001, lead_s=0.05)
+"""More than one engine could keep: a need of several."""
 
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
@@ -47,7 +48,7 @@ async def test_decodes_stand_still_for_a_neighbour_that_needs_less_and_not_for_o
         for number in range(3):
             assert (await end.answer(f"{number}")).tokens == said["llama"][number]
 
-        turns.want(NEIGHBOUR, 50.0, time.monotonic() + LONG_S)
+        turns.want(NEIGHBOUR, 65.0, time.monotonic() + LONG_S)
         end.ask("needs less", prompts[3], 10, ignore_eos=True)
         assert (await end.answer("needs less")).tokens == said["llama"][3][:10]
 

@@ -20,6 +20,8 @@ class Ranks:
     def pace(self):
         return None
     pace_now = pace
+    def decodes(self, need, wanting):
+        pass
 
 ranks, instance = Ranks(), MagicMock()
 agreements = [Agreed(news=True, wanted=7), Agreed()]
@@ -70,6 +72,9 @@ class Ranks:
     def pace(self):
         return Pace(128, 2.0)
     pace_now = pace
+    told = None
+    def decodes(self, need, wanting):
+        self.told = need, wanting
 
 clock, instance = Clock(), MagicMock()
 module.time = clock
@@ -161,6 +166,9 @@ loop = module.Loop(instance)
 loop._commands, loop._attend, loop._tell = MagicMock(), MagicMock(), MagicMock()
 loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
 way_is_free, scheduler.chunked_req = 200.0, None
+request = MagicMock(to_finish=None)
+request.finished.return_value = False
+scheduler.running_batch.reqs = [request]
 loop.pacer.look(clock.now)
 loop.pacer.began(alone=False)
 clock.now += 1.0
@@ -182,6 +190,39 @@ assert clock.now < 150.01, "it gave way once"
 def test_an_engine_that_gives_way_goes_on_when_the_pause_before_its_own_prefill_ends(imported: Imported) -> None:
     """And that pause is as long as the step before asks for, not what it gave way for."""
     imported.run(WAY)
+
+
+OVER = (
+    WAY.split("way_is_free, scheduler")[0]
+    + """
+way_is_free, scheduler.chunked_req, scheduler.waiting_queue = 200.0, None, []
+instance.decode_step_s = 0.005
+loop.pacer.look(clock.now, Pace(step_s=0.01, lead_s=0.01))
+module.Loop._pace = lambda loop: Pace(step_s=0.01, lead_s=0.01)
+runs, over = MagicMock(to_finish=None), MagicMock(to_finish=None)
+runs.finished.return_value, over.finished.return_value = False, True
+scheduler.running_batch.reqs = [over, runs]
+way_is_free, loop._gave_way = clock.now + 1.0, True
+loop.pull()
+assert clock.now >= way_is_free and instance.ranks.told == (0.5, True), instance.ranks.told
+
+scheduler.running_batch.reqs = [over]
+began, way_is_free, loop._gave_way = clock.now, clock.now + 1.0, True
+loop.pull()
+assert clock.now == began and instance.ranks.told == (None, False), instance.ranks.told
+
+scheduler.running_batch.reqs = [runs]
+loop.pull()
+assert instance.ranks.told == (0.5, True)
+loop.sleep()
+assert instance.ranks.told == (None, False)
+"""
+)
+
+
+def test_a_batch_in_which_nothing_goes_on_waits_for_nobody_and_nobody_for_it(imported: Imported) -> None:
+    """Requests that are over stay in it until the next step is formed."""
+    imported.run(OVER)
 
 
 RESULTS = """

@@ -56,16 +56,36 @@ def test_decodes_want_to_be_first_until_they_have_their_lead_and_again_when_it_i
 def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_request_takes(pacer):
     assert pacer.need(0.005) is None, "no target"
     pace = Pace(step_s=0.010, lead_s=0.010)
-    pacer.look(100.0, pace)
-    assert pacer.need(0.005) == 0.5
-    for now in (101.0, 101.012, 101.018, 101.040):
+
+    def step(now):
         pacer.look(now, pace)
         pacer.decodes()
+
+    step(101.0)
+    assert pacer.need(0.005) == 0.5, "the first one is known when the second begins"
+    for now in (101.012, 101.018, 101.040):
+        step(now)
     assert pacer.need(0.005) == pytest.approx(0.6)
     for number in range(1, 17):
-        pacer.look(101.040 + 0.004 * number, pace)
-        pacer.decodes()
+        step(101.040 + 0.004 * number)
     assert pacer.need(0.005) == 0.5
+
+
+def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need(pacer):
+    pace = Pace(step_s=0.010, lead_s=0.010)
+    for number in range(20):
+        pacer.look(101.0 + 0.05 * number, pace)
+        pacer.decodes()
+        pacer.stood_still()
+    assert pacer.need(0.005) == 0.5
+    pacer.look(110.0, pace)
+    pacer.decodes()
+    pacer.began(alone=False)
+    pacer.look(110.001, pace)
+    pacer.decodes()
+    pacer.look(110.008, pace)
+    pacer.decodes()
+    assert pacer.need(0.005) == pytest.approx(0.7)
 
 
 @pytest.fixture

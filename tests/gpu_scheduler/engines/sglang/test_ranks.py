@@ -106,7 +106,7 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
     words.set_decode_turn(1000.0)
 
     def give_way(need: float | None, wanting: bool) -> list[bool]:
-        words.want(2, 0.5, time.monotonic() + 1000.0)  # whoever is late here
+        words.want(2, 0.55, time.monotonic() + 1000.0)  # whoever is late here
         for rank in three.ranks:
             rank.decodes(need, wanting)
         three.all(lambda rank: three.channels[rank].receive())
@@ -119,7 +119,7 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
     assert words.wanting(2, time.monotonic()) == []
     assert give_way(None, False) == [False] * 3, "it has no target"
     words.want(2, None, time.monotonic())
-    words.want(3, 0.1, time.monotonic() + 1000.0)
+    words.want(3, 0.4, time.monotonic() + 1000.0)
     words.set_decode_turn(0.0)
     assert give_way(0.6, True) == [False] * 3
 
