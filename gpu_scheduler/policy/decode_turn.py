@@ -54,3 +54,12 @@ def waits(own: Want, wanting: bool, others: Iterable[Want]) -> bool:
     if not wanting:
         return bool(others)
     return own.need + sum(other.need for other in others) > ENOUGH and min(others, default=own) < own
+
+
+def alone(own: Want, wanting: bool, others: Iterable[Want]) -> bool:
+    """Whether a decode step that begins now has the devices for itself, so that what it takes says what it needs: the
+    engine wants to be first and is, or nobody else wants to. Of those who want nothing it is not known whether they
+    decode."""
+    others = list(others)
+    crowded = own.need + sum(other.need for other in others) > ENOUGH
+    return wanting and (not others or (crowded and own < min(others)))

@@ -320,7 +320,7 @@ class Loop:
 
     def decode_begins(self) -> None:
         """A decode step goes to the device."""
-        self.pacer.decodes()
+        self.pacer.decodes(self._ranks.alone())
         self._ranks.stepped()
 
     def prefill_begins(self, alone: bool) -> None:

@@ -32,9 +32,9 @@ class Pacer:
         self._lead = Lead()
         self._pace = FREE
         self._decoded_at: float | None = None
-        """The last decode step, if nothing but that was begun or waited for since."""
+        """The last decode step, if it had the device for itself, and nothing was begun or waited for since."""
         self._steps: deque[float] = deque(maxlen=_STEPS)
-        """From one decode step to the next."""
+        """From one decode step that had the device for itself to the next."""
 
     def began(self, alone: bool) -> None:
         """A prefill step was given to the device; `alone`: nothing waits to decode meanwhile."""
@@ -43,11 +43,11 @@ class Pacer:
         if alone:
             self._lead.alone()
 
-    def decodes(self) -> None:
-        """A decode step was given to the device."""
+    def decodes(self, undisturbed: bool) -> None:
+        """A decode step was given to the device; `undisturbed`: which no other engine uses meanwhile."""
         if self._decoded_at is not None:
             self._steps.append(self._now - self._decoded_at)
-        self._decoded_at = self._now
+        self._decoded_at = self._now if undisturbed else None
         self._lead.decoded(self._now, self._now, self._pace)
 
     def stood_still(self) -> None:

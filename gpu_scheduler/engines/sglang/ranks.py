@@ -77,6 +77,10 @@ class Ranks(Protocol):
         None: there are none, or they have no target."""
         ...
 
+    def alone(self) -> bool:
+        """Whether a decode step that begins now has the device for itself."""
+        ...
+
     def claim(self) -> None:
         """A prefill step goes to the device: decode steps of other engines wait for it."""
         ...
@@ -132,6 +136,15 @@ class _Turn:
             return False
         own = wanted(self._index, self._need)
         return decode_turn.waits(own, self._wanting, self._turn.wanting(self._index, now))
+
+    def alone(self) -> bool:
+        if self._turn is None:
+            return True
+        now = time.monotonic()
+        if self._need is None or self._turn.claimed(self._index, now):
+            return False
+        own = wanted(self._index, self._need)
+        return decode_turn.alone(own, self._wanting, self._turn.wanting(self._index, now))
 
     def decodes(self, need: float | None, wanting: bool) -> None:
         self._need, self._wanting = need, wanting
@@ -337,6 +350,10 @@ class Follower(_Several):
 
     def decodes(self, need: float | None, wanting: bool) -> None:
         """The first rank tells."""
+
+    def alone(self) -> bool:
+        """The first rank knows."""
+        return False
 
     def claim(self) -> None:
         """The first rank does."""

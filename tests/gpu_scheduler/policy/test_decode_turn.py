@@ -48,6 +48,24 @@ def test_somebody_always_goes_on_and_where_there_is_not_enough_it_is_one_of_thos
         assert goes_on == wanting
 
 
+def test_a_step_says_what_it_needs_where_nobody_else_goes_on():
+    own, less, more = Want(0.5, 2), Want(0.45, 1), Want(0.6, 3)
+    assert decode_turn.alone(own, True, [])
+    assert decode_turn.alone(own, True, [more]), "which stands still"
+    assert not decode_turn.alone(own, True, [less]), "which goes first"
+    assert not decode_turn.alone(own, True, [Want(0.2, 3)]), "both have what they need"
+    assert not decode_turn.alone(own, False, []), "others may decode who want nothing either"
+
+
+@given(engines)
+def test_of_several_that_want_at_most_one_is_alone_and_then_all_others_stand_still(all_of_them):
+    wanting = {own for own, wants in all_of_them.items() if wants}
+    alone = {own for own in wanting if decode_turn.alone(own, True, wanting - {own})}
+    assert len(alone) <= 1
+    if alone:
+        assert set(all_of_them) - standing(all_of_them) == alone
+
+
 def test_decodes_that_have_nearly_their_lead_want_no_more():
     assert decode_turn.wants(-0.1, 0.05) and decode_turn.wants(0.0, 0.05) and decode_turn.wants(0.044, 0.05)
     assert not decode_turn.wants(0.046, 0.05)

@@ -59,7 +59,7 @@ def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_reque
 
     def step(now):
         pacer.look(now, pace)
-        pacer.decodes()
+        pacer.decodes(True)
 
     step(101.0)
     assert pacer.need(0.005) == 0.5, "the first one is known when the second begins"
@@ -75,16 +75,20 @@ def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need
     pace = Pace(step_s=0.010, lead_s=0.010)
     for number in range(20):
         pacer.look(101.0 + 0.05 * number, pace)
-        pacer.decodes()
+        pacer.decodes(True)
         pacer.stood_still()
     assert pacer.need(0.005) == 0.5
+    for number in range(20):
+        pacer.look(105.0 + 0.02 * number, pace)
+        pacer.decodes(False)
+    assert pacer.need(0.005) == 0.5, "other engines were at their steps, too"
     pacer.look(110.0, pace)
-    pacer.decodes()
+    pacer.decodes(True)
     pacer.began(alone=False)
     pacer.look(110.001, pace)
-    pacer.decodes()
+    pacer.decodes(True)
     pacer.look(110.008, pace)
-    pacer.decodes()
+    pacer.decodes(True)
     assert pacer.need(0.005) == pytest.approx(0.7)
 
 
@@ -111,7 +115,7 @@ def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first
     pacer.look(101.030)
     assert pacer.holds
     for step in range(3):
-        pacer.decodes()
+        pacer.decodes(True)
         pacer.look(101.030 + 0.001 * step)
     assert not pacer.holds
 
@@ -136,5 +140,5 @@ def test_another_engines_turn_takes_nothing_from_what_decodes_may_take(behind):
 
 def test_without_a_bound_nothing_is_held(behind):
     behind.look(102.1, FREE)
-    behind.decodes()
+    behind.decodes(True)
     assert not behind.holds

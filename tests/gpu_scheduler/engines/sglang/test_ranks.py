@@ -114,7 +114,9 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
 
     assert give_way(0.6, True) == [True] * 3
     assert words.wanting(2, time.monotonic()) == [turn.wanted(1, 0.6)]
+    assert not three.leader.alone()
     assert give_way(0.4, True) == [False] * 3
+    assert three.leader.alone(), "the other stands still"
     assert give_way(0.4, False) == [True] * 3, "it is ahead of its target"
     assert words.wanting(2, time.monotonic()) == []
     assert give_way(None, False) == [False] * 3, "it has no target"
