@@ -34,6 +34,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "serverlessllm": ("serverlessllm", {}),
     "prism": ("prism", {}),
     "no-placement": ("prism", {"rebalance": "false"}),
+    "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
 }
 WARM_GAP_S = 60.0
 

@@ -9,8 +9,9 @@ serverlessllm
              engine of the warm pool. It waits for a device as long as all are busy; its authors' choice among servers
              (the nearest checkpoint) is none where one node has all images
 prism        everything
-no-...       without rebalancing, in planned places; in order of arrival, without turn and pace; the former with fixed
-             limits as well (a part of the memory is one of a place); with engines given up instead of hibernating
+no-...       without rebalancing, in planned places; in order of arrival, without turn and pace; with decodes that share
+             the devices; the first with fixed limits as well (a part of the memory is one of a place); with engines
+             given up instead of hibernating
 
 The plan is that of the simulator's static partition (`placement/policy/partition.py`), from the rates of the slice.
 """
@@ -73,6 +74,7 @@ SYSTEMS = {
     "prism": System(),
     "no-placement": System(planned=True),
     "no-arbitration": System(arbitration=_BY_ARRIVAL),
+    "no-decode-turn": System(arbitration={"decode_turn_ms": 0.0}),
     "no-ballooning": System(planned=True, divided=True, placement={"relieve": False}),
     "no-hibernation": System(placement={"hibernate": False}),
 }
