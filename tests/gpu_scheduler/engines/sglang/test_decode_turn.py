@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
 NEIGHBOUR = INDEX + 1
 LONG_S, SHORT_S = 1000.0, 0.02
-PACE = Pace(step_s=0.001, lead_s=0.05)
+PACE = Pace(step_s=0.003, lead_s=0.05)
 """More than one engine could keep: a need of several."""
 
 
