@@ -74,7 +74,8 @@ class Arbitration(Section):
     devices with it."""
     decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
     """How long decode steps wait at most for those of engines that need less of the devices to keep their TPOT targets,
-    or need more and are behind (policy/decode_turn.py). 0: they share the devices."""
+    where there is not enough for all, and for any that are less far ahead of them (policy/decode_turn.py). 0: they
+    share the devices."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """What is kept for requests whose model and client name no TPOT target."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)

@@ -121,7 +121,7 @@ class Turn:
         word = 0
         if need is not None:
             word = int(1e6 * (now + _WANTED_S)) << 16 | min(_MOST_NEED, round(1e3 * need))
-        _CLAIM.pack_into(self._words, _WANTS_AT + _CLAIM.size * (index % _PLACES), word)
+        _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
 
     def wanting(self, index: int, now: float) -> list[Want]:
         """Engines other than that with `index` which want to decode."""
@@ -140,5 +140,5 @@ def wanted(index: int, need: float) -> Want:
     return Want(min(_MOST_NEED, round(1e3 * need)) / 1e3, index % _PLACES)
 
 
-def _place(index: int) -> int:
-    return _CLAIMS_AT + _CLAIM.size * (index % _PLACES)
+def _place(index: int, table: int = _CLAIMS_AT) -> int:
+    return table + _CLAIM.size * (index % _PLACES)

@@ -41,7 +41,7 @@ import numpy as np
 from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.credit import Credit
 from gpu_scheduler.policy.decisions import Agenda, Drop, Expire, Start, Why
-from gpu_scheduler.policy.line import Array
+from gpu_scheduler.policy.line import Array, Classes
 from gpu_scheduler.policy.lines import Entry, Lines
 from gpu_scheduler.policy.lines import State as State
 from gpu_scheduler.policy.models import Models
@@ -308,22 +308,22 @@ class Backlog:
 
         just_missed = self._lines.miss(now, self._entries, self._class_of)
         line = self._lines.timed
-        times, costs = line.times(), line.costs(rates)
-        left_out = late_indices(times, self._hopeless_are_infinite(costs, times, now), start)
+        times, classes, costs = line.times(), line.classes(), line.costs(rates)
+        left_out = late_indices(times, self._hopeless_are_infinite(costs, times, classes, now), start)
         in_s = np.ones(len(line), bool)
         in_s[left_out] = False
         on_time = tuple(compress(line.ids, in_s.tolist()))
-        of_s = self._models.counted(line.classes()[in_s])
+        of_s = self._models.counted(classes[in_s])
         room = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
 
         late, arrivals = [line.ids[i] for i in left_out.tolist()], line.seconds()[left_out]
         self._press(now, late)
-        self._late, classes = set(late), line.classes()[left_out]
+        self._late, of_late = set(late), classes[left_out]
         if self._droppable and (drops := self._drop([*just_missed, *late], now)):
             decisions += drops
             stay = np.array([request_id in self._late for request_id in late], bool)
-            late, arrivals, classes = list(compress(late, stay.tolist())), arrivals[stay], classes[stay]
-        self._late_of = self._models.counted(np.concatenate((classes, self._lines.missed.classes())))
+            late, arrivals, of_late = list(compress(late, stay.tolist())), arrivals[stay], of_late[stay]
+        self._late_of = self._models.counted(np.concatenate((of_late, self._lines.missed.classes())))
         second = self._lines.by_age(late, arrivals, self.rules.best_effort_yield_s)
 
         least, most = inf, 0.0
@@ -410,12 +410,12 @@ class Backlog:
                 break
         self.pressed = now < self._pressed_until
 
-    def _hopeless_are_infinite(self, costs: Array, times: Array, now: float) -> Array:
+    def _hopeless_are_infinite(self, costs: Array, times: Array, classes: Classes, now: float) -> Array:
         """The costs, with +inf (always late) for requests that their model's wake-up alone makes late."""
         ready = self._models.ready(now)
         if ready is None:
             return costs
-        return np.where(ready[self._lines.timed.classes()] + costs > times, inf, costs)
+        return np.where(ready[classes] + costs > times, inf, costs)
 
     def _credit_suffices(self, second: tuple[str, ...], now: float) -> float:
         """When the idle turn will have earned enough for the oldest request of the second queue that may start."""

@@ -20,7 +20,7 @@ is missed, its stream never stops.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import NamedTuple
 
 ENOUGH = 0.9
@@ -48,18 +48,20 @@ def wants(ahead_s: float, lead_s: float) -> bool:
     return ahead_s < FULL * lead_s
 
 
-def waits(own: Want, wanting: bool, others: Iterable[Want]) -> bool:
+def waits(own: Want, wanting: bool, others: Collection[Want]) -> bool:
     """Whether the next decode step waits for one of the `others`, who all want. `wanting`: whether it wants itself."""
-    others = list(others)
     if not wanting:
         return bool(others)
-    return own.need + sum(other.need for other in others) > ENOUGH and min(others, default=own) < own
+    return _crowded(own, others) and min(others, default=own) < own
 
 
-def alone(own: Want, wanting: bool, others: Iterable[Want]) -> bool:
+def alone(own: Want, wanting: bool, others: Collection[Want]) -> bool:
     """Whether a decode step that begins now has the devices for itself, so that what it takes says what it needs: the
     engine wants to be first and is, or nobody else wants to. Of those who want nothing it is not known whether they
     decode."""
-    others = list(others)
-    crowded = own.need + sum(other.need for other in others) > ENOUGH
-    return wanting and (not others or (crowded and own < min(others)))
+    return wanting and (not others or (_crowded(own, others) and own < min(others)))
+
+
+def _crowded(own: Want, others: Collection[Want]) -> bool:
+    """Whether there is not enough for all."""
+    return own.need + sum(other.need for other in others) > ENOUGH

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Key = tuple[float, float, int]
 """(deadline, arrival, sequence number), or arrival first: unique, and its order is that of the line."""
 Array = NDArray[np.float64]
+Classes = NDArray[np.int64]
 
 
 class Line:
@@ -65,7 +66,7 @@ class Line:
         """The second part of each key."""
         return np.array(self._seconds)
 
-    def classes(self) -> NDArray[np.int64]:
+    def classes(self) -> Classes:
         return np.array(self._classes, np.int64)
 
     def costs(self, rates: Array) -> Array:

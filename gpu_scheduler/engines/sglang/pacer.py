@@ -92,7 +92,7 @@ class Pacer:
 
     def need(self, least_s: float) -> float | None:
         """Share of the devices that keeps the target; None without one. A decode step alone takes `least_s` with one
-        request, and with these what the quickest of the last ones took: others met other work."""
+        request, and with these what the quickest of the last undisturbed ones took."""
         if self._pace.step_s == 0:
             return None
         return decode_turn.need(max(least_s, min(self._steps, default=0.0)), self._pace.step_s)

@@ -78,7 +78,7 @@ class Ranks(Protocol):
         ...
 
     def alone(self) -> bool:
-        """Whether a decode step that begins now has the device for itself."""
+        """Whether the decode step that was asked for last, and need not wait, has the device for itself."""
         ...
 
     def claim(self) -> None:
@@ -116,6 +116,7 @@ class _Turn:
         self._need: float | None = None
         self._wanting = False
         self._told_want = False
+        self._alone = turn is None
 
     def pace_now(self) -> Pace | None:
         if self._turn is None:
@@ -126,25 +127,18 @@ class _Turn:
         if self._turn is None:
             return False
         now = time.monotonic()
+        self._alone = False
         if self._turn.claimed(self._index, now):
             return self._precedence.waits(True, now, self._turn.precedence_s)
-        return self._precedence.waits(self._is_others(now), now, self._turn.decode_turn_s)
-
-    def _is_others(self, now: float) -> bool:
-        """Whether the decode turn is."""
-        if self._turn is None or self._need is None:
-            return False
-        own = wanted(self._index, self._need)
-        return decode_turn.waits(own, self._wanting, self._turn.wanting(self._index, now))
+        is_others = False
+        if self._need is not None:
+            own, others = wanted(self._index, self._need), self._turn.wanting(self._index, now)
+            is_others = decode_turn.waits(own, self._wanting, others)
+            self._alone = decode_turn.alone(own, self._wanting, others)
+        return self._precedence.waits(is_others, now, self._turn.decode_turn_s)
 
     def alone(self) -> bool:
-        if self._turn is None:
-            return True
-        now = time.monotonic()
-        if self._need is None or self._turn.claimed(self._index, now):
-            return False
-        own = wanted(self._index, self._need)
-        return decode_turn.alone(own, self._wanting, self._turn.wanting(self._index, now))
+        return self._alone
 
     def decodes(self, need: float | None, wanting: bool) -> None:
         self._need, self._wanting = need, wanting

@@ -10,6 +10,7 @@ import pytest_asyncio
 from gpu_scheduler.engines import turn
 from gpu_scheduler.policy import pace
 from tests.gpu_scheduler.engines.sglang import checkpoints, forks
+from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 NEW_TOKENS = 40
@@ -49,6 +50,8 @@ def turns(word: int) -> Iterator[turn.Turn]:
     yield turns
     turns.give(turn.ANYBODY)
     turns.set_pace(INDEX, pace.FREE)
+    turns.set_precedence(0.0)
+    turns.set_decode_turn(0.0)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -57,6 +60,18 @@ async def engines(word: int) -> AsyncIterator[Engines]:
     shared = Engines("--turn-fd", str(word), "--turn-index", str(INDEX), pass_fds=[word])
     yield shared
     await shared.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session", params=[False, True], ids=["as on a CPU", "as on a GPU"])
+async def llama(
+    request: pytest.FixtureRequest, tmp_path: Path, engines: Engines, models: dict[str, Path]
+) -> AsyncIterator[EngineEnd]:
+    """An engine that holds a model, with what is the default on a CPU and with pages and overlap as on a GPU."""
+    options = {"page_size": 16, "overlap": 1} if request.param else {}
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("llama")
+        await end.hold(load(at, "llama", models["llama"], context_tokens=512, **options))
+        yield end
 
 
 @pytest.fixture(scope="session")
