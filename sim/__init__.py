@@ -23,9 +23,10 @@ under 256 endless requests of equal length (TTFT 15 % more than was measured, TP
 decodes (20 % too slow), a wake-up while other GPUs of the host are busy (15 % too fast). Fitted with models of 1B and
 8B only. Whole systems: `benchmarks/sim_check.py`, docs/gpu.md.
 
-24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 186 s of a core, on a shared
-host whose speed varies by two; with models of 32B, 14B and 8B, which overload them at times so that thousands of
-requests wait on one group, 517 s beside other work. Most of it are arbitration's plans at every event.
+24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 287 s of a core, on a shared
+host whose speed varies by two (186 s before engines looked before each decode step whose goes first). With models of
+32B, 14B and 8B, which overload them at times so that thousands of requests wait on one group, it took 517 s beside
+other work, before plans were computed in arrays.
 
 Not modelled: prefixes that are found again (every prompt is computed whole); KV that moves along with a migration (the
 source finishes what it runs); weights over several links or from another GPU, and copies that share a link; models
