@@ -9,6 +9,7 @@
     --part 1/2                  every second system, for one of two that run at once with the same DIR
     --limit-s 560               nothing is begun that would not be done by then
     --seconds 120               of each slice, from its beginning: to look at something, in a DIR of its own
+    --models 8b-1,3b-1          these alone, with their requests and targets: what one GPU can show
     --rehearse echo|sglang      on the CPU, small and short; the figures mean nothing
 
 A run that has its result in DIR is skipped, so the same command goes on where it ended. Parts of a run's name may be
@@ -52,6 +53,7 @@ from benchmarks.gpu.slices import (
     Cut,
     cut,
     load,
+    only,
 )
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model
@@ -208,7 +210,7 @@ async def _of_system(
                 "settings": systems.local(system, parts),
                 "plan": {name: {"group": part.place.group, "kv_bytes": part.kv_bytes} for name, part in parts.items()},
                 "devices": dict(site.devices),
-                "shapes": MODELS,
+                "shapes": {model.name: MODELS[model.name] for model in models},
             }
             found["slos"] = slos
             compared.write(given.out, each.name, given.commit, found)
@@ -237,7 +239,12 @@ def show(out: Path) -> None:
 
 
 def _load(given: argparse.Namespace, name: str, models: Sequence[Model]) -> Cut:
-    return load(given.traces, name, [model.name for model in models], _SHORT_S if given.rehearse else given.seconds)
+    names = [model.name for model in models]
+    seconds = _SHORT_S if given.rehearse else given.seconds
+    if not given.models:
+        return load(given.traces, name, names, seconds)
+    given.out.mkdir(parents=True, exist_ok=True)
+    return only(load(given.traces, name, list(MODELS), seconds), names, given.out / f"{name}.csv")
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -257,6 +264,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--traces", type=Path, help="folder of slices; for `cut` of the whole traces")
     parser.add_argument("--to", type=Path, help="of `cut`: where the slices go")
     parser.add_argument("--devices", type=lambda text: text.split(","), help="two of them")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=[], help=f"of {', '.join(MODELS)} (all)")
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
     parser.add_argument("--limit-s", type=float, default=inf)
     parser.add_argument("--seconds", type=float, help="of each slice (all of it)")
@@ -270,6 +278,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         runs(given.runs)
     except ValueError as error:
         parser.error(str(error))
+    if unknown := set(given.models) - set(MODELS):
+        parser.error(f"no such model: {', '.join(sorted(unknown))}")
     kind = "cpu" if given.rehearse else "cuda"
     given.devices = given.devices or [f"{kind}:0", f"{kind}:1"]
     return given
@@ -285,7 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     log.configure("compare", "warning")
     compared.many_descriptors()
-    wanted = dict(list(MODELS.items())[:_FEW]) if given.rehearse == "sglang" else MODELS
+    wanted = {name: shape for name, shape in MODELS.items() if name in (given.models or MODELS)}
+    if given.rehearse == "sglang":
+        wanted = dict(list(wanted.items())[:_FEW])
     with tempfile.TemporaryDirectory() as folder:
         models = compared.make(Path(folder), wanted, given.rehearse)
         site = compared.site(given.devices, len(models), CAPACITY_BYTES, given.rehearse)

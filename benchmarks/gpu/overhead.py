@@ -18,8 +18,9 @@ Where there are cores enough, both sides are pinned to the same ones, the main t
 First both are given requests until they have to evict: from then on no memory is mapped. With `--growing` they are not,
 and the first windows are those in which it is.
 
-A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. It is cut into windows;
-ratios are ours over theirs, window by window, with a 95 % confidence interval of their mean.
+A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. It is cut into windows, as
+many as --windows says or the load itself (`full:6`). Ratios are ours over theirs, window by window, with a 95 %
+confidence interval of their mean.
 """
 
 from __future__ import annotations
@@ -176,8 +177,10 @@ class Part:
             "clocks": {"before": report.smi("clocks.sm,temperature.gpu,power.draw")},
         }
         say(f"answers alone: {self._about['same_answers_alone']}; GPU has {self._about['gpu_memory_used_mib']} MiB")
-        for number, load in enumerate(self._given.loads.split(",")):
-            rows = await self._compare(ours, theirs, load, 100 * (number + 1))
+        for number, each in enumerate(self._given.loads.split(",")):
+            load, _, count_of = each.partition(":")
+            count = int(count_of or self._given.windows)
+            rows = await self._compare(ours, theirs, load, count, 100 * (number + 1))
             show(rows)
             self.rows += rows
             self._about["clocks"][f"after {load}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
@@ -210,7 +213,7 @@ class Part:
             equal += all(other == said[0] for other in said)
         return f"{equal} of 4 equal"
 
-    async def _compare(self, ours: Side, theirs: Side, load: str, seed: int) -> list[dict[str, Any]]:
+    async def _compare(self, ours: Side, theirs: Side, load: str, count: int, seed: int) -> list[dict[str, Any]]:
         sides = (ours, theirs)
         clocks = [turns.Clock() for _ in sides]
         processes = [turns.Processes(side.pids()) for side in sides]
@@ -220,7 +223,7 @@ class Part:
         ]
         with windows.no_collector():
             try:
-                await self._in_turns(load, loads, clocks, processes)
+                await self._in_turns(load, count, loads, clocks, processes)
             finally:
                 for each in processes:
                     each.go_on()
@@ -233,7 +236,7 @@ class Part:
         return _ratios(self._name, load, *found, stats)
 
     async def _in_turns(
-        self, load: str, loads: list[Load], clocks: list[turns.Clock], processes: list[turns.Processes]
+        self, load: str, count: int, loads: list[Load], clocks: list[turns.Clock], processes: list[turns.Processes]
     ) -> None:
         given = self._given
         for each in loads:
@@ -244,11 +247,11 @@ class Part:
         for each in processes:
             each.stop()
         await self._turns(clocks, processes, given.lead_in)
-        for number in range(given.windows):
+        for number in range(count):
             for each in loads:
                 each.edge()
             await self._turns(clocks, processes, given.window)
-            say(f"{self._name}, {load}: window {number + 1} of {given.windows}")
+            say(f"{self._name}, {load}: window {number + 1} of {count}")
         for each in loads:
             each.edge()
 

@@ -94,9 +94,20 @@ class Cut:
 
 
 def load(folder: Path, name: str, models: Sequence[str], seconds: float | None = None) -> Cut:
-    """What `cut` wrote; of these models, and shorter, in a rehearsal."""
+    """What `cut` wrote; in a rehearsal dealt to these models alone. `seconds`: so much of it, from its beginning."""
     part = SLICES[name]
     names = json.loads((folder / f"{name}.json").read_text())
     if seconds is not None:
-        part, names = replace(part, seconds=seconds), deal(list(names), models)
+        part = replace(part, seconds=seconds)
+    if not set(names.values()) <= set(models):
+        names = deal(list(names), models)
     return Cut(folder / f"{name}.csv", names, part)
+
+
+def only(whole: Cut, models: Sequence[str], to: Path) -> Cut:
+    """The requests of these models alone, written to the file `to`."""
+    names = {name: model for name, model in whole.names.items() if model in models}
+    with open(whole.path, newline="") as file, open(to, "w", newline="") as out:
+        header, *rows = csv.reader(file)
+        csv.writer(out).writerows([header, *(row for row in rows if row[1] in names)])
+    return replace(whole, path=to, names=names)

@@ -45,6 +45,7 @@ NAMES = ("first", "second")
 MODELS = dict.fromkeys(NAMES, "8b")
 CAPACITY_BYTES = 48 * compared.GIB
 """Weights, engines and graphs take 37 GB: 14 are left for KV."""
+SYSTEMS_OF = {"static": ("memory",), "prism": ("memory", "order"), "no-arbitration": ("order",)}
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0)
 LOOSE = 8.0
 JOINT_S = (0.0, 0.1, inf)
@@ -144,31 +145,43 @@ class Bench:
         if not self._there(name):
             self.missing.append(f"{name}: the client did not keep the schedule")
 
-    async def memory(self) -> None:
-        each_s = self._seconds["memory"] + _END_S
-        for system in ("static", "prism"):
-            name = f"memory-{system}"
-            if not self._there(name) and self._time_for(_START_S + each_s, [name]):
-                async with self._stack(SYSTEMS[system]) as at:
-                    await self._replayed(at, "memory", name, {}, {"system": system})
-
-    async def order(self) -> None:
-        each_s = self._seconds["order"] + _END_S
-        for system in ("prism", "no-arbitration"):
-            todo = {s: f"order-{system}-{s:g}" for s in SCALES if not self._there(f"order-{system}-{s:g}")}
-            if not todo or not self._time_for(_START_S + 2 * each_s, list(todo.values())):
+    async def compare(self, what: Sequence[str]) -> None:
+        """`memory` and `order`, each system started once for what is wanted of it."""
+        for name, parts in SYSTEMS_OF.items():
+            todo = {part: names for part in parts if part in what and (names := self._todo(part, name))}
+            if not todo:
                 continue
-            async with self._stack(SYSTEMS[system]) as at:
-                if not self._there("order-slos"):
-                    await self._calibrate(at)
-                slos = json.loads((self._given.out / "order-slos.json").read_text())["slos"]
-                for scale, name in todo.items():
-                    if self._time_for(each_s, [name]):
-                        scaled = {
-                            model: {"ttft_ms": factor * slos[model]["ttft_ms"]}
-                            for model, factor in zip(NAMES, (LOOSE, scale), strict=True)
-                        }
-                        await self._replayed(at, "order", name, scaled, {"system": system, "scale": scale})
+            first_s = min(self._seconds[part] for part in todo) + _END_S
+            if not self._time_for(_START_S + first_s, [run for names in todo.values() for run in names]):
+                continue
+            async with self._stack(SYSTEMS[name]) as at:
+                for part, names in todo.items():
+                    await (self._memory if part == "memory" else self._order)(at, name, names)
+
+    def _todo(self, part: str, system: str) -> list[str]:
+        """Runs without their result."""
+        names = [f"order-{system}-{scale:g}" for scale in SCALES] if part == "order" else [f"memory-{system}"]
+        return [name for name in names if not self._there(name)]
+
+    async def _memory(self, at: World, system: str, names: Sequence[str]) -> None:
+        if self._time_for(self._seconds["memory"] + _END_S, names):
+            await self._replayed(at, "memory", names[0], {}, {"system": system})
+
+    async def _order(self, at: World, system: str, names: Sequence[str]) -> None:
+        each_s = self._seconds["order"] + _END_S
+        if not self._there("order-slos") and self._time_for(2 * each_s, names):
+            await self._calibrate(at)
+        if not self._there("order-slos"):
+            return
+        slos = json.loads((self._given.out / "order-slos.json").read_text())["slos"]
+        for name in names:
+            scale = float(name.rpartition("-")[2])
+            if self._time_for(each_s, [name]):
+                scaled = {
+                    model: {"ttft_ms": factor * slos[model]["ttft_ms"]}
+                    for model, factor in zip(NAMES, (LOOSE, scale), strict=True)
+                }
+                await self._replayed(at, "order", name, scaled, {"system": system, "scale": scale})
 
     async def joint(self) -> None:
         each_s = self._seconds["joint"] + _END_S
@@ -240,8 +253,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as folder:
             models = compared.make(Path(folder), MODELS, given.rehearse)
             bench = Bench(given, models, compared.site([device], len(models), CAPACITY_BYTES, given.rehearse))
-            for what in given.what or ("memory", "order", "joint"):
-                await getattr(bench, what)()
+            what = given.what or ("memory", "order", "joint")
+            await bench.compare(what)
+            if "joint" in what:
+                await bench.joint()
             return bench.missing
 
     missing = asyncio.run(run())
