@@ -25,6 +25,7 @@ from balloond.policy.claims import (
     Refuse,
     Report,
     RoomAnswer,
+    Wanted,
     Why,
 )
 from balloond.policy.device import Device
@@ -195,21 +196,9 @@ class Daemon:
 
     # --- extents
 
-    def grow(
-        self,
-        lease_id: str,
-        request_id: int,
-        kind: Kind,
-        nbytes: int,
-        count: int,
-        min_count: int,
-        for_reserve: bool,
-        behind: int,
-    ) -> None:
+    def grow(self, lease_id: str, request_id: int, wanted: Wanted) -> None:
         device = self._device_of(lease_id)
-        self._carry_out(
-            device, device.grow(self.now(), lease_id, request_id, kind, nbytes, count, min_count, for_reserve, behind)
-        )
+        self._carry_out(device, device.grow(self.now(), lease_id, request_id, wanted))
 
     def give_back(self, lease_id: str, ids: Sequence[int]) -> None:
         device = self._device_of(lease_id)

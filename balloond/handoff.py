@@ -182,17 +182,9 @@ class _Session:
             self.refused(0, "unknown", 0, f"{kind} without a lease")
         elif kind == "grow":
             grow = message.grow
-            self._asked[grow.request_id] = self._daemon.now(), wire.kind(grow.kind)
-            self._daemon.grow(
-                self._lease_id,
-                grow.request_id,
-                wire.kind(grow.kind),
-                grow.bytes,
-                grow.count,
-                grow.min_count,
-                grow.for_reserve,
-                grow.behind_bytes,
-            )
+            wanted = wire.wanted(grow)
+            self._asked[grow.request_id] = self._daemon.now(), wanted.kind
+            self._daemon.grow(self._lease_id, grow.request_id, wanted)
         elif kind == "return":
             self._daemon.give_back(self._lease_id, getattr(message, "return").extent_ids)
         elif kind == "report":

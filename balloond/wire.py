@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from balloond.events import Event
-from balloond.policy.claims import Report, RoomAnswer, Why
+from balloond.policy.claims import Report, RoomAnswer, Wanted, Why
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
@@ -46,6 +46,19 @@ def kind(number: int) -> Kind:
     if number not in _KINDS:
         raise Invalid(f"no kind {number} of extents")
     return _KINDS[number]
+
+
+def wanted(message: handoff_pb2.Grow) -> Wanted:
+    """Raises Invalid for a kind that there is not."""
+    return Wanted(
+        kind(message.kind),
+        message.bytes,
+        message.count,
+        message.min_count,
+        message.for_reserve,
+        message.behind_bytes,
+        message.cached_bytes,
+    )
 
 
 def handoff_limit(limit: Limit, floor: int) -> handoff_pb2.Limit:

@@ -25,6 +25,7 @@ from balloond.policy.claims import (
     Refuse,
     Report,
     RoomAnswer,
+    Wanted,
 )
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
@@ -153,14 +154,7 @@ class GroupMemory:
         least_count = max(1, -(-least // size))
         self._carry_out(
             self.device.grow(
-                self._clock.now,
-                model,
-                number,
-                "kv",
-                size,
-                max(least_count, -(-most // size)),
-                least_count,
-                for_reserve=False,
+                self._clock.now, model, number, Wanted("kv", size, max(least_count, -(-most // size)), least_count)
             ),
             quiet=model,
         )
@@ -177,11 +171,8 @@ class GroupMemory:
         number, rest = divmod(max(0, nbytes - self.weights(model)), large)
         for size, wanted in ((large, number), (-(-rest // page) * page, min(rest, 1))):
             if wanted:
-                self._carry_out(
-                    self.device.grow(
-                        self._clock.now, model, next(self._requests), "weights", size, wanted, wanted, for_reserve=False
-                    )
-                )
+                asked = Wanted("weights", size, wanted, wanted)
+                self._carry_out(self.device.grow(self._clock.now, model, next(self._requests), asked))
         assert self.weights(model) >= nbytes, f"{model} lacks {nbytes - self.weights(model)} bytes of its room"
 
     # --- giving back

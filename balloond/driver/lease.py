@@ -98,6 +98,7 @@ class _Growth:
     for_reserve: bool
     done: Done
     behind_bytes: int = 0
+    cached_bytes: int = 0
     got: list[Granted] = field(default_factory=list)
 
 
@@ -203,11 +204,12 @@ class Lease:
         min_count: int | None = None,
         for_reserve: bool = False,
         behind_bytes: int = 0,
+        cached_bytes: int = 0,
     ) -> int:
         """The same without waiting: `done` is called once, on the lease's thread. `behind_bytes` will be wanted after
-        it."""
+        it; of its own prefixes the lease could do without `cached_bytes` instead."""
         least = count if min_count is None else min_count
-        growth = _Growth(kind, extent_bytes, count, least, for_reserve, done, behind_bytes)
+        growth = _Growth(kind, extent_bytes, count, least, for_reserve, done, behind_bytes, cached_bytes)
         with self._lock:
             self._last_request += 1
             self._growths[self._last_request] = growth
@@ -290,6 +292,7 @@ class Lease:
             min_count=max(1, growth.min_count - len(growth.got)),
             for_reserve=growth.for_reserve,
             behind_bytes=growth.behind_bytes,
+            cached_bytes=growth.cached_bytes,
         )
         self._send(handoff_pb2.ToBalloond(grow=grow))
 

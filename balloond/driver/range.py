@@ -87,6 +87,9 @@ class ElasticRange:
         self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.woken = False
         """Whether it is readable, for an engine that looks between two steps."""
+        self.cached_bytes = 0
+        """Of prefixes that the engine could evict for itself now; it says so here. Others' are taken for it only where
+        they are older."""
         self._lease = lease
         self._mapper = mapper
         self._poison = poison
@@ -154,20 +157,21 @@ class ElasticRange:
     def mapped_bytes(self) -> int:
         return self._mapped * self.extent_bytes
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
         """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is
-        asked: at most `timeout_s` is waited for it, what comes later goes into the reserve and makes `wake_fd`
-        readable."""
+        asked, unless `ask` is False: at most `timeout_s` is waited for it, what comes later goes into the reserve and
+        makes `wake_fd` readable."""
         now = time.monotonic()
         with self._changed:
             self._may_fill = True
             taken = self._take(count)
             self._marks.took(count, now)
-            self._wanting = count - len(taken)
-            self._missing = min(self._wanting, self._allowed_more())
-            if not taken and not self._missing:
+            if ask:
+                self._wanting = count - len(taken)
+                self._missing = min(self._wanting, self._allowed_more())
+            if not taken and not (ask and self._missing):
                 return []  # nothing that the lease's thread could do: it is not woken
-            if self._missing > 0:
+            if ask and self._missing > 0:
                 self._refused = False
                 self._bulk = 1 < self._reserve.factor <= self._missing // _BULK
                 self._lease.loop.call(self._tend)
@@ -197,7 +201,7 @@ class ElasticRange:
         self._owned.update(taken)
         return taken
 
-    def offer(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+    def offer(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
         """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
         asked for what is missing of `count`, and of the lowest addresses, as in `acquire`, but never for large extents:
         not all ranks might get them. Nothing of it goes back before `take`, which has to follow."""
@@ -206,9 +210,10 @@ class ElasticRange:
             self._may_fill = True
             self._marks.took(count, now)
             holes = self._holes(count)
-            self._wanting = max(0, count - len(self._reserve), holes)
-            self._missing = min(self._wanting, self._allowed_more())
-            if self._missing > 0:
+            if ask:
+                self._wanting = max(0, count - len(self._reserve), holes)
+                self._missing = min(self._wanting, self._allowed_more())
+            if ask and self._missing > 0:
                 self._refused = self._bulk = False
                 self._lease.loop.call(self._tend)
                 self._waiting = True
@@ -555,12 +560,22 @@ class ElasticRange:
         nbytes = self.extent_bytes
         for size, part, left in wanted:
             done = self._wanted_came(size, part)
-            self._lease.request(KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes)
+            self._lease.request(
+                KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes, cached_bytes=self.cached_bytes
+            )
         if fill > 0:
             done = self._fill_came(of)
             # Large ones are taken where they are free. Waited for, they would keep what is free from small ones, those
             # that the engine asks for itself among them.
-            self._lease.request(KV, of * nbytes, fill, done, min_count=1, for_reserve=of > 1 or not in_use)
+            self._lease.request(
+                KV,
+                of * nbytes,
+                fill,
+                done,
+                min_count=1,
+                for_reserve=of > 1 or not in_use,
+                cached_bytes=self.cached_bytes,
+            )
 
     def _to_ask(self) -> int:
         """How many indices are missing and not asked for."""

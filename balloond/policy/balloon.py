@@ -5,6 +5,11 @@
     3. the reserves of leases that run: a decode step takes from it within 100 ms, so it is in use
     4. running decodes of the models furthest above their share of demand (w / sum w), by lowered limits
 
+Who wants it and has prefixes of its own could do without these instead, at no cost: nothing has to be unmapped here and
+mapped there. So others' prefixes are taken for it only as far as they are clearly older (`Own`), and the rest, and what
+is behind them in this order, only for what its own do not cover. Without that two models that run on a full device pass
+memory back and forth, each the oldest of the other's, and wait for it.
+
 Never below a floor. No more is asked than is needed, save for the rest of one extent, which is given back whole, and
 for what is wanted `ahead`: only the first two give that.
 """
@@ -13,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from balloond.policy.extents import count_down, count_up
 
@@ -32,6 +38,24 @@ class Holder:
     """What it gives back comes in steps of this."""
     running: bool = False
     """Requests run on it."""
+
+
+_CLEARLY_S = 1.0
+
+
+@dataclass(frozen=True)
+class Own:
+    """What whoever wants memory has cached itself. Bytes and seconds."""
+
+    bytes: int
+    age_s: float
+    """Since the oldest of it was used."""
+    now: float
+
+    @property
+    def before(self) -> float:
+        """Who was last used before is clearly older: twice as old, and a second. Ages are told in steps of that."""
+        return self.now - max(2 * self.age_s, self.age_s + _CLEARLY_S)
 
 
 @dataclass(frozen=True)
@@ -95,16 +119,18 @@ def plan(
     shares: Mapping[str, float],
     from_decodes: int,
     ahead: int = 0,
+    own: Own | None = None,
 ) -> Plan:
     """Steps that free `need` bytes, or all that can be taken; decodes are stopped only until `from_decodes` are freed.
     `ahead`: bytes beyond `need` that are taken where nobody who runs is disturbed. `shares`: bytes of KV that each
-    model's demand entitles it to."""
+    model's demand entitles it to. `own`: of whoever wants it."""
     spare = _Spare(holders, floors)
     steps: list[Step] = []
+    before, rest = (own.before, max(0, need - own.bytes)) if own is not None else (inf, need)
     taken = _reserves(need + ahead, [h for h in holders if not h.running], spare, steps)
-    taken += _prefixes(need + ahead - taken, holders, spare, steps)
-    taken += _reserves(need - taken, [h for h in holders if h.running], spare, steps)
-    taken += _decodes(min(need, from_decodes) - taken, holders, spare, shares, steps)
+    taken += _prefixes(need + ahead - taken, rest - taken, before, holders, spare, steps)
+    taken += _reserves(rest - taken, [h for h in holders if h.running], spare, steps)
+    taken += _decodes(min(rest, from_decodes) - taken, holders, spare, shares, steps)
     return Plan(tuple(steps), max(0, need - taken))
 
 
@@ -134,9 +160,9 @@ def _reserves(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[S
     return taken
 
 
-def _prefixes(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
-    """Prefixes are smaller than extents and do not end with them, so a holder is asked for whole extents as its
-    prefixes add up."""
+def _prefixes(need: int, rest: int, before: float, holders: Sequence[Holder], spare: _Spare, steps: list[Step]) -> int:
+    """For `need` bytes of what was last used `before` then, and for `rest` of the others. Prefixes are smaller than
+    extents and do not end with them, so a holder is asked for whole extents as its prefixes add up."""
     oldest_first = sorted(
         (last_use, holder.lease_id, nbytes, holder)
         for holder in holders
@@ -147,13 +173,14 @@ def _prefixes(need: int, holders: Sequence[Holder], spare: _Spare, steps: list[S
     cached: dict[str, int] = {}
     order: list[Holder] = []
     taken = 0
-    for _, lease_id, nbytes, holder in oldest_first:
-        if taken >= need:
+    for last_use, lease_id, nbytes, holder in oldest_first:
+        most = need if last_use < before else rest
+        if taken >= most:
             break
         if lease_id not in asked:
             asked[lease_id] = cached[lease_id] = 0
             order.append(holder)
-        cached[lease_id] += min(nbytes, need - taken)
+        cached[lease_id] += min(nbytes, most - taken)
         wanted = count_up(cached[lease_id], holder.extent) * holder.extent
         more = min(wanted - asked[lease_id], spare.whole(holder.model, holder.extent))
         if more > 0:

@@ -49,6 +49,23 @@ class Report:
     returned: int = 0
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a lease asks for: `count` extents of `bytes` each."""
+
+    kind: Kind
+    bytes: int
+    count: int
+    min_count: int = 0
+    """So few will do; 0: no fewer than `count`."""
+    for_reserve: bool = False
+    """Ahead of need: nobody is asked to give back for it."""
+    behind: int = 0
+    """Bytes that it will want after these."""
+    cached: int = 0
+    """Bytes of its own prefixes that it could do without instead."""
+
+
 @dataclass(kw_only=True)
 class Claim:
     """Waits until `need` bytes are free for `model`."""
@@ -78,6 +95,8 @@ class Growth(Claim):
     bytes: int
     count: int
     min_count: int
+    cached: int = 0
+    """Bytes of its own prefixes that the lease could do without instead."""
 
 
 @dataclass(kw_only=True)

@@ -33,6 +33,7 @@ from balloond.policy.claims import (
     RoomAnswer,
     RoomClaim,
     Taken,
+    Wanted,
 )
 from balloond.policy.ledger import Booking, Extent, Kind, Lease, Ledger
 from balloond.policy.limits import Limits, Outcome
@@ -123,22 +124,11 @@ class Device:
 
     # --- growth
 
-    def grow(
-        self,
-        now: float,
-        lease_id: str,
-        request_id: int,
-        kind: Kind,
-        nbytes: int,
-        count: int,
-        min_count: int,
-        for_reserve: bool,
-        behind: int = 0,
-    ) -> list[Decision]:
-        """A lease wants extents; with a `min_count` (0: none) fewer will do. `behind`: bytes that it will want after
-        these. Raises NotFound without the lease."""
+    def grow(self, now: float, lease_id: str, request_id: int, wanted: Wanted) -> list[Decision]:
+        """A lease wants extents. Raises NotFound without the lease."""
         lease = self.ledger.lease(lease_id)
-        least = count if min_count <= 0 else min(min_count, count)
+        kind, nbytes, count = wanted.kind, wanted.bytes, wanted.count
+        least = count if wanted.min_count <= 0 else min(wanted.min_count, count)
         if count <= 0 or nbytes <= 0 or nbytes % self.ledger.page_bytes:
             detail = f"{count} extents of {nbytes} bytes: not whole pages of {self.ledger.page_bytes}"
             return [Refuse(lease_id, request_id, "unknown", 0, detail)]
@@ -149,7 +139,7 @@ class Device:
             model=lease.model,
             need=least * nbytes,
             want=count * nbytes,
-            behind=max(0, behind),
+            behind=max(0, wanted.behind),
             may_retract=least * nbytes <= self._entitled(lease.model, kind),
             began=now,
             deadline=now + self._patience.grow_s,
@@ -159,8 +149,9 @@ class Device:
             bytes=nbytes,
             count=count,
             min_count=least,
+            cached=max(0, wanted.cached) if kind == "kv" else 0,
         )
-        if not for_reserve:
+        if not wanted.for_reserve:
             self.claims.insert(self._place_of(claim), claim)
             return self._settle(now, [])
         self.claims.append(claim)
@@ -445,7 +436,8 @@ class Device:
                 continue
             entitled = self._entitled_to(claim)
             from_decodes = lacking + self._beyond_hold(claim, entitled) if entitled else 0
-            plan = self.reclaims.plan(wanted, claim.model, claim.dry, from_decodes)
+            own = self.reclaims.own(claim, now) if isinstance(claim, Growth) else None
+            plan = self.reclaims.plan(wanted, claim.model, claim.dry, from_decodes, own)
             short = lacking + self._beyond_hold(claim, claim.need) - plan.bytes
             if isinstance(claim, Growth):
                 # Nobody is disturbed for a growth that cannot be met anyway. One that is not the first may still find

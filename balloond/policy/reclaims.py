@@ -10,7 +10,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from balloond.policy import balloon
-from balloond.policy.claims import Ask, AskBack, Decision, LimitChanged, Note, Patience, Report, Taken, What
+from balloond.policy.claims import (
+    Ask,
+    AskBack,
+    Decision,
+    Growth,
+    LimitChanged,
+    Note,
+    Patience,
+    Report,
+    Taken,
+    What,
+)
 from balloond.policy.extents import count_down
 from balloond.policy.ledger import Lease, Ledger
 from balloond.policy.limits import Limits
@@ -102,7 +113,21 @@ class Reclaims:
 
     # --- taking more
 
-    def plan(self, need: int, without: str | None, dry: Collection[str], from_decodes: int) -> balloon.Plan:
+    def own(self, claim: Growth, now: float) -> balloon.Own | None:
+        """The prefixes that whoever wants this could do without instead; as young as can be where no report tells."""
+        if claim.cached <= 0:
+            return None
+        told = self.reports.get(claim.lease_id, Report()).cached
+        return balloon.Own(claim.cached, max(0.0, now - min((last_use for last_use, _ in told), default=now)), now)
+
+    def plan(
+        self,
+        need: int,
+        without: str | None,
+        dry: Collection[str],
+        from_decodes: int,
+        own: balloon.Own | None = None,
+    ) -> balloon.Plan:
         """What to take for `need` bytes from other models than `without`; `from_decodes`: for how many of them decodes
         may be stopped. The `dry` leases have nothing but decodes. Where others run, a little more is taken: they are
         served in between, and must not make one ask a second time."""
@@ -119,7 +144,7 @@ class Reclaims:
         shares = balloon.shares(
             self.demand, {lease.model for lease in ledger.leases.values()}, ledger.capacity - ledger.booked - weights
         )
-        return balloon.plan(need, holders, floors, shares, from_decodes, self._ahead(need, without))
+        return balloon.plan(need, holders, floors, shares, from_decodes, self._ahead(need, without), own)
 
     def _ahead(self, need: int, without: str | None) -> int:
         """In whole extents, so that who wants little gets no more."""

@@ -4,7 +4,7 @@ import pytest
 
 from balloond import wire
 from balloond.events import Event
-from balloond.policy.claims import Patience, Report, RoomAnswer, Taken
+from balloond.policy.claims import Patience, Report, RoomAnswer, Taken, Wanted
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
 from balloond.policy.limits import Limit, Outcome
@@ -47,8 +47,8 @@ def test_a_devices_state_is_told_whole():
     device.book(0, "m", Booking(10, 20, 5))
     device.open("a", "m", "t")
     device.set_demand({"m": 2.5})
-    device.grow(0, "a", 1, "kv", 4, 5, 0, False)
-    device.grow(0, "a", 2, "weights", 8, 1, 0, False)
+    device.grow(0, "a", 1, Wanted("kv", 4, 5))
+    device.grow(0, "a", 2, Wanted("weights", 8, 1))
     device.report(0, "a", Report(used=8, reserve=4, cached=((0.0, 3), (1.0, 5))))
     device.set_limit(0, "m", 15, 0, 0)
     state = wire.node("n", 7, [device], lambda lease: 42)

@@ -51,7 +51,7 @@ class Admission:
         """Between two steps: evicts for the next ones where memory cannot grow. Waits for nothing."""
         kv = self._kv
         there = kv.available + kv.coming
-        if there >= self._need or kv.may_grow():
+        if there >= self._need or kv.may_grow_politely():
             return
         if (some := min(int(2 * self._need) - there, tree.evictable_size() // _AHEAD)) > 0:
             self._evict(tree, some)
@@ -71,13 +71,19 @@ class Admission:
         self._kv.settle()
         if (short := tokens - self._kv.available) <= 0:
             return
-        evictable = tree.evictable_size()
-        if self._kv.grow(short, self._soft_wait_s if evictable >= short else self._hard_wait_s):
+        if self._grow(tree, short, self._soft_wait_s if tree.evictable_size() >= short else self._hard_wait_s):
             return
         short = tokens - self._kv.available
-        if short > 0 and evictable:
+        if short > 0 and tree.evictable_size():
             self._evict(tree, short)
             self._kv.settle()
+
+    def _grow(self, tree: Any, tokens: int, wait_s: float) -> bool:
+        """Makes room for `tokens` more. Where as many are cached here, memory is better if it comes soon."""
+        evictable = tree.evictable_size()
+        self._kv.tell_cached(evictable)
+        grow = self._kv.grow_or_evict if evictable >= tokens else self._kv.grow
+        return grow(tokens, wait_s)
 
     def room_beside(self, tree: Any, tokens: int) -> int:
         """Of so many tokens that come from elsewhere, those that there is room for beside the next steps: grown for and
@@ -97,13 +103,14 @@ class Admission:
         if not kv.available + tree.evictable_size() < self._wanted <= kv.in_a_row:
             return False
         self._evict(tree, tree.evictable_size())
+        kv.tell_cached(0)
         kv.start_over(_START_OVER_S)
         return True
 
     def fits(self, tree: Any, tokens: int) -> bool:
         """Whether `tokens` slots can be had for the next chunk of a prompt, free or by evicting; grows for them."""
         short = tokens - self._kv.available
-        if short <= 0 or self._kv.grow(short, self._soft_wait_s):
+        if short <= 0 or self._grow(tree, short, self._soft_wait_s):
             return True
         ok: bool = tokens <= self._kv.available + tree.evictable_size()
         self.refused |= not ok
@@ -133,7 +140,7 @@ class Admission:
         spoken_for = adder.rem_total_token_offset
         short = int(prompt + forecast + adder.page_size + spoken_for - self._kv.available) + 1
         if short > 0:
-            self._kv.grow(short, self._soft_wait_s)
+            self._grow(adder.tree_cache, short, self._soft_wait_s)
 
     def ask_ahead(
         self,
@@ -165,7 +172,7 @@ class Admission:
             wanted += prompt + forecast + self._kv.page_size
         spoken_for = ratio * sum(_needs(request, estimate_cap)[1] for request in running)
         if (short := int(wanted + spoken_for - self._kv.available) + 1) > 0:
-            self._kv.grow(short, 0.0 if before else self._soft_wait_s)
+            self._grow(tree, short, 0.0 if before else self._soft_wait_s)
 
 
 def _needs(request: Any, estimate_cap: int) -> tuple[int, int]:

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 DUMMY = 0
 """The envelope that SGLang lets padded tokens write to. Held while the model is active, never handed out."""
 _RETRY_S = 0.02
-"""After balloond had nothing, how long growth is answered from the reserve alone."""
+"""After balloond had nothing, how long it is not waited for."""
+_MOST_POLITE_S = 1.28
+"""The same of growth that own prefixes could do for: twice as long with every time, up to this. Others have older ones
+then, or none, and asking costs a step a millisecond and the device's queue."""
 
 
 class ElasticKv:
@@ -53,6 +56,9 @@ class ElasticKv:
         self.has_dummy = False
         self._clock = clock
         self._no_wait_before = 0.0
+        self._polite_before = 0.0
+        """Until then growth that own prefixes could do for asks nobody."""
+        self._polite_s = _RETRY_S
         self._emptied: dict[int, float] = {}
         """Since when an extent has been empty."""
         self._leaving = 0
@@ -139,13 +145,34 @@ class ElasticKv:
             self._hold(extents)
         return True
 
+    def tell_cached(self, tokens: int) -> None:
+        """So many could be evicted: others' prefixes are taken for this engine's growth only where they are older."""
+        self.memory.cached_bytes = self.bytes_of(tokens)
+
+    def grow_or_evict(self, tokens: int, wait_s: float) -> bool:
+        """`grow`, where as many could be evicted instead: balloond is asked rarely while it has nothing."""
+        if self._clock() < self._polite_before:
+            more = -(-tokens // self.page_size)
+            target = self.envelopes.available + more
+            self._hold(self.memory.acquire(self.envelopes.needed_for(more), ask=False))
+            return self.envelopes.available >= target
+        there = self.grow(tokens, wait_s)
+        self._polite_s = _RETRY_S if there else min(_MOST_POLITE_S, 2 * self._polite_s)
+        self._polite_before = 0.0 if there else self._clock() + self._polite_s
+        return there
+
     def may_grow(self) -> bool:
         """Whether it is worth while to wait for balloond."""
         return self._clock() >= self._no_wait_before and self.memory.headroom() > 0
 
+    def may_grow_politely(self) -> bool:
+        """The same where own prefixes could be evicted instead."""
+        return self.may_grow() and self._clock() >= self._polite_before
+
     def may_wait_again(self) -> None:
         """Memory may have come: the next growth asks balloond again."""
-        self._no_wait_before = 0.0
+        self._no_wait_before = self._polite_before = 0.0
+        self._polite_s = _RETRY_S
 
     def _hold(self, extents: list[int]) -> None:
         self.envelopes.hold(extents)
@@ -219,6 +246,7 @@ class ElasticKv:
             self.envelopes.give(self.envelopes.all_live())
             self.has_dummy = False
         self.give_up_empties()
+        self.tell_cached(0)
         self.memory.empty()
 
     def free_all(self) -> None:

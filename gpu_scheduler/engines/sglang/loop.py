@@ -201,10 +201,13 @@ class Loop:
         if memory is None:
             return
         kv.poll(self._ranks.agreed.arrived if self._ranks.size > 1 else None)
+        kv.tell_cached(instance.scheduler.tree_cache.evictable_size())
         if memory.woken:
-            kv.may_wait_again()
             instance.scheduler.running_batch.batch_is_full = False
-            if (wanted := memory.take_reclaims()) > 0:
+            wanted = memory.take_reclaims()
+            if not wanted:  # what others want is no sign that there is more
+                kv.may_wait_again()
+            else:
                 kv.settle()
                 self._give_up(wanted)
                 self._report()

@@ -27,6 +27,8 @@ class KvRange(Protocol):
     extents: NDArray[np.int64]
     """Of each index, the first of those that are mapped as one extent and leave only together."""
     wake_fd: int
+    cached_bytes: int
+    """Of prefixes that the engine could evict for itself now, as it said last."""
 
     @property
     def woken(self) -> bool:
@@ -38,7 +40,7 @@ class KvRange(Protocol):
         """Owned, reserve and quarantined."""
         ...
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]: ...
+    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]: ...
 
     def release(self, indices: Sequence[int]) -> None: ...
 
@@ -64,7 +66,7 @@ class KvRange(Protocol):
 class OfferingRange(KvRange, Protocol):
     """The same for an engine of several ranks."""
 
-    def offer(self, count: int, *, timeout_s: float = 0.0) -> list[int]: ...
+    def offer(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]: ...
 
     def take(self, indices: Sequence[int]) -> None: ...
 

@@ -49,12 +49,20 @@ class SharedRange:
     def woken(self) -> bool:
         return self._ranks.agreed.news
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+    @property
+    def cached_bytes(self) -> int:
+        return self._own.cached_bytes
+
+    @cached_bytes.setter
+    def cached_bytes(self, nbytes: int) -> None:
+        self._own.cached_bytes = nbytes
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
         """What all ranks have. What one has more stays in its reserve."""
         count = min(count, self.headroom())
         if count <= 0:
             return []
-        taken = common(self._ranks.gather(self._own.offer(count, timeout_s=timeout_s)), count)
+        taken = common(self._ranks.gather(self._own.offer(count, timeout_s=timeout_s, ask=ask)), count)
         self._own.take(taken)
         self._in_use += len(taken)
         return taken

@@ -3,7 +3,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from balloond.policy.balloon import Holder, LowerLimit, Plan, TakePrefixes, TakeReserve, plan, shares
+from balloond.policy.balloon import Holder, LowerLimit, Own, Plan, TakePrefixes, TakeReserve, plan, shares
 
 
 def told(plan: Plan) -> list[str]:
@@ -40,6 +40,28 @@ def test_reserves_go_first_then_the_oldest_prefixes_then_decodes_above_their_sha
         "30 of b's prefixes",
         "a from 50 to 30",
     ]
+
+
+def test_who_has_prefixes_itself_takes_only_those_of_others_that_are_clearly_older():
+    holders = [Holder("1", "a", held=100, reserve=9, cached=((40.0, 10), (90.0, 30), (98.5, 20)), running=True)]
+    five_seconds = {"age_s": 5.0, "now": 100.0}
+    assert told(plan(30, holders, {}, {}, 30, own=Own(50, **five_seconds))) == ["10 of a's prefixes", "short 20"]
+    # What its own do not cover is taken as ever.
+    assert told(plan(30, holders, {}, {}, 0, own=Own(5, **five_seconds))) == ["25 of a's prefixes", "short 5"]
+    assert told(plan(90, holders, {}, {}, 90, own=Own(10, **five_seconds))) == [
+        "60 of a's prefixes",
+        "9 of a's reserve",
+        "a from 31 to 20",
+        "short 10",
+    ]
+    # Ages below a second are told as none, and a little older is not older.
+    assert told(plan(30, holders, {}, {}, 0, own=Own(50, 0.0, 100.0))) == ["30 of a's prefixes"]
+    assert told(plan(50, holders, {}, {}, 0, own=Own(50, 0.5, 100.0))) == ["40 of a's prefixes", "short 10"]
+
+
+def test_the_reserve_of_who_runs_nothing_is_taken_before_own_prefixes():
+    holders = [Holder("1", "a", held=100, reserve=20)]
+    assert told(plan(30, holders, {}, {}, 0, own=Own(50, 0.0, 100.0))) == ["20 of a's reserve", "short 10"]
 
 
 def test_the_reserve_of_who_runs_is_left_alone_until_decodes_would_be_stopped():

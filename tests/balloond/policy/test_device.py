@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from balloond.policy.claims import AskBack, Freed, Grant, LimitChanged, Patience, Refuse, Report, RoomAnswer
+from balloond.policy.claims import AskBack, Freed, Grant, LimitChanged, Patience, Refuse, Report, RoomAnswer, Wanted
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
 from services.errors import Invalid, NotFound, PrismError
@@ -49,8 +49,9 @@ def told(device, decisions):
     return words
 
 
-def grow(device, now, lease, count, nbytes=1, least=0, kind="kv", reserve=False, behind=0):
-    return told(device, device.grow(now, lease, 1, kind, nbytes, count, least, reserve, behind))
+def grow(device, now, lease, count, nbytes=1, least=0, kind="kv", reserve=False, behind=0, cached=0):
+    wanted = Wanted(kind, nbytes, count, least, reserve, behind, cached)
+    return told(device, device.grow(now, lease, 1, wanted))
 
 
 def some_kv(device, lease, nbytes):
@@ -103,7 +104,7 @@ def test_a_growth_in_broken_pages_or_without_a_booking_is_refused():
     device.open("A", "a", "t")
     assert grow(device, 0, "A", 1, nbytes=15) == ["A refused: unknown, short 0"]
     with pytest.raises(NotFound):
-        device.grow(0, "Z", 1, "kv", 10, 1, 0, False)
+        device.grow(0, "Z", 1, Wanted("kv", 10, 1))
 
 
 def test_the_reserve_of_another_is_asked_for_before_a_growth_is_refused(device):
@@ -119,6 +120,19 @@ def test_prefixes_are_asked_for_when_reserves_do_not_suffice(device):
     grow(device, 0, "A", 100)
     report(device, 0, "A", reserve=20, cached=((-5.0, 20),))
     assert grow(device, 1, "B", 30) == ["A asked for 20", "A asked for 10 deep"]
+
+
+def test_who_could_do_without_prefixes_of_its_own_is_refused_at_once_where_those_of_others_are_no_older(device):
+    grow(device, 0, "A", 50)
+    grow(device, 0, "B", 50)
+    report(device, 10, "A", used=10, reserve=10, cached=((0.0, 20), (8.0, 10)))
+    report(device, 10, "B", used=20, cached=((2.0, 30),))
+    assert grow(device, 10, "B", 4, cached=30) == ["B refused: exhausted, short 4"]
+    assert grow(device, 10, "B", 40, least=1, cached=30) == ["A asked for 10 deep"], "its own are not enough"
+    back(device, 10, "A", 10)
+    report(device, 10, "A", answers=0, returned=10, used=10, reserve=10, cached=((0.0, 10), (8.0, 10)))
+    report(device, 10, "B", used=40, cached=((6.0, 20),))
+    assert grow(device, 10, "B", 4, cached=20) == ["A asked for 4 deep"], "A's are twice as old now"
 
 
 def test_the_reserve_of_who_runs_goes_after_the_prefixes_of_others(device):
@@ -543,7 +557,7 @@ def test_a_room_is_served_when_its_need_and_a_sixteenth_of_it_have_come_whoever_
         # At the end half of what is missing comes, and half of that, and the last ones one by one.
         match events.pop(0) if events else ("back", max((need + passed - came) // 2, 1)):
             case "grow", lease, count, least:
-                decisions = device.grow(1, lease, 1, "kv", 1, count, least, False)
+                decisions = device.grow(1, lease, 1, Wanted("kv", 1, count, least))
             case "back", nbytes:
                 decisions = device.give_back(1, "A", some_kv(device, "A", nbytes))
                 came += nbytes
@@ -600,16 +614,18 @@ class DeviceMachine(RuleBasedStateMachine):
         reserve=st.booleans(),
         kv=st.booleans(),
         behind=st.integers(0, 40),
+        cached=st.integers(0, 40),
     )
-    def grow(self, lease, count, size, least, reserve, kv, behind):
+    def grow(self, lease, count, size, least, reserve, kv, behind, cached):
         if self.live(lease):
             request = next(self.requests)
             self.waiting[request] = lease
             kind = "kv" if kv else "weights"
             device, asked = self.device, self.asked()
+            asks = Wanted(kind, size, count, least, reserve, behind, cached)
             wanted = sum(claim.want + claim.behind for claim in device.claims) + count * size + behind
             wanted += sum(hold.bytes for hold in device.holds.values()) + max(0, -device.ledger.free)
-            self.took(self.device.grow(self.now, lease, request, kind, size, count, least, reserve, behind))
+            self.took(self.device.grow(self.now, lease, request, asks))
             # A lease gives back whole extents, of four bytes at most; and a 32nd is for those who come in between.
             assert self.asked() - asked < wanted + wanted // 32 + 3 * 4, "no more is asked for than is wanted"
 

@@ -16,10 +16,13 @@ class ScriptedRange:
     wake_fd = -1
     woken = False
 
-    def __init__(self, extent_bytes: int, limit: int) -> None:
+    def __init__(self, extent_bytes: int, limit: int, there: int = 10_000) -> None:
+        """`there`: extents that the device has for it."""
         self.extent_bytes = extent_bytes
         self.extents: Indices = np.arange(10_000)
         self.limit = limit
+        self.there = there
+        self.cached_bytes = 0
         self.owned: set[int] = set()
         self.waits: list[float] = []
         self.emptied = False
@@ -28,10 +31,12 @@ class ScriptedRange:
     def mapped_bytes(self) -> int:
         return len(self.owned) * self.extent_bytes
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0) -> list[int]:
+    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
+        if not ask:
+            return []  # it keeps no reserve
         self.waits.append(round(timeout_s, 6))
         free = (index for index in range(10_000) if index not in self.owned)
-        got = [next(free) for _ in range(min(count, self.headroom()))]
+        got = [next(free) for _ in range(min(count, self.headroom(), max(0, self.there - len(self.owned))))]
         self.owned |= set(got)
         return got
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.kv import ElasticKv
@@ -23,15 +26,22 @@ class Tree:
     def evictable_size(self) -> int:
         return 0 if self.slots is None else len(self.slots)
 
+    def cache(self, tokens: int) -> None:
+        """So many of those that are free are taken, and cached."""
+        more = self.kv.envelopes.take(tokens)
+        self.slots = more if self.slots is None else np.concatenate((self.slots, more))
+
     def evict(self, tokens: int) -> None:
         assert self.slots is not None
         self.kv.envelopes.give(self.slots[:tokens])
         self.slots = self.slots[tokens:]
 
 
-def made(extents: int, limit: int, cached: int = 0) -> tuple[Admission, ElasticKv, ScriptedRange, Tree]:
-    """Ten slots to an extent."""
-    memory = ScriptedRange(100, limit)
+def made(
+    extents: int, limit: int, cached: int = 0, there: int = 10_000
+) -> tuple[Admission, ElasticKv, ScriptedRange, Tree]:
+    """Ten slots to an extent; `there`: what the device has."""
+    memory = ScriptedRange(100, limit, there)
     kv = ElasticKv(memory, 10, 500, Clock())
     kv.grow(10 * extents, 0.0)
     tree = Tree(kv, cached)
@@ -51,6 +61,7 @@ def asking(prompt: int, max_new: int = 8, cached: int = 0) -> Any:
 def adding(kv: ElasticKv, tree: Tree, spoken_for: int = 0) -> Any:
     return SimpleNamespace(
         page_size=1,
+        tree_cache=tree,
         can_run_list=[],
         rem_total_token_offset=spoken_for,
         rem_total_tokens=kv.available + tree.evictable_size() - spoken_for,
@@ -67,6 +78,49 @@ def test_growth_comes_before_eviction() -> None:
     admission, kv, memory, tree = made(extents=2, limit=10, cached=20)
     admission.before_allocation(tree, 5)
     assert tree.evictable_size() == 20 and kv.available >= 5 and memory.waits == [SOFT_S]
+
+
+def test_while_nobody_has_anything_older_own_prefixes_go_and_balloond_is_asked_less_and_less() -> None:
+    admission, kv, memory, tree = made(extents=20, limit=100, cached=190, there=20)
+    clock = kv._clock
+    assert isinstance(clock, Clock)
+    asked: list[float] = []
+    for _ in range(300):
+        before = len(memory.waits)
+        admission.before_allocation(tree, kv.available + 1)
+        asked += [clock.now] * (len(memory.waits) - before)
+        assert kv.available > 0 and memory.cached_bytes == kv.bytes_of(tree.evictable_size() + 1)
+        tree.cache(1)
+        clock.now += 0.01
+    gaps = [round(later - sooner, 2) for sooner, later in itertools.pairwise(asked)]
+    assert gaps == [0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
+
+
+def test_between_two_questions_prefixes_are_evicted_ahead_and_news_ends_that() -> None:
+    admission, kv, memory, tree = made(extents=20, limit=100, cached=200, there=20)
+    admission.before_allocation(tree, 5)
+    assert tree.evictable_size() == 195 and memory.waits == [SOFT_S]
+    kv.envelopes.take(5)
+    admission.ahead(tree, NOW)
+    assert tree.evictable_size() == 195 - 195 // 32
+    kv.envelopes.take(kv.available)
+    kv.may_wait_again()
+    memory.there = 30
+    admission.ahead(tree, NOW)
+    assert tree.evictable_size() == 189 and memory.waits == [SOFT_S], "the next step asks"
+    admission.before_allocation(tree, 5)
+    assert tree.evictable_size() == 189 and memory.waits == [SOFT_S, SOFT_S] and kv.available >= 5
+
+
+def test_a_step_that_own_prefixes_do_not_cover_waits_for_others_whatever_was_refused_before() -> None:
+    admission, kv, memory, tree = made(extents=2, limit=100, cached=20, there=2)
+    admission.before_allocation(tree, 5)
+    kv.envelopes.take(5)
+    clock = kv._clock
+    assert isinstance(clock, Clock)
+    clock.now += 0.021
+    admission.before_allocation(tree, 18)
+    assert memory.waits == [SOFT_S, HARD_S]
 
 
 def test_only_what_is_missing_is_evicted_when_nothing_can_grow() -> None:
