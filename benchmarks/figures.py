@@ -173,14 +173,66 @@ def growth(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
     yield "growth", figure
 
 
+def two_models(found: dict[str, Any]) -> Iterable[tuple[str, Figure]]:
+    """By name of the run: memory and tokens of two models over time, a row for each system; and what is on time of the
+    stricter of two, with the queues, by how strict it is."""
+    memory = {name: run for name, run in sorted(found.items()) if name.startswith("memory-")}
+    if memory:
+        figure, axes = pyplot.subplots(len(memory), 2, figsize=(2 * PANEL[0], 2.4 * len(memory)), squeeze=False)
+        for row, (name, run) in zip(axes, memory.items(), strict=True):
+            _over_time(row, name.removeprefix("memory-"), run)
+        figure.tight_layout()
+        yield "two_models_memory", figure
+    order: dict[str, list[tuple[float, dict[str, Any]]]] = defaultdict(list)
+    for run in found.values():
+        if "scale" in run.get("run", {}):
+            order[run["run"]["system"]].append((run["run"]["scale"], run))
+    if order:
+        figure, (shares, queues) = pyplot.subplots(1, 2, figsize=(2 * PANEL[0], PANEL[1]))
+        for system, runs in sorted(order.items()):
+            runs.sort(key=lambda each: each[0])
+            for model, style in (("second", "-"), ("first", ":")):
+                values = [100 * run["systems"][0]["models"][model]["ttft_attainment"] for _, run in runs]
+                shares.plot([s for s, _ in runs], values, style, marker="o", markersize=3, label=f"{system}, {model}")
+            rows = runs[len(runs) // 2][1]["timeline"]
+            waiting = [sum(each.get("waiting", 0) for each in row["models"].values()) for row in rows]
+            queues.plot([row["at_s"] for row in rows], waiting, label=f"{system}, scale {runs[len(runs) // 2][0]:g}")
+        shares.set(xlabel="TTFT scale of the second", ylabel="% of first tokens on time", xscale="log")
+        queues.set(xlabel="s", ylabel="requests that wait")
+        for axis in (shares, queues):
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=6)
+        figure.tight_layout()
+        yield "two_models_order", figure
+
+
+def _over_time(axes: Any, name: str, run: dict[str, Any]) -> None:
+    """GB of KV that requests use, and tokens a second (over three seconds), by model."""
+    rows = run["timeline"]
+    for model in sorted({model for row in rows for model in row["models"]}):
+        mine = [(row["at_s"], row["models"][model]) for row in rows if model in row["models"]]
+        axes[0].plot([at for at, _ in mine], [each.get("kv_used_bytes", 0) / 1e9 for _, each in mine], label=model)
+        made = [(at, each.get("decode_tokens", 0)) for at, each in mine]
+        ends = [(at, count, *next(((b, c) for b, c in made if b >= at + 3), (0, 0))) for at, count in made]
+        axes[1].plot(
+            *zip(*[(at, (c - count) / (b - at)) for at, count, b, c in ends if b > at], strict=True), label=model
+        )
+    axes[0].set(title=name, ylabel="GB of KV in use", xlabel="s")
+    axes[1].set(title=name, ylabel="tokens/s", xlabel="s")
+    for axis in axes:
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=6)
+
+
 FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[tuple[str, Figure]]]] = {
     "comparison_sim": comparison,
     "gpu_overhead_one_pooled": overhead,
     "gpu_load": loads,
     "sensitivity": sensitivity,
     "policy": growth,
+    "two_models": two_models,
 }
-"""By the result file that each is drawn from."""
+"""By the result file that each is drawn from, or the folder of several."""
 
 
 def main() -> None:
@@ -192,11 +244,15 @@ def main() -> None:
     matplotlib.rcParams["svg.hashsalt"] = "prism"  # the same data give the same file
     given.out.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():
-        path = given.results / f"{name}.json"
-        if not path.exists():
+        path, folder = given.results / f"{name}.json", given.results / name
+        if path.exists():
+            found = json.loads(path.read_text())
+        elif folder.is_dir():
+            found = {each.stem: json.loads(each.read_text()) for each in sorted(folder.glob("*.json"))}
+        else:
             print(f"figures: no {path.name}, so none of its figures", file=sys.stderr)
             continue
-        for title, figure in draw(json.loads(path.read_text())):
+        for title, figure in draw(found):
             figure.savefig(given.out / f"{title}.svg", metadata={"Date": None})
             pyplot.close(figure)
             print(f"{title}.svg")

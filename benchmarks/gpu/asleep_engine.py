@@ -1,6 +1,6 @@
 """An engine process of ours that tells in detail what it holds of the device whenever it is asked what it keeps
-(`asleep.py`): a line of JSON in the file that KEPT_TO names, with torch's segments outside of ranges, and the tensors
-that lie there."""
+(`asleep.py`): a line of JSON in the file that KEPT_TO names. The first, when the model is proven, has the bytes by
+kind; the others torch's segments as well, and the largest tensors that lie there."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 
 FILE_VARIABLE = "KEPT_TO"
 _LARGE_BYTES = 16 << 10
+_TENSORS = 30
+"""To find who refers to one takes a tenth of a second."""
 
 
 def details() -> dict[str, Any]:
@@ -19,22 +21,23 @@ def details() -> dict[str, Any]:
 
     segments = torch.cuda.memory_snapshot()
     spans = [(each["address"], each["address"] + each["total_size"]) for each in segments]
-    found: dict[int, list[Any]] = {}
+    there: dict[int, tuple[int, Any]] = {}
     for each in gc.get_objects():
         if type(each) in (torch.Tensor, torch.nn.Parameter) and each.is_cuda:
             storage = each.untyped_storage()
             inside = any(begin <= storage.data_ptr() < end for begin, end in spans)
             if inside and storage.nbytes() >= _LARGE_BYTES:
-                names = sorted({_name(holder) for holder in gc.get_referrers(each)})[:4]
-                found[storage.data_ptr()] = [storage.nbytes(), list(each.shape), str(each.dtype), names]
+                there[storage.data_ptr()] = storage.nbytes(), each
+    largest = sorted(there.values(), key=lambda each: -each[0])[:_TENSORS]
+    tensors = [
+        [nbytes, list(each.shape), str(each.dtype), sorted({_name(holder) for holder in gc.get_referrers(each)})[:4]]
+        for nbytes, each in largest
+    ]
     told = [
         [str(each["segment_pool_id"]), each["segment_type"], each["total_size"], each["allocated_size"]]
         for each in segments
     ]
-    return {
-        "segments": sorted(told, key=lambda each: -each[2]),
-        "tensors": sorted(found.values(), key=lambda each: -each[0]),
-    }
+    return {"segments": sorted(told, key=lambda each: -each[2]), "tensors": tensors}
 
 
 def _name(holder: object) -> str:
@@ -50,9 +53,11 @@ def _wrap() -> None:
     original = device.kept
 
     def kept(*arguments: Any) -> dict[str, int]:
+        path = os.environ[FILE_VARIABLE]
         kinds = original(*arguments)
-        with open(os.environ[FILE_VARIABLE], "a") as file:
-            file.write(json.dumps({"kinds": kinds, **details()}) + "\n")
+        more = details() if os.path.exists(path) else {}
+        with open(path, "a") as file:
+            file.write(json.dumps({"kinds": kinds, **more}) + "\n")
         return kinds
 
     device.kept = kept

@@ -19,8 +19,8 @@ First both are given requests until they have to evict: from then on no memory i
 and the first windows are those in which it is.
 
 A load is a rate in requests per second (Poisson), or `full`: always `--in-flight` requests. It is cut into windows, as
-many as --windows says or the load itself (`full:6`). Ratios are ours over theirs, window by window, with a 95 %
-confidence interval of their mean.
+many as --windows says or the load itself (`full:6`); `32@20` has a precedence of its own. Ratios are ours over theirs,
+window by window, with a 95 % confidence interval of their mean.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class Part:
         self._windows: list[dict[str, Any]] = []
         self._stats: dict[str, Any] = {}
         self._about: dict[str, Any] = {}
+        self._words: turn.Turn | None = None
 
     async def run(self) -> None:
         weights = -(-shapes.weights_bytes(self._config) // (64 << 20)) * (64 << 20)
@@ -114,7 +115,8 @@ class Part:
                 await at.book(name, floor_bytes=self._floor, weights_bytes=weights)
                 await at.limit(name, self._limit)
             say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
-            turn_fd = turn.create() if self._given.prefill_turn or self._given.precedence else None
+            arbitrated = self._given.prefill_turn or self._given.precedence or "@" in self._given.loads
+            turn_fd = turn.create() if arbitrated else None
             starting = [
                 fleet.elastic(
                     at,
@@ -135,10 +137,9 @@ class Part:
             try:
                 ours, theirs = clients[: self._count], clients[self._count :]
                 if turn_fd is not None:
-                    words = turn.Turn(turn_fd)
-                    words.set_precedence(self._given.precedence / 1e3)
+                    self._words = turn.Turn(turn_fd)
                     if self._given.prefill_turn:
-                        fleet.PrefillTurn(words, ours)
+                        fleet.PrefillTurn(self._words, ours)
                 await self._measure(Side("elastic", ours), Side("reference", theirs))
             finally:
                 await fleet.stop(clients)
@@ -178,9 +179,11 @@ class Part:
         }
         say(f"answers alone: {self._about['same_answers_alone']}; GPU has {self._about['gpu_memory_used_mib']} MiB")
         for number, each in enumerate(self._given.loads.split(",")):
-            load, _, count_of = each.partition(":")
-            count = int(count_of or self._given.windows)
-            rows = await self._compare(ours, theirs, load, count, 100 * (number + 1))
+            name, _, count = each.partition(":")
+            load, _, precedence_ms = name.partition("@")
+            if self._words is not None:
+                self._words.set_precedence(float(precedence_ms or self._given.precedence) / 1e3)
+            rows = await self._compare(ours, theirs, load, name, int(count or self._given.windows), 100 * (number + 1))
             show(rows)
             self.rows += rows
             self._about["clocks"][f"after {load}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
@@ -213,7 +216,10 @@ class Part:
             equal += all(other == said[0] for other in said)
         return f"{equal} of 4 equal"
 
-    async def _compare(self, ours: Side, theirs: Side, load: str, count: int, seed: int) -> list[dict[str, Any]]:
+    async def _compare(
+        self, ours: Side, theirs: Side, load: str, name: str, count: int, seed: int
+    ) -> list[dict[str, Any]]:
+        """`name`: of the load, as results have it."""
         sides = (ours, theirs)
         clocks = [turns.Clock() for _ in sides]
         processes = [turns.Processes(side.pids()) for side in sides]
@@ -230,10 +236,10 @@ class Part:
             await asyncio.gather(*(each.end() for each in loads))
         found = [each.windows() for each in loads]
         for side, each, some in zip(sides, loads, found, strict=True):
-            self._windows += [{"load": load, "number": k, **asdict(window)} for k, window in enumerate(some)]
-            self._stats[f"{load}, {side.name}"] = {"before": each.before, "after": side.stats()}
+            self._windows += [{"load": name, "number": k, **asdict(window)} for k, window in enumerate(some)]
+            self._stats[f"{name}, {side.name}"] = {"before": each.before, "after": side.stats()}
         stats = [(each.before, side.stats()) for side, each in zip(sides, loads, strict=True)]
-        return _ratios(self._name, load, *found, stats)
+        return _ratios(self._name, name, *found, stats)
 
     async def _in_turns(
         self, load: str, count: int, loads: list[Load], clocks: list[turns.Clock], processes: list[turns.Processes]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from prometheus_client import REGISTRY
 
 from balloond import metrics
-from balloond.policy.claims import Patience
+from balloond.policy.claims import Patience, Wanted
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
 from services.watch import Watched
@@ -15,7 +15,7 @@ async def test_the_ledger_is_published():
     device = Device("cpu:metrics", 100, 1, itertools.count(1), itertools.count(1), Patience())
     device.book(0, "m", Booking(quota=10))
     device.open("a", "m", "t")
-    device.grow(0, "a", 1, "kv", 1, 30, 0, False)
+    device.grow(0, "a", 1, Wanted("kv", 1, 30))
     device.set_limit(0, "m", 40, 0, 0)
     publishing = asyncio.ensure_future(  # noqa: TID251
         metrics.publish(SimpleNamespace(changed=Watched(None), devices={"cpu:metrics": device}))
