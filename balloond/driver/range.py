@@ -169,6 +169,8 @@ class ElasticRange:
             if ask:
                 self._wanting = count - len(taken)
                 self._missing = min(self._wanting, self._allowed_more())
+            else:
+                self._wanting = max(0, self._wanting - len(taken))
             if not taken and not (ask and self._missing):
                 return []  # nothing that the lease's thread could do: it is not woken
             if ask and self._missing > 0:

@@ -23,6 +23,8 @@ class FakeLease:
         self.asked = []
         self.asked_of = []
         """(size, count, what follows), in extents of the usual size."""
+        self.cached = []
+        """What the engine could evict, as was said with each."""
         self.returned_extents = 0
         self.silent = False
         """Questions are kept instead of answered."""
@@ -46,6 +48,7 @@ class FakeLease:
     ):
         self.asked.append((count, min_count, for_reserve))
         self.asked_of.append((extent_bytes // self.extent, count, behind_bytes // self.extent))
+        self.cached.append(cached_bytes // self.extent)
         answer = (lambda: self._answer(extent_bytes, count, done),)[0]
         self.kept.append(answer) if self.silent else self.loop.call(answer)
 

@@ -72,6 +72,23 @@ def test_below_the_low_mark_the_reserve_of_who_runs_is_asked_for_as_growth(lease
     kv.close()
 
 
+def test_who_does_not_ask_takes_what_the_reserve_has_and_what_it_could_evict_is_said_with_each_question(lease):
+    kv = make(lease, low=3, high=8)
+    lease.settle()
+    lease.capacity = lease.held_extents
+    kv.cached_bytes = 7 * PAGE_BYTES
+    assert len(kv.acquire(5, timeout_s=TIMEOUT_S)) == 3 and set(lease.cached[1:]) == {7}
+    lease.settle()
+    asked = len(lease.asked)
+    assert kv.acquire(2, timeout_s=TIMEOUT_S, ask=False) == []
+    lease.settle()
+    assert len(lease.asked) == asked
+    kv.release([0, 1])
+    assert sorted(kv.acquire(2, ask=False)) == [0, 1]
+    kv.check()
+    kv.close()
+
+
 def test_running_out_is_a_reply(lease):
     lease.capacity = 5
     kv = make(lease)
