@@ -28,8 +28,8 @@ host whose speed varies by two (186 s before engines looked before each decode s
 32B, 14B and 8B, which overload them at times so that thousands of requests wait on one group, it took 517 s beside
 other work, before plans were computed in arrays.
 
-Not modelled: prefixes that are found again (every prompt is computed whole); KV that moves along with a migration (the
-source finishes what it runs); weights over several links or from another GPU, and copies that share a link; models
-that have no image in host memory yet; host memory, warm engines and processes that run out; the time that policies
-themselves take, and messages between processes but for one constant; faults.
+Not modelled: prefixes that are found again (every prompt is computed whole), and so whose prefixes go first; KV that
+moves along with a migration (the source finishes what it runs); weights over several links or from another GPU, and
+copies that share a link; models that have no image in host memory yet; host memory, warm engines and processes that run
+out; the time that policies themselves take, and messages between processes but for one constant; faults.
 """

@@ -88,7 +88,7 @@ class ElasticRange:
         self.woken = False
         """Whether it is readable, for an engine that looks between two steps."""
         self.cached_bytes = 0
-        """Of prefixes that the engine could evict for itself now; it says so here. Others' are taken for it only where
+        """Of prefixes that the engine could evict now, as it said last: for the reserve others' are taken only where
         they are older."""
         self._lease = lease
         self._mapper = mapper
@@ -120,6 +120,8 @@ class ElasticRange:
         """Large extents are asked for."""
         self._refused = False
         """The last such question was refused."""
+        self._instead = 0
+        """Bytes of prefixes that could be evicted instead of what is missing."""
         self._filling = False
         """The reserve is being asked for."""
         self._fill_small = False
@@ -157,23 +159,26 @@ class ElasticRange:
     def mapped_bytes(self) -> int:
         return self._mapped * self.extent_bytes
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
+    @property
+    def refused(self) -> bool:
+        """Whether balloond had nothing for what was asked last. It may not have answered yet."""
+        return self._refused
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         """Indices of mapped extents, now the caller's; possibly fewer than asked. Beyond the reserve balloond is
-        asked, unless `ask` is False: at most `timeout_s` is waited for it, what comes later goes into the reserve and
-        makes `wake_fd` readable."""
+        asked: at most `timeout_s` is waited for it, what comes later goes into the reserve and makes `wake_fd`
+        readable. `instead_bytes`: of its own prefixes that the engine could evict instead."""
         now = time.monotonic()
         with self._changed:
             self._may_fill = True
             taken = self._take(count)
             self._marks.took(count, now)
-            if ask:
-                self._wanting = count - len(taken)
-                self._missing = min(self._wanting, self._allowed_more())
-            else:
-                self._wanting = max(0, self._wanting - len(taken))
-            if not taken and not (ask and self._missing):
+            self._wanting = count - len(taken)
+            self._missing = min(self._wanting, self._allowed_more())
+            self._instead = instead_bytes
+            if not taken and not self._missing:
                 return []  # nothing that the lease's thread could do: it is not woken
-            if ask and self._missing > 0:
+            if self._missing > 0:
                 self._refused = False
                 self._bulk = 1 < self._reserve.factor <= self._missing // _BULK
                 self._lease.loop.call(self._tend)
@@ -203,7 +208,7 @@ class ElasticRange:
         self._owned.update(taken)
         return taken
 
-    def offer(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
+    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
         asked for what is missing of `count`, and of the lowest addresses, as in `acquire`, but never for large extents:
         not all ranks might get them. Nothing of it goes back before `take`, which has to follow."""
@@ -212,10 +217,10 @@ class ElasticRange:
             self._may_fill = True
             self._marks.took(count, now)
             holes = self._holes(count)
-            if ask:
-                self._wanting = max(0, count - len(self._reserve), holes)
-                self._missing = min(self._wanting, self._allowed_more())
-            if ask and self._missing > 0:
+            self._wanting = max(0, count - len(self._reserve), holes)
+            self._missing = min(self._wanting, self._allowed_more())
+            self._instead = instead_bytes
+            if self._missing > 0:
                 self._refused = self._bulk = False
                 self._lease.loop.call(self._tend)
                 self._waiting = True
@@ -545,6 +550,7 @@ class ElasticRange:
         wanted: list[tuple[int, int, int]] = []
         of, fill, in_use = 1, 0, False
         with self._changed:
+            instead = self._instead
             if self._closed:
                 return
             while (left := self._to_ask()) > 0 and self._unanswered < _UNANSWERED:
@@ -563,7 +569,7 @@ class ElasticRange:
         for size, part, left in wanted:
             done = self._wanted_came(size, part)
             self._lease.request(
-                KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes, cached_bytes=self.cached_bytes
+                KV, size * nbytes, part, done, min_count=1, behind_bytes=left * nbytes, cached_bytes=instead
             )
         if fill > 0:
             done = self._fill_came(of)

@@ -431,7 +431,7 @@ class Device:
             first = number == 1
             lacking = earlier + self._lacking()
             earlier += self._beyond_hold(claim, claim.need)
-            wanted = self._lacking() + self._wanted(self.claims[:number])
+            wanted = self._lacking() + self._wanted(self.claims[:number], claim)
             if wanted <= 0:
                 continue
             entitled = self._entitled_to(claim)
@@ -456,21 +456,29 @@ class Device:
                     return True
         return False
 
-    def _wanted(self, claims: Iterable[Claim]) -> int:
-        """What these want in all, beyond what is held for them. What a lease will want behind its growths counts once,
-        and only as far as its limit goes."""
+    def _wanted(self, claims: Iterable[Claim], last: Claim) -> int:
+        """What these want in all, beyond what is held for them; `last` is one of them. What a lease will want behind
+        its growths counts once, and only as far as its limit goes; of the others' not what they could do without, save
+        for the least that they wait for."""
         asked: defaultdict[tuple[str, str], int] = defaultdict(int)
+        least: defaultdict[tuple[str, str], int] = defaultdict(int)
+        instead: defaultdict[tuple[str, str], int] = defaultdict(int)
         totals: dict[tuple[str, str], tuple[Claim, int]] = {}
         for claim in claims:
             who, behind = ("room", str(claim.id)), 0
             if isinstance(claim, Growth):
                 who = (claim.kind, claim.lease_id)
+                least[who] += claim.need
+                if not (isinstance(last, Growth) and last.lease_id == claim.lease_id):
+                    instead[who] = max(instead[who], claim.cached)
                 left = self.limits.bytes_of(claim.model) - self.ledger.kv_of(claim.model) - asked[who] - claim.want
                 behind = claim.behind if claim.kind != "kv" else max(0, min(claim.behind, left))
             asked[who] += claim.want
             _, before = totals.get(who, (claim, 0))
             totals[who] = claim, max(before, asked[who] + behind)
-        return sum(self._beyond_hold(claim, nbytes) for claim, nbytes in totals.values())
+        return sum(
+            self._beyond_hold(claim, max(least[who], nbytes - instead[who])) for who, (claim, nbytes) in totals.items()
+        )
 
     def _entitled_to(self, claim: Claim) -> int:
         """What of it may come from running decodes. Up to its floor a model may have that also for a request that

@@ -114,11 +114,16 @@ class Reclaims:
     # --- taking more
 
     def own(self, claim: Growth, now: float) -> balloon.Own | None:
-        """The prefixes that whoever wants this could do without instead; as young as can be where no report tells."""
-        if claim.cached <= 0:
+        """The prefixes that whoever wants this could do without instead; as young as can be where no report tells.
+        Waiting, it may have done without them by now."""
+        report = self.reports.get(claim.lease_id, Report())
+        nbytes = claim.cached
+        if report.at > claim.began:
+            nbytes = min(nbytes, sum(cached for _, cached in report.cached))
+        if nbytes <= 0:
             return None
-        told = self.reports.get(claim.lease_id, Report()).cached
-        return balloon.Own(claim.cached, max(0.0, now - min((last_use for last_use, _ in told), default=now)), now)
+        oldest = min((last_use for last_use, _ in report.cached), default=now)
+        return balloon.Own(nbytes, max(0.0, now - oldest), now)
 
     def plan(
         self,

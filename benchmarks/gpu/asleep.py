@@ -103,6 +103,8 @@ async def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def show(found: dict[str, Any]) -> None:
+    if not found:
+        return  # why, each has said
     rows = []
     for name, each in found.items():
         for when in ("proven", "asleep", "gone"):

@@ -186,7 +186,7 @@ class Part:
             rows = await self._compare(ours, theirs, load, name, int(count or self._given.windows), 100 * (number + 1))
             show(rows)
             self.rows += rows
-            self._about["clocks"][f"after {load}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
+            self._about["clocks"][f"after {name}"] = report.smi("clocks.sm,temperature.gpu,power.draw")
             self._write()
 
     async def _fill(self, side: Side) -> None:

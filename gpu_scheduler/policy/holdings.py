@@ -1,7 +1,8 @@
 """What the devices of a group hold, in the terms of admission.
 
-What models hold and nobody runs on (reserves, cached prefixes) counts as free: balloond takes it back, from whoever has
-it, before a growth is refused. What of it is under a floor only the model itself may use.
+What models hold and nobody runs on (reserves, cached prefixes) counts as free: a model's own gives way to its requests,
+and others' balloond takes back before a growth beyond that is refused. What of it is under a floor only the model
+itself may use.
 """
 
 from __future__ import annotations

@@ -78,19 +78,20 @@ class Admission:
             self._evict(tree, short)
             self._kv.settle()
 
-    def _grow(self, tree: Any, tokens: int, wait_s: float) -> bool:
-        """Makes room for `tokens` more. Where as many are cached here, memory is better if it comes soon."""
-        evictable = tree.evictable_size()
-        self._kv.tell_cached(evictable)
-        grow = self._kv.grow_or_evict if evictable >= tokens else self._kv.grow
-        return grow(tokens, wait_s)
+    def _grow(self, tree: Any, tokens: int, wait_s: float, locked: int = 0) -> bool:
+        """Makes room for `tokens` more. Where as many are cached here, memory is better if it comes soon. `locked`:
+        what is cached and about to be used."""
+        instead = max(0, tree.evictable_size() - locked)
+        if instead >= tokens:
+            return self._kv.grow_or_evict(tokens, wait_s, instead)
+        return self._kv.grow(tokens, wait_s, instead)
 
     def room_beside(self, tree: Any, tokens: int) -> int:
         """Of so many tokens that come from elsewhere, those that there is room for beside the next steps: grown for and
         evicted for, once."""
         kept = int(2 * self._need)
         if (short := tokens + kept - self._kv.available) > 0:
-            self._kv.grow(short, self._hard_wait_s)
+            self._grow(tree, short, self._hard_wait_s)
         if (short := tokens + kept - self._kv.available) > 0 and tree.evictable_size():
             self._evict(tree, short)
             self._kv.settle()
@@ -103,7 +104,6 @@ class Admission:
         if not kv.available + tree.evictable_size() < self._wanted <= kv.in_a_row:
             return False
         self._evict(tree, tree.evictable_size())
-        kv.tell_cached(0)
         kv.start_over(_START_OVER_S)
         return True
 
@@ -127,7 +127,8 @@ class Admission:
         lacking = int(prompt + forecast + adder.page_size - adder.rem_total_tokens) + 1
         # Locking the request's own prefix takes that away from what can be evicted.
         lacking += len(request.prefix_indices)
-        # No waiting: others run meanwhile, and memory that comes later wakes the loop.
+        # No waiting: others run meanwhile, and memory that comes later wakes the loop. All that is cached here is
+        # counted on already.
         ok = self._kv.grow(max(lacking, 1), 0.0)
         if not ok:
             self.refused = True
@@ -140,7 +141,7 @@ class Admission:
         spoken_for = adder.rem_total_token_offset
         short = int(prompt + forecast + adder.page_size + spoken_for - self._kv.available) + 1
         if short > 0:
-            self._grow(adder.tree_cache, short, self._soft_wait_s)
+            self._grow(adder.tree_cache, short, self._soft_wait_s, len(request.prefix_indices))
 
     def ask_ahead(
         self,
@@ -159,7 +160,7 @@ class Admission:
         before, self.asked = self.asked, bool(waiting) or chunked is not None
         if not self.asked or not self._kv.may_grow():
             return
-        prompts = 0
+        prompts = cached = 0
         if chunked is not None:
             prompts = min(most, len(chunked.full_untruncated_fill_ids) - chunked.extend_range.end)
         wanted = prompts
@@ -169,10 +170,11 @@ class Admission:
             request.init_next_round_input(tree)  # how much of it is cached; SGLang looks again when its turn comes
             prompt, forecast = _needs(request, estimate_cap)
             prompts += prompt
+            cached += len(request.prefix_indices)
             wanted += prompt + forecast + self._kv.page_size
         spoken_for = ratio * sum(_needs(request, estimate_cap)[1] for request in running)
         if (short := int(wanted + spoken_for - self._kv.available) + 1) > 0:
-            self._grow(tree, short, 0.0 if before else self._soft_wait_s)
+            self._grow(tree, short, 0.0 if before else self._soft_wait_s, cached)
 
 
 def _needs(request: Any, estimate_cap: int) -> tuple[int, int]:

@@ -29,8 +29,8 @@ DUMMY = 0
 _RETRY_S = 0.02
 """After balloond had nothing, how long it is not waited for."""
 _MOST_POLITE_S = 1.28
-"""The same of growth that own prefixes could do for: twice as long with every time, up to this. Others have older ones
-then, or none, and asking costs a step a millisecond and the device's queue."""
+"""The same of growth that own prefixes could do for: twice as long with every refusal, up to this. A step that waits
+for it in vain has lost a millisecond, and then the device's queue, since nothing was evicted ahead of it."""
 
 
 class ElasticKv:
@@ -57,7 +57,7 @@ class ElasticKv:
         self._clock = clock
         self._no_wait_before = 0.0
         self._polite_before = 0.0
-        """Until then growth that own prefixes could do for asks nobody."""
+        """Until then nobody waits for growth that own prefixes could do for."""
         self._polite_s = _RETRY_S
         self._emptied: dict[int, float] = {}
         """Since when an extent has been empty."""
@@ -129,15 +129,17 @@ class ElasticKv:
 
     # --- growing
 
-    def grow(self, tokens: int, wait_s: float) -> bool:
+    def grow(self, tokens: int, wait_s: float, instead: int = 0) -> bool:
         """Makes room for at least `tokens` more. Waits for balloond at most `wait_s`, and not at all shortly after it
-        had nothing. Whatever came is kept; False when it was less."""
+        had nothing. Whatever came is kept; False when it was less. `instead`: cached tokens that could be evicted for
+        these; others' are taken only for what is beyond that, or where they are older."""
         target = self.envelopes.available - (-tokens // self.page_size)
         deadline = self._clock() + wait_s
         while self.envelopes.available < target:
             now = self._clock()
             left = max(0.0, deadline - now) if self.may_grow() else 0.0
-            extents = self.memory.acquire(self.envelopes.needed_for(target - self.envelopes.available), timeout_s=left)
+            wanted = self.envelopes.needed_for(target - self.envelopes.available)
+            extents = self.memory.acquire(wanted, timeout_s=left, instead_bytes=self.bytes_of(instead))
             if not extents:
                 if left > 0:
                     self._no_wait_before = self._clock() + _RETRY_S
@@ -145,21 +147,21 @@ class ElasticKv:
             self._hold(extents)
         return True
 
-    def tell_cached(self, tokens: int) -> None:
-        """So many could be evicted: others' prefixes are taken for this engine's growth only where they are older."""
-        self.memory.cached_bytes = self.bytes_of(tokens)
-
-    def grow_or_evict(self, tokens: int, wait_s: float) -> bool:
-        """`grow`, where as many could be evicted instead: balloond is asked rarely while it has nothing."""
-        if self._clock() < self._polite_before:
-            more = -(-tokens // self.page_size)
-            target = self.envelopes.available + more
-            self._hold(self.memory.acquire(self.envelopes.needed_for(more), ask=False))
-            return self.envelopes.available >= target
-        there = self.grow(tokens, wait_s)
-        self._polite_s = _RETRY_S if there else min(_MOST_POLITE_S, 2 * self._polite_s)
-        self._polite_before = 0.0 if there else self._clock() + self._polite_s
+    def grow_or_evict(self, tokens: int, wait_s: float, instead: int) -> bool:
+        """The same where `instead` covers it: while others have nothing older it is asked as often, and waited for
+        rarely."""
+        waited = self._clock() >= self._polite_before
+        there = self.grow(tokens, wait_s if waited else 0.0, instead)
+        if waited and there:
+            self._polite_s = _RETRY_S
+        elif waited and wait_s > 0 and self.memory.refused:
+            self._polite_s = min(_MOST_POLITE_S, 2 * self._polite_s)
+            self._polite_before = self._clock() + self._polite_s
         return there
+
+    def tell_cached(self, tokens: int) -> None:
+        """So many could be evicted now."""
+        self.memory.cached_bytes = self.bytes_of(tokens)
 
     def may_grow(self) -> bool:
         """Whether it is worth while to wait for balloond."""

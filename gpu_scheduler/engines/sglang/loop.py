@@ -205,7 +205,7 @@ class Loop:
         if memory.woken:
             instance.scheduler.running_batch.batch_is_full = False
             wanted = memory.take_reclaims()
-            if not wanted:  # what others want is no sign that there is more
+            if not wanted:  # that others want something is no sign of more; a new limit or what came late may be
                 kv.may_wait_again()
             else:
                 kv.settle()

@@ -28,7 +28,12 @@ class KvRange(Protocol):
     """Of each index, the first of those that are mapped as one extent and leave only together."""
     wake_fd: int
     cached_bytes: int
-    """Of prefixes that the engine could evict for itself now, as it said last."""
+    """Of prefixes that the engine could evict now, as it said last."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether balloond had nothing for what was asked last."""
+        ...
 
     @property
     def woken(self) -> bool:
@@ -40,7 +45,7 @@ class KvRange(Protocol):
         """Owned, reserve and quarantined."""
         ...
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]: ...
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]: ...
 
     def release(self, indices: Sequence[int]) -> None: ...
 
@@ -66,7 +71,7 @@ class KvRange(Protocol):
 class OfferingRange(KvRange, Protocol):
     """The same for an engine of several ranks."""
 
-    def offer(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]: ...
+    def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]: ...
 
     def take(self, indices: Sequence[int]) -> None: ...
 

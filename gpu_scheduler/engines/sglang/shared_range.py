@@ -30,6 +30,8 @@ class SharedRange:
         self._first_limit = min(ranks.gather(limit()))
         """Until the first step."""
         self._in_use = 0
+        self.refused = False
+        """On one of the ranks balloond had nothing for what was asked last."""
 
     def facts(self) -> Facts:
         """What is new with this rank; what balloond wants back counts as taken."""
@@ -57,12 +59,16 @@ class SharedRange:
     def cached_bytes(self, nbytes: int) -> None:
         self._own.cached_bytes = nbytes
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         """What all ranks have. What one has more stays in its reserve."""
+        self.refused = False
         count = min(count, self.headroom())
         if count <= 0:
             return []
-        taken = common(self._ranks.gather(self._own.offer(count, timeout_s=timeout_s, ask=ask)), count)
+        offer = self._own.offer(count, timeout_s=timeout_s, instead_bytes=instead_bytes)
+        offers = self._ranks.gather((offer, self._own.refused))
+        self.refused = any(refused for _, refused in offers)
+        taken = common([offer for offer, _ in offers], count)
         self._own.take(taken)
         self._in_use += len(taken)
         return taken

@@ -135,6 +135,29 @@ def test_who_could_do_without_prefixes_of_its_own_is_refused_at_once_where_those
     assert grow(device, 10, "B", 4, cached=20) == ["A asked for 4 deep"], "A's are twice as old now"
 
 
+def test_what_own_prefixes_could_do_for_is_not_taken_for_the_next_claim_either(device):
+    device.book(0, "c", Booking())
+    device.open("C", "c", "c")
+    grow(device, 0, "A", 40)
+    grow(device, 0, "B", 60)
+    report(device, 10, "A", used=5, cached=((9.0, 35),))
+    report(device, 10, "B", used=20, cached=((9.0, 40),))
+    assert grow(device, 10, "B", 30, least=1, cached=29) == ["A asked for 1 deep"]
+    assert grow(device, 10, "C", 3) in (["A asked for 3 deep"], ["B asked for 3 deep"])
+
+
+def test_a_growth_that_waited_is_served_by_what_its_lease_says_it_has_now(device):
+    grow(device, 0, "A", 70)
+    grow(device, 0, "B", 30)
+    report(device, 0, "A", used=20, cached=((0.0, 50),))
+    report(device, 0, "B", used=10, cached=((0.0, 20),))
+    device.make_room(1, "c", 20, False, 0, 5)
+    assert grow(device, 1, "B", 8, cached=20) == []
+    report(device, 2, "B", used=30, cached=())
+    back(device, 2, "A", 20)
+    assert sum(ask.asked for ask in device.reclaims.asks.values()) == 20 + 8
+
+
 def test_the_reserve_of_who_runs_goes_after_the_prefixes_of_others(device):
     device.book(0, "c", Booking())
     device.open("C", "c", "c")

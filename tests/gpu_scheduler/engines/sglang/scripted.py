@@ -22,7 +22,12 @@ class ScriptedRange:
         self.extents: Indices = np.arange(10_000)
         self.limit = limit
         self.there = there
+        self.slow = False
+        """It answers only who waits."""
         self.cached_bytes = 0
+        self.refused = False
+        self.instead: list[int] = []
+        """What could be evicted, as was said with each question."""
         self.owned: set[int] = set()
         self.waits: list[float] = []
         self.emptied = False
@@ -31,12 +36,13 @@ class ScriptedRange:
     def mapped_bytes(self) -> int:
         return len(self.owned) * self.extent_bytes
 
-    def acquire(self, count: int, *, timeout_s: float = 0.0, ask: bool = True) -> list[int]:
-        if not ask:
-            return []  # it keeps no reserve
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         self.waits.append(round(timeout_s, 6))
+        self.instead.append(instead_bytes)
         free = (index for index in range(10_000) if index not in self.owned)
-        got = [next(free) for _ in range(min(count, self.headroom(), max(0, self.there - len(self.owned))))]
+        there = max(0, self.there - len(self.owned)) if timeout_s > 0 or not self.slow else 0
+        got = [next(free) for _ in range(min(count, self.headroom(), there))]
+        self.refused = not got and (timeout_s > 0 or not self.slow)
         self.owned |= set(got)
         return got
 

@@ -55,6 +55,7 @@ def asking(prompt: int, max_new: int = 8, cached: int = 0) -> Any:
         output_ids=[],
         full_untruncated_fill_ids=[0] * (prompt + cached),
         prefix_indices=[0] * cached,
+        init_next_round_input=lambda tree: None,
     )
 
 
@@ -80,23 +81,24 @@ def test_growth_comes_before_eviction() -> None:
     assert tree.evictable_size() == 20 and kv.available >= 5 and memory.waits == [SOFT_S]
 
 
-def test_while_nobody_has_anything_older_own_prefixes_go_and_balloond_is_asked_less_and_less() -> None:
+def test_while_nobody_has_anything_older_own_prefixes_go_and_growth_is_waited_for_less_and_less() -> None:
     admission, kv, memory, tree = made(extents=20, limit=100, cached=190, there=20)
     clock = kv._clock
     assert isinstance(clock, Clock)
-    asked: list[float] = []
+    waited: list[float] = []
     for _ in range(300):
         before = len(memory.waits)
         admission.before_allocation(tree, kv.available + 1)
-        asked += [clock.now] * (len(memory.waits) - before)
-        assert kv.available > 0 and memory.cached_bytes == kv.bytes_of(tree.evictable_size() + 1)
+        waited += [clock.now for wait in memory.waits[before:] if wait]
+        assert len(memory.waits) > before, "it is asked for all the same"
+        assert kv.available > 0 and memory.instead[-1] == kv.bytes_of(tree.evictable_size() + 1)
         tree.cache(1)
         clock.now += 0.01
-    gaps = [round(later - sooner, 2) for sooner, later in itertools.pairwise(asked)]
+    gaps = [round(later - sooner, 2) for sooner, later in itertools.pairwise(waited)]
     assert gaps == [0.04, 0.08, 0.16, 0.32, 0.64, 1.28]
 
 
-def test_between_two_questions_prefixes_are_evicted_ahead_and_news_ends_that() -> None:
+def test_between_two_waits_prefixes_are_evicted_ahead_and_news_ends_that() -> None:
     admission, kv, memory, tree = made(extents=20, limit=100, cached=200, there=20)
     admission.before_allocation(tree, 5)
     assert tree.evictable_size() == 195 and memory.waits == [SOFT_S]
@@ -110,6 +112,29 @@ def test_between_two_questions_prefixes_are_evicted_ahead_and_news_ends_that() -
     assert tree.evictable_size() == 189 and memory.waits == [SOFT_S], "the next step asks"
     admission.before_allocation(tree, 5)
     assert tree.evictable_size() == 189 and memory.waits == [SOFT_S, SOFT_S] and kv.available >= 5
+
+
+def test_an_answer_that_is_not_there_yet_is_no_refusal() -> None:
+    admission, kv, memory, tree = made(extents=2, limit=100, cached=20)
+    memory.slow = True
+    admission.asked = True
+    for _ in range(5):
+        admission.ask_ahead(tree, (), None, [asking(prompt=10)], 20, 100, 0.0)
+        admission.asked = True
+        admission.ahead(tree, NOW)
+    assert tree.evictable_size() == 20 and set(memory.waits) == {0.0}
+    memory.slow = False
+    admission.before_allocation(tree, 5)
+    assert tree.evictable_size() == 20 and memory.waits[-1] == SOFT_S
+
+
+def test_what_a_request_finds_cached_is_not_what_could_be_evicted_for_it() -> None:
+    admission, kv, memory, tree = made(extents=10, limit=100, cached=100, there=10)
+    request = asking(prompt=50, cached=80)
+    admission.prefer_growth(adding(kv, tree), request, estimate_cap=20)
+    assert memory.instead[-1] == kv.bytes_of(20)
+    assert not admission.make_room(adding(kv, tree), request, estimate_cap=20)
+    assert memory.instead[-1] == 0
 
 
 def test_a_step_that_own_prefixes_do_not_cover_waits_for_others_whatever_was_refused_before() -> None:

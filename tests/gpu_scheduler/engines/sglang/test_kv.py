@@ -31,9 +31,8 @@ def test_growth_past_the_limit_keeps_what_came_and_says_so() -> None:
 
 
 def test_after_balloond_had_nothing_growth_does_not_wait_for_a_moment() -> None:
-    kv, memory, clock = made(limit=0)
-    memory.headroom = lambda: 5  # type: ignore[method-assign]  # the limit allows it, the device has nothing
-    memory.acquire = lambda count, *, timeout_s=0.0: memory.waits.append(round(timeout_s, 6)) or []  # type: ignore[method-assign]
+    kv, memory, clock = made(limit=5)
+    memory.there = 0  # the limit allows it, the device has nothing
     assert not kv.grow(1, wait_s=0.05) and not kv.grow(1, wait_s=0.05)
     kv.may_wait_again()
     assert not kv.grow(1, wait_s=0.05)
