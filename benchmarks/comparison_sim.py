@@ -20,7 +20,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import as_completed
 from dataclasses import asdict, dataclass, replace
 from math import inf, isnan
 from pathlib import Path
@@ -30,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
 from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
-from benchmarks._pool import pool
+from benchmarks._pool import pool, results
 from sim import report
 from sim.catalogue import Catalogue, Spec
 from sim.policies import SYSTEMS
@@ -220,9 +219,8 @@ def measure(out: Path, traces: Path, only: str, workers: int) -> dict[str, Any]:
                 found = processes.submit(alone, FLEETS[point.fleet], point.workload, point.gpus, traces).result()
                 targets[point.alone] = {"commit": now, "p95_s": found}
         running = {processes.submit(run, point, targets[point.alone]["p95_s"], traces): point for point in todo}
-        for count, future in enumerate(as_completed(running), start=1):
-            point = running[future]
-            done[point.key] = {"arguments": asdict(point), "commit": now, **future.result()}
+        for count, (point, found) in enumerate(results(processes, running), start=1):
+            done[point.key] = {"arguments": asdict(point), "commit": now, **found}
             result = {"seed": SEED, "alone": targets, "points": dict(sorted(done.items()))}
             partial = out.with_suffix(".partial")
             _report.write(partial, "comparison_sim", result)

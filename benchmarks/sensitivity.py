@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import sys
-from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report, comparison_sim
 from benchmarks._fleets import FLEETS
-from benchmarks._pool import pool
+from benchmarks._pool import pool, results
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 
@@ -48,7 +47,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "least_share": ("0", "0.05", "0.1", "0.25", "0.5"),
     "least_pressure": ("0", "0.05", "0.2", "1"),
     "cool_down_s": ("0", "30", "60", "120", "240"),
-    "window_s": ("15", "30", "60", "120"),
+    "window_s": ("20", "30", "60", "120"),
     "short_window_s": ("1", "5", "10", "20", "60"),
     "load_weight": ("0", "1", "4", "16"),
     "chunk_tokens": ("256", "1024", "2048", "4096", "8192"),
@@ -101,9 +100,8 @@ def measure(out: Path, traces: Path, workers: int) -> dict[str, Any]:
         }
         targets = {workload: future.result() for workload, future in alone.items()}
         running = {processes.submit(run, w, s, targets[w], traces): (name, w, s) for name, (w, s) in todo.items()}
-        for future in as_completed(running):
-            name, workload, settings = running[future]
-            done[name] = {"workload": workload, "settings": settings, "commit": now, **future.result()}
+        for (name, workload, settings), found in results(processes, running):
+            done[name] = {"workload": workload, "settings": settings, "commit": now, **found}
             _report.write(out, "sensitivity", {"seed": comparison_sim.SEED, "points": dict(sorted(done.items()))})
             print(f"{len(done)} of {len(wanted)}: {name}: {done[name]['attainment']:.4f}", flush=True)
     return done

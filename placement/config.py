@@ -61,7 +61,7 @@ class PlacementConfig(Config):
     relieve: bool = True
     """Off: idle models leave for activations only."""
     window_s: float = Field(default=60.0, gt=0)
-    short_window_s: float = Field(default=20.0, gt=0)
+    short_window_s: float = Field(default=20.0, ge=1)
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """Of models without a target: what their demand is weighted by."""
     drain_ms: int = Field(default=30_000, ge=0)
@@ -105,6 +105,12 @@ class PlacementConfig(Config):
         for address in addresses:
             names.parse(address)
         return addresses
+
+    @model_validator(mode="after")
+    def _the_short_window_is_the_shorter_one(self) -> PlacementConfig:
+        if self.window_s < self.short_window_s:
+            raise ValueError(f"window_s is {self.window_s:g}, shorter than short_window_s, {self.short_window_s:g}")
+        return self
 
     @model_validator(mode="after")
     def _what_has_its_place_does_not_move(self) -> PlacementConfig:
