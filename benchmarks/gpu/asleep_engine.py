@@ -16,7 +16,7 @@ _TENSORS = 30
 
 
 def details() -> dict[str, Any]:
-    """Segments as [pool, bytes, bytes in use], the largest first; tensors as [bytes, shape, type, who refers to it]."""
+    """Segments as [pool, kind, bytes, in use], the largest first; tensors as [bytes, shape, type, who refers to it]."""
     import torch
 
     segments = torch.cuda.memory_snapshot()

@@ -110,22 +110,22 @@ class FullDevice:
 
 def ratios(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Shared over halves, round by round: tokens of both engines, and each one's mean TPOT."""
-    by_mode = {mode: [w for w in found if w["mode"] == mode] for mode in MODES}
-    sums = {
-        mode: [
-            sum(w["tokens"] / w["seconds"] for w in by_mode[mode] if w["number"] == n) for n in _numbers(by_mode, mode)
-        ]
-        for mode in MODES
-    }
-    rows = [_row("tokens/s, both", sums["shared"], sums["halves"])]
-    for name in NAMES:
-        a, b = ([_mean(w["tpot_s"]) for w in by_mode[mode] if w["side"] == name] for mode in ("shared", "halves"))
-        rows.append(_row(f"mean TPOT, {name}, s", a, b))
-    return rows
+    rounds = sorted({window["number"] // 2 for window in found})
 
+    def of(mode: str, number: int) -> list[dict[str, Any]]:
+        return [window for window in found if window["mode"] == mode and window["number"] // 2 == number]
 
-def _numbers(by_mode: dict[str, list[dict[str, Any]]], mode: str) -> list[int]:
-    return sorted({window["number"] for window in by_mode[mode]})
+    def speed(mode: str) -> list[float]:
+        return [sum(window["tokens"] / window["seconds"] for window in of(mode, number)) for number in rounds]
+
+    def step_ms(mode: str, name: str) -> list[float]:
+        every = [window for number in rounds for window in of(mode, number)]
+        return [1e3 * _mean(window["tpot_s"]) for window in every if window["side"] == name]
+
+    return [
+        _row("tokens/s, both", speed("shared"), speed("halves")),
+        *(_row(f"mean TPOT, {name}, ms", step_ms("shared", name), step_ms("halves", name)) for name in NAMES),
+    ]
 
 
 def _row(measure: str, shared: Sequence[float], halves: Sequence[float]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_what_own_prefixes_could_do_for_is_not_taken_for_the_next_claim_either(d
     report(device, 10, "A", used=5, cached=((9.0, 35),))
     report(device, 10, "B", used=20, cached=((9.0, 40),))
     assert grow(device, 10, "B", 30, least=1, cached=29) == ["A asked for 1 deep"]
-    assert grow(device, 10, "C", 3) in (["A asked for 3 deep"], ["B asked for 3 deep"])
+    assert grow(device, 10, "C", 3) == ["A asked for 3 deep"]
 
 
 def test_a_growth_that_waited_is_served_by_what_its_lease_says_it_has_now(device):
