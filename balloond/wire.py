@@ -78,7 +78,7 @@ def report(message: handoff_pb2.Report, now: float) -> Report:
         held=message.held_bytes,
         used=message.used_bytes,
         reserve=message.reserve_bytes,
-        cached=tuple((now - cached.age_ms / 1e3, cached.bytes) for cached in message.cached),
+        cached=tuple((now - max(0, cached.age_ms) / 1e3, cached.bytes) for cached in message.cached),
         reclaim_id=message.reclaim_id,
         returned=message.returned_bytes,
     )

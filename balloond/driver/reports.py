@@ -33,10 +33,11 @@ class Reports:
         return self._used > 0
 
     def usage(self, used: int, cached: Iterable[tuple[float, int]]) -> None:
-        """On any thread: bytes of running requests, and (seconds since last use, bytes) of prefixes."""
+        """On any thread: bytes of running requests, and (seconds since last use, bytes) of prefixes. Prefixes that are
+        as old as when they were last told were used since: that is told."""
         cached = tuple(cached)
         with self._lock:
-            if (used, cached) == (self._used, self._cached):
+            if not cached and (used, cached) == (self._used, self._cached):
                 return
             self._used, self._cached, self._at = used, cached, time.monotonic()
         self.soon()
@@ -62,12 +63,11 @@ class Reports:
 
     def send(self, reclaim_id: int = 0, returned: int = 0) -> None:
         """Now; `reclaim_id` names the reclaim that it answers."""
-        now = time.monotonic()
         self._due = False
-        self._sent_at = now
         held, reserve = self._measure()
         with self._lock:
             used, cached, at = self._used, self._cached, self._at
+            now = self._sent_at = time.monotonic()
         self._lease.report(
             Usage(
                 held=held,

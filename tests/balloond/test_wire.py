@@ -31,6 +31,11 @@ def test_ages_become_times_of_last_use():
     assert wire.report(message, 10.0) == Report(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
 
 
+def test_nothing_was_last_used_in_times_to_come():
+    message = handoff_pb2.Report(cached=[handoff_pb2.Cached(age_ms=-1500, bytes=5)])
+    assert wire.report(message, 10.0).cached == ((10.0, 5),)
+
+
 def test_limits_outcomes_rooms_and_events_keep_their_numbers():
     assert wire.handoff_limit(Limit(1, 2, 3), 4) == handoff_pb2.Limit(revision=1, bytes=2, deadline_ms=3, floor_bytes=4)
     assert wire.outcome(Outcome("deferred", Limit(5, 10), 3, True), 13) == balloond_pb2.SetLimitResponse(

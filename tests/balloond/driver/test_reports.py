@@ -32,6 +32,19 @@ def test_what_did_not_change_is_not_told_and_an_answer_is_told_at_once():
     lease.loop.stop()
 
 
+def test_prefixes_in_use_again_do_not_age_because_they_are_as_many_and_as_old_as_before():
+    lease = FakeLease()
+    reports = Reports(lease, lambda: (30, 10))
+    told = threading.Semaphore(0)
+    lease.report = lambda usage: (lease.reports.append(usage), told.release())
+    for _ in range(3):
+        reports.usage(7, [(0.0, 20)])
+        assert told.acquire(timeout=TIMEOUT_S)
+    assert [nbytes for usage in lease.reports for _, nbytes in usage.cached] == [20, 20, 20]
+    assert all(age_s >= 0 for usage in lease.reports for age_s, _ in usage.cached)
+    lease.loop.stop()
+
+
 def test_many_changes_are_told_in_few_reports_the_last_one_with_the_last_state():
     lease = FakeLease()
     reports = Reports(lease, lambda: (0, 0))
