@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappush, heappushpop
 from itertools import accumulate, compress, count, islice
 from math import inf
-from operator import attrgetter, gt
+from operator import attrgetter, gt, neg
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +66,7 @@ def late_indices(deadlines: Array, costs: Array, start: float) -> Indices:
     +inf: such a request is always late."""
     late = few_late(deadlines, costs, start) if len(costs) >= _MANY else None
     if late is None:
-        late = late_by_heap(deadlines.tolist(), costs.tolist(), start)
+        late = many_late(deadlines, costs, start)
     return np.array(late, np.intp)
 
 
@@ -105,25 +105,42 @@ def ends(costs: Array, start: float) -> Array:
     return start + costs.cumsum()
 
 
-def late_by_heap(deadlines: Sequence[float], costs: Sequence[float], start: float) -> list[int]:
-    """The same of lists, however many have to go."""
-    starts = list(accumulate(costs, initial=start))
-    first = next(compress(count(), map(gt, islice(starts, 1, None), deadlines)), None)
-    if first is None:
+def many_late(deadlines: Array, costs: Array, start: float) -> list[int]:
+    """The same, however many have to go."""
+    gone = np.array(dropped(deadlines.tolist(), costs.tolist(), start))
+    if not len(gone):
         return []
-    end = starts[first]
-    heap = [(-cost, i) for i, cost in enumerate(costs[:first])]
+    # The heap knows costs only. Of equally long ones it dropped the earliest first, so they are the first ones.
+    gone.sort()
+    begins = np.concatenate(([True], gone[1:] != gone[:-1]))
+    """Where in `gone` another cost begins."""
+    number = np.arange(len(gone))
+    number -= np.maximum.accumulate(np.where(begins, number, 0))
+    by_cost = costs.argsort(kind="stable")
+    first = costs[by_cost].searchsorted(gone[begins])[begins.cumsum() - 1]
+    late: list[int] = np.sort(by_cost[first + number]).tolist()
+    return late
+
+
+def dropped(deadlines: Sequence[float], costs: Sequence[float], start: float) -> list[float]:
+    """The costs of those that have to go, as a heap finds them."""
+    starts = list(accumulate(costs, initial=start))
+    begin = next(compress(count(), map(gt, islice(starts, 1, None), deadlines)), None)
+    if begin is None:
+        return []
+    # Bare numbers: a heap of pairs, which would tell which of equally long ones it is, takes nearly twice as long.
+    end, longest_first = starts[begin], list(map(neg, costs))
+    heap = longest_first[:begin]
     heapify(heap)
-    late: list[int] = []
-    for i, cost, deadline in zip(range(first, len(costs)), costs[first:], deadlines[first:], strict=True):
-        after = end + cost
+    gone: list[float] = []
+    for negative, deadline in zip(longest_first[begin:], deadlines[begin:], strict=True):
+        after = end - negative
         if after <= deadline:
-            heappush(heap, (-cost, i))
+            heappush(heap, negative)
             end = after
             continue
-        longest, dropped = heappushpop(heap, (-cost, i))
-        late.append(dropped)
-        if dropped != i:
+        longest = heappushpop(heap, negative)
+        gone.append(-longest)
+        if longest != negative:
             end = after + longest
-    late.sort()
-    return late
+    return gone

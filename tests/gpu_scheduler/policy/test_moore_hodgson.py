@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.moore_hodgson import Job, few_late, late_by_heap, late_indices, schedule
+from gpu_scheduler.policy.moore_hodgson import Job, dropped, few_late, late_indices, many_late, schedule
 
 # Sixteenths add up exactly, so that the tests compare without a tolerance.
 sixteenths = st.integers(min_value=-32, max_value=160).map(lambda n: n / 16)
@@ -67,7 +67,7 @@ def test_no_order_of_all_requests_has_more_on_time_up_to_four_requests():
         for jobs in combinations_with_replacement(kinds, n):
             deadlines, costs = [deadline for deadline, _ in jobs], [cost for _, cost in jobs]
             expected = max(map(on_time, permutations(jobs)))
-            assert n - len(late_by_heap(deadlines, costs, 0)) == expected, jobs
+            assert n - len(dropped(deadlines, costs, 0)) == expected, jobs
 
 
 def instances(deadlines, costs, most):
@@ -101,7 +101,7 @@ def test_every_instance_of_a_domain_has_as_many_on_time_as_the_best_subset(deadl
     seen = 0
     for some_deadlines, some_costs, expected in instances(deadlines, costs, most):
         seen += 1
-        got = len(some_costs) - len(late_by_heap(some_deadlines, some_costs, 0))
+        got = len(some_costs) - len(dropped(some_deadlines, some_costs, 0))
         assert got == expected, (some_deadlines, some_costs)
     assert seen == number
 
@@ -113,7 +113,7 @@ def test_seven_and_eight_requests_of_a_wide_domain_drawn_from_a_seed():
         feasible = {(0, 0)}
         for deadline, cost in jobs:
             feasible |= {(n + 1, end + cost) for n, end in feasible if end + cost <= deadline}
-        got = len(jobs) - len(late_by_heap([d for d, _ in jobs], [c for _, c in jobs], 0))
+        got = len(jobs) - len(dropped([d for d, _ in jobs], [c for _, c in jobs], 0))
         assert got == max(n for n, _ in feasible), jobs
 
 
@@ -212,7 +212,7 @@ def test_scenario(case, start, jobs, on_time, late):
     assert " ".join(plan.late) == late.strip("-")
 
 
-@pytest.mark.parametrize("late", [late_by_heap, few_late])
+@pytest.mark.parametrize("late", [many_late, few_late])
 def test_an_infinite_cost_is_late_and_delays_nobody(late):
     assert late(np.array([1.0, 2.0, 3.0, inf]), np.array([1.0, inf, 1.0, 1.0]), 0.0) == [1]
     assert late(np.array([0.5, 2.0, 3.0]), np.array([1.0, inf, 1.0]), 0.0) == [0, 1]
@@ -222,7 +222,7 @@ def test_an_infinite_cost_is_late_and_delays_nobody(late):
 def test_where_few_have_to_go_they_are_those_that_a_heap_finds(jobs, start):
     jobs.sort(key=lambda job: job.deadline)
     deadlines, costs = np.array([job.deadline for job in jobs]), np.array([job.cost for job in jobs])
-    expected = late_by_heap(deadlines.tolist(), costs.tolist(), start)
+    expected = many_late(deadlines, costs, start)
     assert few_late(deadlines, costs, start) == expected
     could_be_on_time = [i for i in expected if deadlines[i] >= start]
     least = len(could_be_on_time) - 1
@@ -230,7 +230,7 @@ def test_where_few_have_to_go_they_are_those_that_a_heap_finds(jobs, start):
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 40)), max_size=60), st.floats(1e5, 1e6))
-@pytest.mark.parametrize("find", [late_by_heap, few_late])
+@pytest.mark.parametrize("find", [many_late, few_late])
 def test_times_that_do_not_add_up_exactly_are_settled_to_a_rounding(find, drawn, start):
     drawn.sort()
     late = find(np.array([start + deadline for deadline, _ in drawn]), np.array([cost for _, cost in drawn]), start)
@@ -253,4 +253,4 @@ def test_a_queue_of_thousands_loses_the_same_requests_whichever_way_they_are_loo
     span = sum(costs) / load
     deadlines = sorted(round(draw.uniform(0, span) * 64) / 64 for _ in costs)
     late = late_indices(np.array(deadlines), np.array(costs), 0.0)
-    assert late.tolist() == late_by_heap(deadlines, costs, 0.0)
+    assert late.tolist() == many_late(np.array(deadlines), np.array(costs), 0.0)
