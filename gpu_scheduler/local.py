@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 
 from gpu_scheduler.dispatcher import Dispatcher
@@ -63,8 +64,10 @@ class LocalServer:
         if self._path is None:
             return
         sockets.clear_stale(self._path)
-        self._server = await asyncio.get_running_loop().create_unix_server(self._connect, self._path)
-        os.chmod(self._path, self._socket_mode)
+        here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        here.bind(self._path)
+        os.chmod(self._path, self._socket_mode)  # before it listens
+        self._server = await asyncio.get_running_loop().create_unix_server(self._connect, sock=here)
 
     def _connect(self) -> asyncio.Protocol:
         self._numbers += 1

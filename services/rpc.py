@@ -200,7 +200,8 @@ class Server:
             if path is None and self._identity is not None:
                 self.port = self._server.add_secure_port(self.address, self._identity.server_credentials())
             else:
-                self.port = self._server.add_insecure_port(self.address)
+                with sockets.nobody_elses():  # it listens at once
+                    self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
             raise Unavailable(f"cannot listen on {self.address}: address in use or not ours") from None
         if path is not None:

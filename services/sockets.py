@@ -6,6 +6,8 @@ import errno
 import os
 import socket
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from services.errors import Unavailable
 
@@ -44,3 +46,13 @@ def clear_stale(path: str) -> None:
                 continue
             raise Unavailable(f"{path}: another process serves it")
     os.unlink(path)
+
+
+@contextmanager
+def nobody_elses() -> Iterator[None]:
+    """Socket files that are bound inside are their owner's alone, until somebody says otherwise."""
+    before = os.umask(0o177)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -36,6 +36,24 @@ async def test_a_server_says_itself_who_may_connect(tmp_path: Path, no_umask: No
     await server.stop(0)
 
 
+async def test_nobody_else_may_connect_before_the_server_has_said_so(
+    tmp_path: Path, no_umask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "s.sock"
+    before: list[int] = []
+    chmod = os.chmod
+
+    def watched(at: str, mode: int) -> None:
+        before.append(stat.S_IMODE(path.stat().st_mode))
+        chmod(at, mode)
+
+    monkeypatch.setattr(os, "chmod", watched)
+    server = rpc.Server(f"unix:{path}", socket_mode=0o666)
+    await server.start()
+    await server.stop(0)
+    assert before == [0o600]
+
+
 @pytest.mark.skipif(os.getuid() != 0 or os.uname().machine not in _SETRESUID, reason="only root can be somebody else")
 async def test_another_user_is_let_in_only_where_the_mode_says_so(no_umask: None) -> None:
     let_in = {}
