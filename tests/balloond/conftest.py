@@ -182,8 +182,10 @@ async def node(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def node_of_module(tmp_path_factory):
-    node = Node(tmp_path_factory.mktemp("node"), devices=[(f"cpu:{i}", 16 * MIB) for i in range(40)])
+def node_of_module(tmp_path_factory, request):
+    """With what the module says as `CONFIG`."""
+    config = getattr(request.module, "CONFIG", {})
+    node = Node(tmp_path_factory.mktemp("node"), devices=[(f"cpu:{i}", 16 * MIB) for i in range(40)], **config)
     asyncio.run(node.start())
     yield node
     node.end()

@@ -12,6 +12,9 @@ from services import tasks
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 
+CONFIG = {"reclaim_timeout_s": 60.0}
+"""Children answer as soon as these tests tell them to, which may be late."""
+
 
 def kv(count):
     return lambda device: sum(lease.kv_bytes for lease in device.leases) == count * EXTENT

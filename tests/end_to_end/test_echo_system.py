@@ -209,7 +209,9 @@ async def test_bad_requests_are_refused_by_field_and_cost_nothing(slow):
 
 async def prismctl(it, *arguments):
     """What the command printed; it must end with 0, or print why not as one line."""
-    result = await asyncio.to_thread(CliRunner().invoke, app, ["--state", str(it.local.state), *arguments])
+    result = await asyncio.to_thread(
+        CliRunner().invoke, app, ["--state", str(it.local.state), "--wait", "60", *arguments]
+    )
     if result.exit_code:
         assert (result.exit_code, result.output.count("\n")) == (1, 1), result.output
     return result.output

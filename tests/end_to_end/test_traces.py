@@ -198,7 +198,7 @@ async def test_a_client_that_goes_away_leaves_a_cancelled_attempt(traced, collec
 
 async def test_a_request_whose_engine_is_killed_has_two_attempts_and_its_log_lines_the_trace(traced, collector):
     trace, _, headers = sender()
-    tokens = 60
+    tokens = 300
     streamed = body(MODELS[0], tokens, stream=True, stream_options={"include_usage": True})
     async with traced.http.post(traced.base + "/v1/completions", json=streamed, headers=headers) as answer:
         await answer.content.readline()

@@ -265,12 +265,12 @@ async def test_targets_come_from_headers_or_else_from_the_model(world: World) ->
     default = common_pb2.Slo(ttft_ms=5000, tpot_ms=100)
     await world.publish(world.route(fakes.place(world.groups[0]), default_slo=default))
     world.say("one")
-    headers = {"x-slo-ttft-ms": "250", "x-slo-drop": "late"}
+    headers = {"x-slo-ttft-ms": "250000", "x-slo-drop": "late"}
     await world.http.post("/v1/chat/completions", json=world.body(), headers=headers)
     await world.chat()
     given, by_default = (request.submit for request in world.groups[0].requests)
-    assert (given.slo.ttft_ms, given.slo.tpot_ms, given.slo.drop_late, given.has_target) == (250, 100, True, True)
-    assert 0 < given.ttft_left_ms <= 250
+    assert (given.slo.ttft_ms, given.slo.tpot_ms, given.slo.drop_late, given.has_target) == (250_000, 100, True, True)
+    assert 0 < given.ttft_left_ms <= 250_000
     assert (by_default.slo.ttft_ms, by_default.slo.drop_late, by_default.has_target) == (5000, False, True)
 
 

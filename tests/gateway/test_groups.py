@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway import groups
 from gateway.groups import GroupLinks
 from protos import common_pb2, gpu_scheduler_pb2
 from tests.gateway.fakes import FakeGroup, Output, Running
@@ -45,7 +46,8 @@ async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 @pytest.fixture
-async def links() -> AsyncIterator[GroupLinks]:
+async def links(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GroupLinks]:
+    monkeypatch.setattr(groups, "_CONNECT_S", 60.0)
     links = GroupLinks()
     yield links
     await links.close()
@@ -101,7 +103,10 @@ async def test_a_broken_stream_loses_all_its_requests_and_comes_back(group: Fake
     await again.die()
 
 
-async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(tmp_path: Path, links: GroupLinks) -> None:
+async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(
+    tmp_path: Path, links: GroupLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_CONNECT_S", 0.5)
     collector = Collector()
     links.get(f"unix:{tmp_path}/nobody.sock").submit(submit("a"), collector)
     await asyncio.wait_for(collector.ended.wait(), 10)

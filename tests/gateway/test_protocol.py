@@ -101,13 +101,13 @@ async def refused_unread(scope: Scope, receive: Receive, send: Send) -> None:
 async def test_what_comes_after_an_answer_does_not_keep_the_connection(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    monkeypatch.setattr(protocol, "HEAD_TIME_OUT_S", 0.05)
     monkeypatch.setattr(gateway_server, "_KEEP_ALIVE_S", 0.05)
     server = HttpServer(refused_unread, "127.0.0.1:0")
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(POST + b"content-length: 5\r\n\r\n")
     assert b" 401 " in await reader.readuntil(b"\r\n\r\n")
+    monkeypatch.setattr(protocol, "HEAD_TIME_OUT_S", 0.05)
     writer.write(sent)
     async with asyncio.timeout(10):
         await reader.read()

@@ -307,12 +307,12 @@ def test_pauses_between_attempts_grow_and_are_bounded() -> None:
     assert [patience.pause_s(tries) for tries in range(9)] == [0, 0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
 
 
-class TestImpatient:
-    """With bounds short enough to run out."""
+class TestNotParkedForLong:
+    """With a bound for waiting that is short enough to run out."""
 
     @pytest.fixture
     def settings(self) -> dict[str, Any]:
-        return {"park_time_out_s": 0.3, "request_time_out_s": 2.0}
+        return {"park_time_out_s": 2.0}
 
     async def test_a_model_that_fits_nowhere_is_a_503_with_the_arithmetic(self, world: World) -> None:
         await world.publish(world.route())
@@ -333,6 +333,19 @@ class TestImpatient:
         assert "retry-after" in response.headers
         await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), 10)
 
+    async def test_a_group_that_nobody_serves_is_a_503(self, world: World) -> None:
+        await world.groups[0].die()
+        await world.placement.die()
+        assert refusal(await world.chat(), 503)["code"] == "model_not_ready"
+
+
+class TestImpatient:
+    """With a bound for whole requests that is short enough to run out."""
+
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"park_time_out_s": 0.3, "request_time_out_s": 2.0}
+
     async def test_a_busy_model_may_take_the_requests_whole_time(self, world: World) -> None:
         async def never(running: Running) -> None:
             await running.cancelled.wait()
@@ -341,11 +354,6 @@ class TestImpatient:
         assert refusal(await world.chat(), 504)["code"] == "time_out"
         submit = world.groups[0].requests[0].submit
         assert 0 < submit.time_out_left_ms <= 2000
-
-    async def test_a_group_that_nobody_serves_is_a_503(self, world: World) -> None:
-        await world.groups[0].die()
-        await world.placement.die()
-        assert refusal(await world.chat(), 503)["code"] == "model_not_ready"
 
 
 class TestNobodyReached:

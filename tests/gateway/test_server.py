@@ -10,6 +10,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from gateway import http
+from gateway import server as gateway_server
 from gateway.server import HttpServer
 from services import tasks
 from services.errors import Unavailable
@@ -56,7 +57,8 @@ async def test_a_server_that_withdraws_answers_and_closes_after_each_answer() ->
         await server.stop()
 
 
-async def test_a_connection_made_before_the_stop_is_answered_after_it() -> None:
+async def test_a_connection_made_before_the_stop_is_answered_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_server, "_FIRST_REQUEST_S", 60.0)
     server = HttpServer(hello, "127.0.0.1:0")
     await server.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -71,7 +73,7 @@ async def test_a_connection_made_before_the_stop_is_answered_after_it() -> None:
         except httpx.HTTPError:
             break
     assert (await second_reader.read()).endswith(b'"hello"')  # and it is closed
-    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
     assert (await reader.read()).endswith(b'"hello"')
     await stopping
 

@@ -421,8 +421,10 @@ async def test_streams_whose_kv_came_with_the_model_go_on_together_and_do_not_ta
     assert len(engine.started) == (4 if came else 1)
 
 
-async def test_streams_that_follow_their_model_one_by_one_start_together(desk):
+async def test_streams_that_follow_their_model_one_by_one_start_together(desk, monkeypatch):
     engine = desk.model("a")
+    due = []
+    monkeypatch.setattr(desk.dispatcher, "_loop", _Timers(due))
     await desk.settle()
     desk.brought.came("a", [range(36)], desk.time)
     both, generate = asyncio.Event(), engine.generate
@@ -437,8 +439,27 @@ async def test_streams_that_follow_their_model_one_by_one_start_together(desk):
     await desk.settle()
     assert engine.started == []
     desk.submit("r2", tokens=40, new=5, resumed_tokens=4)
+    await desk.settle()
+    assert engine.started == []
+    for begin in due:
+        begin()
     async with asyncio.timeout(10.0):
         await both.wait()
+
+
+class _Timers:
+    """The loop, but for its clock: what is due later is collected."""
+
+    def __init__(self, due):
+        self._due = due
+        self._loop = asyncio.get_running_loop()
+
+    def __getattr__(self, name):
+        return getattr(self._loop, name)
+
+    def call_later(self, _delay, callback):
+        self._due.append(callback)
+        return self._loop.call_soon(lambda: None)
 
 
 async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):

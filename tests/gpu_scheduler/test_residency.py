@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gpu_scheduler import beforehand
+from gpu_scheduler import activation, beforehand
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
@@ -301,9 +301,11 @@ async def test_a_model_without_a_floor_is_refused_where_its_floor_is_all_the_kv_
     assert group.residents.get("m").residency == common_pb2.ACTIVE
 
 
-@pytest.mark.parametrize(("drain_ms", "finish"), [(60_000, common_pb2.LENGTH), (0, common_pb2.FAILED)])
-async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given(drain_ms, finish):
-    group = await open_group(step_ms="20")
+@pytest.mark.parametrize(
+    ("drain_ms", "step_ms", "finish"), [(60_000, "20", common_pb2.LENGTH), (0, "100000", common_pb2.FAILED)]
+)
+async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given(drain_ms, step_ms, finish):
+    group = await open_group(step_ms=step_ms)
     try:
         await group.bring(common_pb2.ACTIVE)
         assert group.residents.get("m").active_s > 0.0
@@ -427,8 +429,11 @@ async def test_an_image_is_not_dropped_for_what_is_not_its_fault(beside, refusal
 
 
 @pytest.mark.parametrize("from_sleep", [False, True])
-async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_image_kept(beside, from_sleep):
+async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_image_kept(
+    beside, from_sleep, monkeypatch
+):
     """The loader hears of the end of its lease before the engine's parent does."""
+    monkeypatch.setattr(activation, "_DEATH_HEARD_S", 60.0)
     group, loader = beside
     if from_sleep:
         await group.bring(common_pb2.ACTIVE)
@@ -489,7 +494,8 @@ async def test_an_engine_is_outdated_when_the_nodes_catalogue_changes_and_not_wh
 
 
 @pytest.mark.parametrize("target", [common_pb2.COLD, common_pb2.HIBERNATING])
-async def test_a_model_whose_engine_dies_while_it_leaves_has_left(group, target):
+async def test_a_model_whose_engine_dies_while_it_leaves_has_left(slow_group, target):
+    group = slow_group
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     running = group.submit("r", new=100_000)

@@ -8,21 +8,25 @@ import pytest
 
 from gpu_scheduler import counted, watchdog
 from gpu_scheduler.engines.base import Engine
+from gpu_scheduler.policy import silence
 from protos import common_pb2
 from services import tasks
 from tests.gpu_scheduler.test_residency import SPEC, answer, close_group, first_token, open_group
 
 
 @pytest.fixture
-async def group(monkeypatch):
+async def group(monkeypatch, request):
+    """With the seconds of silence that an engine may take, 0.1 where the test does not say."""
     monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
+    stall_s = getattr(request, "param", 0.1)
     group = await open_group(step_ms="100000")
-    watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, 0.1), "watch engines")
+    watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, stall_s), "watch engines")
     yield group
     await tasks.cancel(watching)
     await close_group(group)
 
 
+@pytest.mark.parametrize("group", [3.0], indirect=True)
 async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
@@ -36,6 +40,7 @@ async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
     assert counted.STALLED.labels("m")._value.get() >= 1
 
 
+@pytest.mark.parametrize("group", [3.0], indirect=True)
 async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
@@ -49,7 +54,9 @@ async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group)
     assert group.residents.get("m") is None and not engine.alive
 
 
+@pytest.mark.parametrize("group", [60.0], indirect=True)
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
+    monkeypatch.setattr(silence, "_ASK_AFTER", 0.001)
     asked = asyncio.Semaphore(0)
     ping = Engine.ping
 

@@ -41,7 +41,7 @@ async def system(running):
 async def run(it, *arguments, status=0, columns=None):
     """What it printed; it has to end with this status."""
     runner = CliRunner(env={"COLUMNS": columns})
-    result = await asyncio.to_thread(runner.invoke, app, ["--state", str(it.local.state), *arguments])
+    result = await asyncio.to_thread(runner.invoke, app, ["--state", str(it.local.state), "--wait", "60", *arguments])
     assert result.exit_code == status, result.output
     return result.stdout if status == 0 else result.output
 
@@ -177,7 +177,7 @@ async def test_top_goes_on_while_services_die_and_come_back(system):
 async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
     await run(system, "models", "wake", LLAMA)
     nowhere = f"unix:{system.local.state}/nowhere.sock"
-    away = ("--wait", "0.5", "--placement", nowhere, "--loader", nowhere)
+    away = ("--wait", "5", "--placement", nowhere, "--loader", nowhere)
     for command in (("status",), ("top", "--once")):
         text = await run(system, *away, *command, status=3)
         assert f"does not answer: placement ({nowhere})" in text and f"does not answer: loader ({nowhere})" in text

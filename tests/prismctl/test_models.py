@@ -107,7 +107,7 @@ async def run(tmp_path):
 
     async def run(*arguments, columns=None):
         runner = CliRunner(env={"COLUMNS": columns})
-        return await asyncio.to_thread(runner.invoke, app, ["--state", str(tmp_path), *arguments])
+        return await asyncio.to_thread(runner.invoke, app, ["--state", str(tmp_path), "--wait", "60", *arguments])
 
     run.asked, run.placement = placement.asked, placement
     yield run

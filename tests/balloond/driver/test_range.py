@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from balloond.backends.cpu import PAGE_BYTES
+from balloond.driver import marks
+from balloond.driver import range as driver_range
 from balloond.driver.range import ElasticRange, _runs
 from tests.balloond.conftest import TIMEOUT_S
 from tests.balloond.driver.fakes import FakeLease, GatedMapper, descriptors, readable
@@ -27,7 +29,10 @@ def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
 
 
 @pytest.fixture
-def lease():
+def lease(monkeypatch):
+    # Between two steps of a test its engine is not idle, however long they take.
+    monkeypatch.setattr(marks, "IDLE_S", 1e6)
+    monkeypatch.setattr(driver_range, "IDLE_S", 1e6)
     lease = FakeLease()
     yield lease
     lease.loop.stop()
@@ -482,7 +487,8 @@ def test_a_shallow_reclaim_takes_no_more_than_the_reserve(lease):
     kv.close()
 
 
-def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease):
+def test_a_deep_reclaim_wakes_the_engine_for_what_the_reserve_lacks(lease, monkeypatch):
+    monkeypatch.setattr(driver_range, "_REFUSED_PAUSE_S", 1e6)  # after it, the reserve is filled again
     kv = make(lease, low=2, high=2)
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
     lease.settle()

@@ -130,7 +130,7 @@ const calls = {
 
   async "a time-out, and a stream that is given up"() {
     const slow = { model, messages: messages("for ever") };
-    await assert.rejects(client.chat.completions.create(slow, { timeout: 300 }), OpenAI.APIConnectionTimeoutError);
+    await assert.rejects(client.chat.completions.create(slow, { timeout: 2000 }), OpenAI.APIConnectionTimeoutError);
     const stream = await client.chat.completions.create({ ...slow, stream: true });
     for await (const chunk of stream) {
       if (chunk.choices[0].delta.content) stream.controller.abort();

@@ -9,12 +9,20 @@ import pytest_asyncio
 
 from gpu_scheduler.engines import turn
 from gpu_scheduler.policy import pace
-from tests.gpu_scheduler.engines.sglang import checkpoints, forks
+from tests.gpu_scheduler.engines.sglang import checkpoints, forks, harness
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 NEW_TOKENS = 40
 INDEX = 2
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    """Requests are not handed back because the machine that grants memory stood still for a moment."""
+    harness.OPTIONS["park_after_ms"] = 10_000
+    yield
+    del harness.OPTIONS["park_after_ms"]
 
 
 @pytest.fixture(scope="session")

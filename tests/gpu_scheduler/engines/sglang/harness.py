@@ -30,6 +30,9 @@ START_S = float(os.environ.get("PRISM_TEST_START_S", "150"))
 STEP_S = 150.0
 """Several ranks on busy cores wait for each other at every step."""
 
+OPTIONS: dict[str, int] = {}
+"""Of all loads that do not say otherwise."""
+
 COUNTED = (
     "retractions",
     "evicted_tokens",
@@ -363,7 +366,7 @@ def load(
         kv_extent_bytes=at.kv_extent_bytes,
         weights_extent_bytes=WEIGHTS_EXTENT if on_host else 32 << 20,
         poison_fresh_pages=True,
-        options={**span, **{name: str(value) for name, value in options.items()}},
+        options={**span, **{name: str(value) for name, value in {**OPTIONS, **options}.items()}},
     )
 
 

@@ -132,12 +132,12 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama", floor_bytes=2 * KV_EXTENT)
         await at.limit("llama", 2 * KV_EXTENT)
-        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        end.send(load=load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=1000))
         await end.hear("weights_mapped")
         failed = (await end.hear("failed")).failed
         assert "no KV memory for a pass" in failed.reason and not failed.model_at_fault
         await at.limit("llama", -1)
-        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT))
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=1000))
         tokens = KV_EXTENT // TOKEN_BYTES
         await at.limit("llama", 3 * KV_EXTENT)
         end.ask("big", [2 + i % 1000 for i in range(4 * tokens)], 4)

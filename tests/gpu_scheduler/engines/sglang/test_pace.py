@@ -79,7 +79,7 @@ async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_w
     chance = random.Random(5)
     longs = {name: [chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for name in ("tight", "loose")}
     said = dict(zip(longs, checkpoints.reference(long_llama, list(longs.values()), 4), strict=True))
-    (spoken,) = checkpoints.reference(long_llama, prompts[:1], 120)
+    (spoken,) = checkpoints.reference(long_llama, prompts[:1], 400)
     options = {"page_size": 16, "overlap": 1} if as_on_a_gpu else {}
     turns.set_pace(INDEX, FREE)
     async with node(tmp_path) as at, engines.one() as end:
@@ -88,7 +88,7 @@ async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_w
         for name, step_s in (("tight", 1e-6), ("loose", 3600.0)):
             turns.set_pace(INDEX, Pace(128, 0.0, step_s, step_s))
             beside = f"{name}: decodes"
-            end.ask(beside, prompts[0], 120, ignore_eos=True)
+            end.ask(beside, prompts[0], 400, ignore_eos=True)
             await end.until(lambda beside=beside: len(end.answers[beside].tokens) > 0)
             end.ask(name, longs[name], 4, ignore_eos=True)
             assert (await end.answer(name)).tokens == said[name]
