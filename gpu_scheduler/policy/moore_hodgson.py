@@ -128,7 +128,7 @@ def dropped(deadlines: Sequence[float], costs: Sequence[float], start: float) ->
     begin = next(compress(count(), map(gt, islice(starts, 1, None), deadlines)), None)
     if begin is None:
         return []
-    # Bare numbers: a heap of pairs, which would tell which of equally long ones it is, takes nearly twice as long.
+    # Bare numbers: a heap of pairs, which would tell which of equally long ones it is, takes longer.
     end, longest_first = starts[begin], list(map(neg, costs))
     heap = longest_first[:begin]
     heapify(heap)
