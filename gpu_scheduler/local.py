@@ -8,9 +8,9 @@ and gateway and gpu_scheduler together take a quarter less processor time for ea
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.streams import GatewayStream
@@ -60,13 +60,10 @@ class LocalServer:
         self._numbers = 0
 
     async def start(self) -> None:
-        """Raises Unavailable when somebody else listens there."""
+        """Raises Unavailable when it cannot listen there."""
         if self._path is None:
             return
-        sockets.clear_stale(self._path)
-        here = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        here.bind(self._path)
-        os.chmod(self._path, self._socket_mode)  # before it listens
+        here = sockets.bound(partial(socket.socket, socket.AF_UNIX), self._path, self._socket_mode)
         self._server = await asyncio.get_running_loop().create_unix_server(self._connect, sock=here)
 
     def _connect(self) -> asyncio.Protocol:

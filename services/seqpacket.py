@@ -57,15 +57,8 @@ def connect(path: str, timeout_s: float | None = None) -> socket.socket:
 def listen(path: str) -> socket.socket:
     """A listening socket; a stale file is removed first. Raises Unavailable with one line when another process serves
     the path."""
-    sockets.clear_stale(path)
-    here = new()
-    try:
-        here.bind(path)
-        os.chmod(path, 0o600)
-        here.listen(64)
-    except OSError as error:
-        here.close()
-        raise Unavailable(f"{path}: {error.strerror}") from None
+    here = sockets.bound(new, path, 0o600)
+    here.listen(64)
     return here
 
 

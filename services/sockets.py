@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from services.errors import Unavailable
@@ -46,6 +46,20 @@ def clear_stale(path: str) -> None:
                 continue
             raise Unavailable(f"{path}: another process serves it")
     os.unlink(path)
+
+
+def bound(make: Callable[[], socket.socket], path: str, mode: int) -> socket.socket:
+    """One that `make` makes, which does not listen yet: nobody can connect before `mode` holds. A stale file is
+    removed first. Raises Unavailable with one line when another process serves the path or it cannot be bound."""
+    clear_stale(path)
+    here = make()
+    try:
+        here.bind(path)
+        os.chmod(path, mode)
+    except OSError as error:
+        here.close()
+        raise Unavailable(f"{path}: {error.strerror or error}") from None
+    return here
 
 
 @contextmanager

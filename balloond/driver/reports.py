@@ -37,7 +37,7 @@ class Reports:
         as old as when they were last told were used since: that is told."""
         cached = tuple(cached)
         with self._lock:
-            if not cached and (used, cached) == (self._used, self._cached):
+            if used == self._used and not cached and not self._cached:
                 return
             self._used, self._cached, self._at = used, cached, time.monotonic()
         self.soon()

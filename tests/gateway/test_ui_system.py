@@ -45,10 +45,10 @@ async def test_memory_moves_and_targets_are_those_of_the_system(system: World) -
         status, state = await system.get("/ui/state.json")
         assert status == 200
         models = [model["state"] for group in state["groups"] for model in group["models"]]
-        return dict(state) if models == ["active"] and state["decisions"][0]["took_s"] else None
+        told = models == ["active"] and state["decisions"][0]["took_s"] and state["placement"]["away"] is None
+        return dict(state) if told else None
 
     state = await system.until(told, "the model is never shown as active")
-    assert state["placement"]["away"] is None
     devices = {device["device"]: device for group in state["groups"] for device in group["devices"]}
     assert {name: device["capacity_bytes"] for name, device in devices.items()} == DEVICES
     for device in devices.values():
@@ -100,10 +100,11 @@ async def test_a_gateway_that_stops_ends_the_stream_and_a_placement_that_dies_do
         stream = states(answer)
         assert (await anext(stream))["decisions"]
         system.kill("placement")
+        succeeded = False
         async for state in stream:
-            if state.get("decisions") == []:
-                break  # its successor has decided nothing
-        assert state["placement"]["away"] is None
+            succeeded |= state.get("decisions") == []  # its successor has decided nothing
+            if succeeded and state["placement"]["away"] is None:
+                break
         os.kill(system.system.running["gateway"].pid, signal.SIGTERM)
         async for _ in stream:
             pass
