@@ -75,7 +75,7 @@ class Dispatcher:
         self._residents = residents
         self._memory = memory
         self._turn = turn
-        turn.set_precedence(rules.precedence_ms / 1e3)
+        turn.set_precedence(rules.precedence_ms / 1e3, rules.precedence_batch)
         turn.set_decode_turn(rules.decode_turn_ms / 1e3)
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death

@@ -6,8 +6,8 @@ long the pause after each is, for each second that it took; and the mean that it
 they can be ahead of it. Engines read them between two steps, which costs nothing; a message would wait for the step.
 
 At the end engines write themselves what the gpu_scheduler would hear of too late: until when a prefill step of theirs
-goes before decode steps of the others (`policy/precedence.py`), and until when they want to decode, with how much of
-the devices they need for it (`policy/decode_turn.py`).
+goes before decode steps of the others, and for how many prompts (`policy/precedence.py`); and until when they want to
+decode, with how much of the devices they need for it (`policy/decode_turn.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_INDEX = 20_000
 """Of an engine."""
 _TURN = struct.Struct("<I")
 _PRECEDENCE = struct.Struct("<I")
-"""Behind the turn: microseconds. Behind that the same for the decode turn."""
+"""Behind the turn: microseconds. Behind that the same for the decode turn, and then the precedence's batch."""
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
@@ -34,12 +34,12 @@ _HALF = (1 << 32) - 1
 _PLACES = 64
 """For claims: engines whose numbers differ by a multiple share one, and may end each other's."""
 _CLAIM = struct.Struct("<Q")
-"""The end, in microseconds of the monotonic clock; 0: none."""
+"""How many prompts, in the lowest 16 bits, and above them the end, in microseconds of the monotonic clock; 0: none."""
 _CLAIMS = struct.Struct(f"<{_PLACES}Q")
 _CLAIMS_AT = _EACH * (1 + MOST_INDEX)
 _WANTS_AT = _CLAIMS_AT + _CLAIMS.size
-"""As claims are; the need, in thousandths, in the lowest 16 bits, and above them the end."""
-_MOST_NEED = (1 << 16) - 1
+"""As claims are, with the need, in thousandths."""
+_MOST_LOW = (1 << 16) - 1
 _WANTED_S = 0.05
 """How long an engine wants without saying so again: it does with every step."""
 _BYTES = _WANTS_AT + _CLAIMS.size
@@ -88,24 +88,35 @@ class Turn:
         """How long decode steps of an engine wait at most for prefill steps of others; 0: not at all."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size)[0]) / 1e6
 
-    def set_precedence(self, seconds: float) -> None:
+    @property
+    def precedence_batch(self) -> int:
+        """For how many requests, for each prompt, an engine decodes at most that waits for prefill steps of others; 0:
+        however many."""
+        return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + 2 * _PRECEDENCE.size)[0])
+
+    def set_precedence(self, seconds: float, batch: int = 0) -> None:
         """For all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
+        _PRECEDENCE.pack_into(self._words, _TURN.size + 2 * _PRECEDENCE.size, min(_HALF, batch))
 
-    def claim(self, index: int, now: float) -> None:
-        """A prefill step of the engine with `index` goes to the device. `now`: monotonic seconds."""
+    def claim(self, index: int, now: float, prompts: int) -> None:
+        """A prefill step of the engine with `index` goes to the device, which so many prompts wait for. `now`:
+        monotonic seconds."""
         if (seconds := self.precedence_s) > 0:
-            _CLAIM.pack_into(self._words, _place(index), int(1e6 * (now + seconds)))
+            word = int(1e6 * (now + seconds)) << 16 | min(_MOST_LOW, prompts)
+            _CLAIM.pack_into(self._words, _place(index), word)
 
     def release(self, index: int) -> None:
         """It has ended."""
         _CLAIM.pack_into(self._words, _place(index), 0)
 
-    def claimed(self, index: int, now: float) -> bool:
-        """Whether an engine other than that with `index` has a claim."""
-        claims, own = _CLAIMS.unpack_from(self._words, _CLAIMS_AT), index % _PLACES
+    def claimed(self, index: int, now: float) -> int:
+        """For how many prompts engines other than that with `index` have claims; 0: there is none."""
+        words, own = _CLAIMS.unpack_from(self._words, _CLAIMS_AT), index % _PLACES
         # Before each decode step, and mostly there is none.
-        return any(claims) and any(end > 1e6 * now for place, end in enumerate(claims) if place != own)
+        if not any(words):
+            return 0
+        return sum(word & _MOST_LOW for place, word in enumerate(words) if word >> 16 > 1e6 * now and place != own)
 
     @property
     def decode_turn_s(self) -> float:
@@ -120,7 +131,7 @@ class Turn:
         """The engine with `index` wants to decode, for a moment from now on (monotonic seconds). None: it does not."""
         word = 0
         if need is not None:
-            word = int(1e6 * (now + _WANTED_S)) << 16 | min(_MOST_NEED, round(1e3 * need))
+            word = int(1e6 * (now + _WANTED_S)) << 16 | min(_MOST_LOW, round(1e3 * need))
         _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
 
     def wanting(self, index: int, now: float) -> list[Want]:
@@ -129,7 +140,7 @@ class Turn:
         if not any(words):
             return []
         return [
-            Want((word & _MOST_NEED) / 1e3, place)
+            Want((word & _MOST_LOW) / 1e3, place)
             for place, word in enumerate(words)
             if word >> 16 > 1e6 * now and place != own
         ]
@@ -137,7 +148,7 @@ class Turn:
 
 def wanted(index: int, need: float) -> Want:
     """What others see if the engine with `index` wants to decode."""
-    return Want(min(_MOST_NEED, round(1e3 * need)) / 1e3, index % _PLACES)
+    return Want(min(_MOST_LOW, round(1e3 * need)) / 1e3, index % _PLACES)
 
 
 def _place(index: int, table: int = _CLAIMS_AT) -> int:

@@ -8,6 +8,12 @@ it is worse than equal slices: a prefill step of a small model is bound by the h
 and each gap costs a slice. First tokens of models of 1B to 8B took 2 to 2.7 times as long beside one engine that
 decoded, and 4.4 times beside two (docs/gpu.md).
 
+**It is not for every prefill.** What standing still costs, all that decode pay, and of what it spares, as much goes to
+each prompt that is prefilled or waits behind that at its engine. So nobody stands still who decodes for more than
+`precedence_batch` requests for each of them: where many decode beside single prompts, they would pay with one or two
+hundredths of their pace (smaller prefill steps, and the devices with nothing to do between them), which buys less than
+they lose (docs/policies.md has both).
+
 Whoever decodes stands still for `precedence_s` at most and then makes a step, so that claims of engines that died, or
 prefills that follow one another, stop nobody. What prefills may take of the time in the long run is the pace's matter
 (`pace.py`); it learns what steps they cost (`beat.py`).
@@ -16,6 +22,12 @@ prefills that follow one another, stop nobody. What prefills may take of the tim
 from __future__ import annotations
 
 from math import inf
+
+
+def worth(prompts: int, requests: int, batch: int) -> bool:
+    """Whether decode steps of so many `requests` wait for a prefill step that so many `prompts` wait for. `batch`: the
+    most requests for each prompt; 0: however many."""
+    return prompts > 0 and (batch == 0 or requests <= batch * prompts)
 
 
 class Precedence:

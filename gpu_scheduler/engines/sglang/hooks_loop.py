@@ -166,7 +166,7 @@ def before_step(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None
         instance.loop.decode_begins()
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
-        instance.loop.prefill_begins(alone=scheduler.running_batch.is_empty())
+        instance.loop.prefill_begins(len(batch.reqs), alone=scheduler.running_batch.is_empty())
         counters.prefill_tokens += batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, instance.book):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))

@@ -46,6 +46,8 @@ class Loop:
         self._commands = Commands(instance, self)
         self._gave_way = False
         """In the last step: it did nothing, because another engine went first."""
+        self._prefill_prompts = 0
+        """In the prefill step that was begun last."""
         self._prefill_next = False
         """As soon as the results are out that are looked at now."""
         self._stalled_since: float | None = None
@@ -305,7 +307,8 @@ class Loop:
         now and run as soon as it begins."""
         decodes = self._instance.state is not State.PROVING and (due or self._decodes())
         need = self.pacer.need(self._instance.decode_step_s) if decodes else None
-        self._ranks.decodes(need, need is not None and self.pacer.wants(now))
+        requests = len(self._instance.scheduler.running_batch.reqs) if decodes else 0
+        self._ranks.decodes(requests, need, need is not None and self.pacer.wants(now))
 
     def _decodes(self) -> bool:
         """Whether a request of the batch goes on. Those that are over stay in it until the next decode step is formed,
@@ -326,20 +329,25 @@ class Loop:
         self.pacer.decodes(self._ranks.alone())
         self._ranks.stepped()
 
-    def prefill_begins(self, alone: bool) -> None:
-        """A prefill step goes to the device; `alone`: nothing waits to decode meanwhile."""
+    def prefill_begins(self, prompts: int, alone: bool) -> None:
+        """A prefill step of so many prompts goes to the device; `alone`: nothing waits to decode meanwhile."""
         self._prefill_next = False
+        self._prefill_prompts = prompts
         self.pacer.began(alone)
         self._ranks.stepped()
-        self._ranks.claim()
+        self._claim()
 
     def prefill_ended(self) -> None:
         """Its results are here."""
         self.pacer.ended()
         if self.pacer.under_way or self._prefill_next:
-            self._ranks.claim()  # for the one behind it, which begins now
+            self._claim()  # for the one behind it, which begins now
         else:
             self._ranks.release()
+
+    def _claim(self) -> None:
+        """Who waits behind the step has as much of what is spared as who is in it."""
+        self._ranks.claim(self._prefill_prompts + len(self._instance.scheduler.waiting_queue))
 
     def _shrink(self, retract: Any, *arguments: Any) -> None:
         memory = self._instance.memory.kv
@@ -353,7 +361,7 @@ class Loop:
     def sleep(self) -> None:
         """SGLang is idle: does what had to wait for that, gives back what nobody uses, then waits for an event."""
         instance = self._instance
-        self._ranks.decodes(None, False)
+        self._ranks.decodes(0, None, False)
         if self._commands.when_idle():
             return
         kv = instance.kv

@@ -27,7 +27,7 @@ from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted,
 from gpu_scheduler.engines.turn import Turn, wanted
 from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.pace import FREE, Pace
-from gpu_scheduler.policy.precedence import Precedence
+from gpu_scheduler.policy.precedence import Precedence, worth
 
 T = TypeVar("T")
 
@@ -72,17 +72,18 @@ class Ranks(Protocol):
         """A step goes to the device: the next one may wait as long again."""
         ...
 
-    def decodes(self, need: float | None, wanting: bool) -> None:
-        """It has requests that decode and needs that share of the devices for it, wanting more than it has had or not.
-        None: there are none, or they have no target."""
+    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
+        """It decodes for so many requests and needs that share of the devices for it, wanting more than it has had or
+        not. None: there are none, or they have no target."""
         ...
 
     def alone(self) -> bool:
         """Whether the decode step that was asked for last, and need not wait, has the device for itself."""
         ...
 
-    def claim(self) -> None:
-        """A prefill step goes to the device: decode steps of other engines wait for it."""
+    def claim(self, prompts: int) -> None:
+        """A prefill step goes to the device, which so many prompts wait for: decode steps of other engines may have to
+        wait for it."""
         ...
 
     def release(self) -> None:
@@ -113,6 +114,7 @@ class _Turn:
         self._turn = turn
         self._index = index
         self._precedence = Precedence()
+        self._requests = 0
         self._need: float | None = None
         self._wanting = False
         self._told_want = False
@@ -128,20 +130,21 @@ class _Turn:
             return False
         now = time.monotonic()
         self._alone = False
-        if self._turn.claimed(self._index, now):
+        prompts = self._turn.claimed(self._index, now)
+        if worth(prompts, self._requests, self._turn.precedence_batch):
             return self._precedence.waits(True, now, self._turn.precedence_s)
         is_others = False
         if self._need is not None:
             own, others = wanted(self._index, self._need), self._turn.wanting(self._index, now)
             is_others = decode_turn.waits(own, self._wanting, others)
-            self._alone = decode_turn.alone(own, self._wanting, others)
+            self._alone = not prompts and decode_turn.alone(own, self._wanting, others)
         return self._precedence.waits(is_others, now, self._turn.decode_turn_s)
 
     def alone(self) -> bool:
         return self._alone
 
-    def decodes(self, need: float | None, wanting: bool) -> None:
-        self._need, self._wanting = need, wanting
+    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
+        self._requests, self._need, self._wanting = requests, need, wanting
         wants = need is not None and wanting
         if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
             self._turn.want(self._index, need if wants else None, time.monotonic())
@@ -150,9 +153,9 @@ class _Turn:
     def stepped(self) -> None:
         self._precedence.stepped()
 
-    def claim(self) -> None:
+    def claim(self, prompts: int) -> None:
         if self._turn is not None:
-            self._turn.claim(self._index, time.monotonic())
+            self._turn.claim(self._index, time.monotonic(), prompts)
 
     def release(self) -> None:
         if self._turn is not None:
@@ -342,14 +345,14 @@ class Follower(_Several):
     def stepped(self) -> None:
         """The first rank counts."""
 
-    def decodes(self, need: float | None, wanting: bool) -> None:
+    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
         """The first rank tells."""
 
     def alone(self) -> bool:
         """The first rank knows."""
         return False
 
-    def claim(self) -> None:
+    def claim(self, prompts: int) -> None:
         """The first rank does."""
 
     def release(self) -> None:

@@ -54,20 +54,30 @@ def test_a_pace_below_zero_is_none_at_all():
 def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
     words = Turn(turn.create())
     words.set_precedence(0.05)
-    words.claim(7, 100.0)
+    words.claim(7, 100.0, 1)
     assert words.claimed(8, 100.04) and not words.claimed(7, 100.04)
     assert not words.claimed(8, 100.06), "its engine died"
-    words.claim(7, 101.0)
-    words.claim(turn.MOST_INDEX, 101.0)
+    words.claim(7, 101.0, 1)
+    words.claim(turn.MOST_INDEX, 101.0, 1)
     words.release(7)
     assert words.claimed(8, 101.0) and words.claimed(7, 101.0)
     words.release(turn.MOST_INDEX)
     assert not words.claimed(8, 101.0)
 
 
+def test_claims_say_for_how_many_prompts_all_others_have_them_together():
+    words = Turn(turn.create())
+    words.set_precedence(0.05, 16)
+    words.claim(7, 1e7, 3)
+    words.claim(8, 1e7, 1 << 20)
+    most = (1 << 16) - 1
+    assert (words.claimed(7, 1e7), words.claimed(8, 1e7), words.claimed(9, 1e7)) == (most, 3, 3 + most)
+    assert words.claimed(9, 1e7 + 0.06) == 0 and words.precedence_batch == 16
+
+
 def test_nobody_claims_where_prefills_have_no_precedence():
     words = Turn(turn.create())
-    words.claim(7, 100.0)
+    words.claim(7, 100.0, 1)
     assert words.precedence_s == 0 and not words.claimed(8, 100.0)
 
 
@@ -90,14 +100,14 @@ def test_needs_are_told_to_a_thousandth_and_compared_as_they_are_told():
 def test_wants_leave_everything_else_as_it_is():
     words = Turn(turn.create())
     words.give(3)
-    words.set_precedence(0.02)
+    words.set_precedence(0.02, 16)
     words.set_decode_turn(0.03)
     words.set_pace(turn.MOST_INDEX, Pace(224))
-    words.claim(5, 100.0)
+    words.claim(5, 100.0, 1)
     words.want(5, 1e9, 100.0)
     words.want(6, 0.0, 100.0)
     assert words.claimed(6, 100.01) and words.holder == 3 and words.pace(turn.MOST_INDEX) == Pace(224)
-    assert (words.precedence_s, words.decode_turn_s) == (0.02, 0.03)
+    assert (words.precedence_s, words.precedence_batch, words.decode_turn_s) == (0.02, 16, 0.03)
     words.release(5)
     assert not words.claimed(6, 100.01) and words.wanting(6, 100.01) == [turn.wanted(5, 1e9)]
 
@@ -106,7 +116,8 @@ def test_precedence_leaves_the_turn_and_paces_as_they_are():
     words = Turn(turn.create())
     words.give(3)
     words.set_pace(turn.MOST_INDEX, Pace(224))
-    words.set_precedence(1e9)  # as much as the word holds
-    words.claim(turn.MOST_INDEX, 1e6)
+    words.set_precedence(1e9, 1 << 40)  # as much as the words hold
+    words.claim(turn.MOST_INDEX, 1e6, 1)
     assert words.holder == 3 and words.pace(turn.MOST_INDEX) == Pace(224) and words.pace(1) == FREE
-    assert words.precedence_s == ((1 << 32) - 1) / 1e6
+    assert (words.precedence_s, words.precedence_batch) == (((1 << 32) - 1) / 1e6, (1 << 32) - 1)
+    assert words.decode_turn_s == 0

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.precedence import Precedence
+from gpu_scheduler.policy.precedence import Precedence, worth
 
 MOST_S = 0.05
 
@@ -41,6 +41,15 @@ def test_who_has_waited_enough_need_not_wait_again_before_its_step():
 
 def test_without_a_time_to_wait_it_never_does():
     assert not Precedence().waits(True, 1.0, 0.0)
+
+
+def test_nobody_waits_who_decodes_for_too_many_requests_for_each_prompt():
+    assert [worth(prompts, 32, 16) for prompts in (0, 1, 2, 3)] == [False, False, True, True]
+    assert not worth(1, 17, 16) and worth(1, 16, 16)
+
+
+def test_without_a_bound_everybody_waits_for_any_prompt_and_nobody_for_none():
+    assert worth(1, 10_000, 0) and not worth(0, 1, 0)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.0, 0.2)), max_size=50))

@@ -20,7 +20,7 @@ class Ranks:
     def pace(self):
         return None
     pace_now = pace
-    def decodes(self, need, wanting):
+    def decodes(self, requests, need, wanting):
         pass
 
 ranks, instance = Ranks(), MagicMock()
@@ -73,7 +73,7 @@ class Ranks:
         return Pace(128, 2.0)
     pace_now = pace
     told = None
-    def decodes(self, need, wanting):
+    def decodes(self, requests, need, wanting):
         self.told = need, wanting
 
 clock, instance = Clock(), MagicMock()
@@ -228,7 +228,7 @@ def test_a_batch_in_which_nothing_goes_on_waits_for_nobody_and_nobody_for_it(imp
 RESULTS = """
 from collections import deque
 from types import SimpleNamespace
-from unittest.mock import MagicMock, patch
+from unittest.mock import MagicMock, call, patch
 from gpu_scheduler.engines.sglang import current, hooks_loop
 from gpu_scheduler.engines.sglang.loop import Loop
 
@@ -257,11 +257,12 @@ assert not first(prefill, prefill)
 
 # What goes before decodes of other engines does so between the two as well.
 ranks.size = 1
-loop.prefill_begins(alone=True)
+instance.scheduler.waiting_queue = ["behind them"]
+loop.prefill_begins(2, alone=True)
 assert first(prefill, prefill)
 loop.prefill_ended()
-assert ranks.claim.call_count == 2 and not ranks.release.called
-loop.prefill_begins(alone=True)
+assert ranks.claim.call_args_list == [call(3), call(3)] and not ranks.release.called
+loop.prefill_begins(2, alone=True)
 assert not first(decode, prefill)
 loop.prefill_ended()
 assert ranks.release.call_count == 1

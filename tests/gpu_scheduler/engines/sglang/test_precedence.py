@@ -17,7 +17,7 @@ NEIGHBOUR = INDEX + 1
 LONG_S, SHORT_S = 1000.0, 0.02
 
 
-async def test_decodes_stand_still_while_a_neighbour_prefills_and_first_tokens_come(
+async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_too_many_and_first_tokens_come(
     turns: turn.Turn,
     llama: EngineEnd,
     prompts: list[list[int]],
@@ -25,18 +25,20 @@ async def test_decodes_stand_still_while_a_neighbour_prefills_and_first_tokens_c
 ) -> None:
     turns.set_pace(INDEX, FREE)
     turns.set_precedence(LONG_S)
-    turns.claim(NEIGHBOUR, time.monotonic())
+    turns.claim(NEIGHBOUR, time.monotonic(), 1)
     for number in range(3):
         llama.ask(f"{number}", prompts[number], 40, ignore_eos=True)
         await llama.until(lambda number=number: len(llama.answers[f"{number}"].tokens) > 0)
     assert [len(llama.answers[f"{number}"].tokens) for number in range(3)] == [1, 1, 1]
 
+    turns.set_precedence(LONG_S, 2)
+    await llama.until(lambda: all(len(llama.answers[f"{number}"].tokens) > 1 for number in range(3)))  # for one prompt
     turns.release(NEIGHBOUR)
     for number in range(3):
         assert (await llama.answer(f"{number}")).tokens == said["llama"][number]
 
     turns.set_precedence(SHORT_S)
-    turns.claim(NEIGHBOUR, time.monotonic() + LONG_S)  # as if it prefilled for ever
+    turns.claim(NEIGHBOUR, time.monotonic() + LONG_S, 1)  # as if it prefilled for ever
     llama.ask("slow", prompts[3], 10, ignore_eos=True)
     assert (await llama.answer("slow")).tokens == said["llama"][3][:10], "a step each time that it waited"
     turns.release(NEIGHBOUR)

@@ -83,7 +83,7 @@ def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() 
     fd = turn.create()
     words, three = turn.Turn(fd), Three(turn.Turn(fd))
     words.set_precedence(1000.0)
-    words.claim(2, time.monotonic())
+    words.claim(2, time.monotonic(), 1)
     three.all(lambda rank: three.channels[rank].receive())
     assert [rank.gives_way() for rank in three.ranks] == [True] * 3
     words.release(2)
@@ -92,12 +92,31 @@ def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() 
     three.all(lambda rank: three.channels[rank].receive())
     assert [rank.gives_way() for rank in three.ranks] == [False] * 3
     for rank in three.ranks:
-        rank.claim()
+        rank.claim(1)
     assert words.claimed(2, time.monotonic()) and not three.leader.gives_way_now()
     three.followers[0].release()
     assert words.claimed(2, time.monotonic())
     three.leader.release()
     assert not words.claimed(2, time.monotonic())
+
+
+def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no_device_for_itself_without() -> None:
+    fd = turn.create()
+    words, three = turn.Turn(fd), Three(turn.Turn(fd))
+    words.set_precedence(1000.0, 16)
+
+    def give_way(requests: int, prompts: int) -> list[bool]:
+        words.claim(2, time.monotonic(), prompts)
+        for rank in three.ranks:
+            rank.decodes(requests, 0.5, True)
+        three.all(lambda rank: three.channels[rank].receive())
+        return [rank.gives_way() for rank in three.ranks]
+
+    assert give_way(16, 1) == [True] * 3
+    assert give_way(17, 1) == [False] * 3 and not three.leader.alone()
+    assert give_way(17, 2) == [True] * 3
+    words.set_precedence(1000.0)
+    assert give_way(1000, 1) == [True] * 3, "however many"
 
 
 def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
@@ -108,7 +127,7 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
     def give_way(need: float | None, wanting: bool) -> list[bool]:
         words.want(2, 0.55, time.monotonic() + 1000.0)  # whoever is late here
         for rank in three.ranks:
-            rank.decodes(need, wanting)
+            rank.decodes(1, need, wanting)
         three.all(lambda rank: three.channels[rank].receive())
         return [rank.gives_way() for rank in three.ranks]
 
