@@ -53,6 +53,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "chunk_tokens": ("256", "1024", "2048", "4096", "8192"),
     "joint_s": ("0", "0.05", "0.1", "0.2", "0.5"),
     "precedence_ms": ("0", "10", "20", "50", "200"),
+    "precedence_batch": ("0", "4", "8", "16", "32"),
     "decode_turn_ms": ("0", "10", "20", "50", "200"),
 }
 KEPT = ("attainment", "ttft_attainment", "tpot_attainment", "ttft_s", "counts", "parked", "requests")

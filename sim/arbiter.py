@@ -56,6 +56,7 @@ class Arbiter:
         self._clock = group.clock
         self._rules = rules
         self._turn = rules.turn
+        self.precedence_batch = rules.precedence_batch
         self.precedence_s = rules.precedence_ms / 1e3
         self.decode_turn_s = rules.decode_turn_ms / 1e3
         self._backlog = Backlog(rules.backlog)

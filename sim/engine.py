@@ -323,7 +323,7 @@ class Engine:
         self._processor.work(
             self._task,
             self.cost.prefill_devices(seconds),
-            first=self.cost.prefill(seconds, tokens) <= self._precedence_s,
+            first=len(self._waiting) if self.cost.prefill(seconds, tokens) <= self._precedence_s else 0,
             host_s=host_until - self._clock.now,
         )
         return True
@@ -451,7 +451,9 @@ class Engine:
             self._next()
 
     def _decodes(self, seconds: float) -> None:
-        self._processor.work(self._task, seconds, weight=self.cost.hardware.decode_weight)
+        self._processor.work(
+            self._task, seconds, decodes=len(self._batch), weight=self.cost.hardware.decode_weight
+        )
 
     def _starved(self) -> bool:
         """Not a step more fits. True: it has something to do nevertheless."""

@@ -30,6 +30,8 @@ class Queue(Listener, Protocol):
 
     precedence_s: float
     """Of prefill steps before neighbours' decodes, as engines have it."""
+    precedence_batch: int
+    """The same."""
     decode_turn_s: float
     """Of decode steps before others', the same."""
 
@@ -133,7 +135,6 @@ class Group:
         self.devices = devices
         self.hardware = hardware
         self.memory = GroupMemory(clock, hardware, hardware.capacity_bytes)
-        self.processor = Processor(clock, hardware.sharing)
         self.residents: dict[str, Resident] = {}
         self.active: dict[str, Resident] = {}
         """Of them, those that are."""
@@ -141,6 +142,7 @@ class Group:
         self.on_finished = finished
         self._back = back
         self.queue = queue(self)
+        self.processor = Processor(clock, hardware.sharing, self.queue.precedence_batch)
 
     def __repr__(self) -> str:
         residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())

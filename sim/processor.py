@@ -1,6 +1,7 @@
 """The compute of a group's devices: engines that are busy at the same time get slices of it by weight, or those that
-prefill all of it while they do (`gpu_scheduler/policy/precedence.py`). Decodes stand still for as long as anybody does;
-real ones make a step each time they have waited for 50 ms, and wait as long for a prefill step that takes longer.
+prefill all of it while they do (`gpu_scheduler/policy/precedence.py`). Decodes of not too many requests stand still for
+as long as anybody does; real ones make a step each time they have waited for 50 ms, and wait as long for a prefill step
+that takes longer.
 
 A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
 devices have something to do for it or not.
@@ -13,19 +14,35 @@ from itertools import count
 from typing import Protocol
 
 from gpu_scheduler.policy.decode_turn import Want
+from gpu_scheduler.policy.precedence import worth
 from sim.clock import Clock, Timer
 
 
 class Task:
     """One engine's work: at most one piece at a time."""
 
-    __slots__ = ("_left", "_rate", "at", "busy", "computed", "done", "ended", "first", "host_until", "timer", "weight")
+    __slots__ = (
+        "_left",
+        "_rate",
+        "at",
+        "busy",
+        "computed",
+        "decodes",
+        "done",
+        "ended",
+        "first",
+        "host_until",
+        "timer",
+        "weight",
+    )
 
     def __init__(self, done: Callable[[], None]) -> None:
         self.done = done
         self.busy = False
-        self.first = False
-        """What it is at goes before what others are at."""
+        self.first = 0
+        """For how many prompts what it is at goes before what others are at."""
+        self.decodes = 0
+        """For how many requests, if that is what it is at."""
         self.host_until = 0.0
         """By the clock, when its host is through with what it is at."""
         self.computed = False
@@ -61,9 +78,10 @@ class Decoder(Protocol):
 class Processor:
     """Shares itself among the tasks that are busy."""
 
-    def __init__(self, clock: Clock, sharing: float) -> None:
+    def __init__(self, clock: Clock, sharing: float, precedence_batch: int = 0) -> None:
         self._clock = clock
         self._sharing = sharing
+        self._precedence_batch = precedence_batch
         self._busy: list[Task] = []
         self.decoding: dict[str, Decoder] = {}
         """Engines that have something to decode, by name."""
@@ -74,14 +92,23 @@ class Processor:
     def busy(self) -> int:
         return len(self._busy)
 
-    def work(self, task: Task, seconds: float, first: bool = False, host_s: float = 0.0, weight: float = 1.0) -> None:
+    def work(
+        self,
+        task: Task,
+        seconds: float,
+        first: int = 0,
+        decodes: int = 0,
+        host_s: float = 0.0,
+        weight: float = 1.0,
+    ) -> None:
         """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
-        was at. `first`: what is not stands still meanwhile."""
+        was at. `first`: for so many prompts others stand still meanwhile, but for those that decode for too many
+        requests (`decodes`)."""
         self._stop(task)
         if not task.busy:
             task.busy = True
             self._busy.append(task)
-        task._left, task.first, task.ended, task.computed = seconds, first, False, False
+        task._left, task.first, task.decodes, task.ended, task.computed = seconds, first, decodes, False, False
         task.host_until, task.weight = self._clock.now + host_s, weight
         self._share(new=task)
 
@@ -93,7 +120,8 @@ class Processor:
         """It has nothing to do."""
         self._stop(task)
         if task.busy:
-            task.busy = task.first = task.computed = False
+            task.busy = task.computed = False
+            task.first = 0
             self._busy.remove(task)
             self._share()
 
@@ -115,12 +143,13 @@ class Processor:
         task._left, task._rate, task.at = self.left(task), 0.0, self._clock.now
 
     def _share(self, new: Task | None = None) -> None:
-        firsts = any(task.first for task in self._busy)
-        weights = [task.weight for task in self._busy if (task.first or not firsts) and not task.computed]
+        prompts = sum(task.first for task in self._busy)
+        goes = [task for task in self._busy if task.first or not worth(prompts, task.decodes, self._precedence_batch)]
+        weights = [task.weight for task in goes if not task.computed]
         whole = 1.0 if len(weights) <= 1 else self._sharing
         total = sum(weights) or 1.0
         for task in self._busy:
-            rate = whole * task.weight / total if task.first or not firsts else 0.0
+            rate = whole * task.weight / total if task in goes else 0.0
             if task.ended or task.computed or (task is not new and rate == task._rate):
                 continue
             self._stop(task)

@@ -28,6 +28,7 @@ class Lines:
     started; else at once, and the engine sees to its memory. `most_prefilling`: requests of a model that its engine
     has not prefilled yet, at most."""
 
+    precedence_batch = 0
     precedence_s = decode_turn_s = 0.0
 
     def __init__(

@@ -46,18 +46,31 @@ def test_what_goes_first_has_all_of_it_and_the_others_go_on_where_they_stood():
 
     decodes, first, second = (task(name, processor, clock, ended) for name in ("decodes", "first", "second"))
     processor.work(decodes, 2.0)
-    clock.at(1.0, lambda: processor.work(first, 0.4, first=True))
-    clock.at(1.2, lambda: processor.work(second, 0.1, first=True))
+    clock.at(1.0, lambda: processor.work(first, 0.4, first=1))
+    clock.at(1.2, lambda: processor.work(second, 0.1, first=1))
     clock.run()
     # Two that go first share: 0.1 s of each take 0.25 s; then the first one has 0.1 s left.
     assert ended == {"second": pytest.approx(1.45), "first": pytest.approx(1.55), "decodes": pytest.approx(2.55)}
+
+
+def test_decodes_of_too_many_requests_for_each_prompt_that_goes_first_share_with_it():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0, precedence_batch=16), {}
+
+    few, many, prefills = (task(name, processor, clock, ended) for name in ("few", "many", "prefills"))
+    processor.work(few, 0.5, decodes=32)
+    processor.work(many, 0.5, decodes=33)
+    clock.at(0.5, lambda: processor.work(prefills, 0.2, first=2))
+    clock.run()
+    # Each decoded 0.25 s; then the prompts and the many have half each, and when the prompts are through, the few.
+    assert ended == {"prefills": pytest.approx(0.9), "many": pytest.approx(1.0), "few": pytest.approx(1.2)}
 
 
 def test_a_task_of_no_length_that_stands_still_ends_when_it_may_go_on():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), []
     one, other = Task(lambda: (ended.append(clock.now), processor.rest(one))), Task(lambda: processor.rest(other))
-    processor.work(other, 1.0, first=True)
+    processor.work(other, 1.0, first=1)
     processor.work(one, 0.0)
     clock.run()
     assert ended == [pytest.approx(1.0)]
@@ -79,7 +92,7 @@ def test_what_goes_first_does_so_until_its_host_is_through():
     processor, ended = Processor(clock, sharing=1.0), {}
     prefills, decodes = (task(name, processor, clock, ended) for name in ("prefills", "decodes"))
     processor.work(decodes, 1.0)
-    processor.work(prefills, 0.5, first=True, host_s=2.0)
+    processor.work(prefills, 0.5, first=1, host_s=2.0)
     clock.run()
     assert ended == {"prefills": pytest.approx(2.0), "decodes": pytest.approx(3.0)}
 
