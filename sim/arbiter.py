@@ -7,6 +7,7 @@ backlog, admission, protection, holdings, speeds, forecasts.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,7 @@ class Arbiter:
         anything."""
         self.lacking: dict[str, int] = {}
         """Bytes on each device without which a model's next request cannot start, as the last plan found."""
-        self._on_time: tuple[str, ...] = ()
+        self._on_time: Iterable[str] = ()
         self.plans = 0
         self.changes = 0
         """Of what is here: requests that came or went, residencies."""

@@ -29,10 +29,10 @@ Not thread-safe. Times are seconds on the caller's clock; an earlier `now` than 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from itertools import compress, islice
+from itertools import islice
 from math import inf
 from typing import Literal
 
@@ -42,7 +42,7 @@ from gpu_scheduler.policy import slack
 from gpu_scheduler.policy.credit import Credit
 from gpu_scheduler.policy.decisions import Agenda, Drop, Expire, Start, Why
 from gpu_scheduler.policy.line import Array, Classes
-from gpu_scheduler.policy.lines import Entry, Lines
+from gpu_scheduler.policy.lines import Entry, Lines, Order
 from gpu_scheduler.policy.lines import State as State
 from gpu_scheduler.policy.models import Models
 from gpu_scheduler.policy.moore_hodgson import ends, late_indices
@@ -79,8 +79,6 @@ class Backlog:
         self._models = Models()
         self._entries: dict[str, Entry] = {}
         self._lines = Lines()
-        self._late: set[str] = set()
-        """Others that the last plan left out of S."""
         self._late_of: dict[str, int] = {}
         """By model, those that missed their deadlines included."""
         self.pressed = False
@@ -100,7 +98,7 @@ class Backlog:
 
     def __repr__(self) -> str:
         return (
-            f"Backlog(waiting={len(self._lines)}, late={len(self._late) + len(self._lines.missed)}, "
+            f"Backlog(waiting={len(self._lines)}, late={self._lines.late}, "
             f"in_flight={len(self._in_flight)}, all={len(self)}, {self._credit!r})"
         )
 
@@ -251,11 +249,11 @@ class Backlog:
         entry = self._entries.get(request_id)
         if entry is None:
             return None
-        return State.LATE if entry.missed or request_id in self._late else entry.state
+        return State.LATE if self._lines.is_late(entry) else entry.state
 
     def waiting(self) -> Iterator[Waiting]:
         """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
-        return self._lines.by_deadline(self._entries)
+        return self._lines.by_deadline()
 
     def waiting_by_model(self) -> dict[str, int]:
         """How many wait of each model."""
@@ -297,7 +295,7 @@ class Backlog:
     # --- decisions ----------------------------------------------------------------------------------------------------
 
     def plan(self, now: float) -> Agenda:
-        """Throw away what is to be, then order what waits. For 10,000 waiting requests 1 ms, 5 if many are late."""
+        """Throw away what is to be, then order what waits. For 10,000 waiting requests 1 ms, 4 if many are late."""
         self._account(now)
         self._learn()
         decisions: list[Drop | Expire] = list(self._expire(now))
@@ -306,25 +304,26 @@ class Backlog:
             return self._nothing_waits(now, start, tuple(decisions))
         rates = self._models.rates()
 
-        just_missed = self._lines.miss(now, self._entries, self._class_of)
+        just_missed = self._lines.miss(now, self._class_of)
         line = self._lines.timed
+        seqs, arrivals = line.seqs(), line.seconds()
         times, classes, costs = line.times(), line.classes(), line.costs(rates)
         left_out = late_indices(times, self._hopeless_are_infinite(costs, times, classes, now), start)
         in_s = np.ones(len(line), bool)
         in_s[left_out] = False
-        on_time = tuple(compress(line.ids, in_s.tolist()))
+        line.leave_out(~in_s)
+        on_time = self._lines.in_order(seqs[in_s])
         of_s = self._models.counted(classes[in_s])
         room = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
 
-        late, arrivals = [line.ids[i] for i in left_out.tolist()], line.seconds()[left_out]
+        late = self._lines.in_order(seqs[left_out])
         self._press(now, late)
-        self._late, of_late = set(late), classes[left_out]
-        if self._droppable and (drops := self._drop([*just_missed, *late], now)):
+        stay = left_out
+        if self._droppable and (drops := self._drop([*just_missed, *late.entries()], now)):
             decisions += drops
-            stay = np.array([request_id in self._late for request_id in late], bool)
-            late, arrivals, of_late = list(compress(late, stay.tolist())), arrivals[stay], of_late[stay]
-        self._late_of = self._models.counted(np.concatenate((of_late, self._lines.missed.classes())))
-        second = self._lines.by_age(late, arrivals, self.rules.best_effort_yield_s)
+            stay = left_out[np.isin(seqs[left_out], line.seqs())]
+        self._late_of = self._models.counted(np.concatenate((classes[stay], self._lines.missed.classes())))
+        second = self._lines.by_age(seqs[stay], arrivals[stay], self.rules.best_effort_yield_s)
 
         least, most = inf, 0.0
         if second:
@@ -345,10 +344,11 @@ class Backlog:
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
-        self._late, self._late_of, self._wake_at = set(), {}, inf
-        self._press(now, ())
+        self._late_of, self._wake_at = {}, inf
+        nobody = self._lines.in_order(np.zeros(0, np.int64))
+        self._press(now, nobody)
         self._credit.cap(0.0)
-        return Agenda(now, start, (), (), inf, self._credit.seconds, decisions)
+        return Agenda(now, start, nobody, nobody, inf, self._credit.seconds, decisions)
 
     def _in_state(self, request_id: str, *allowed: State) -> Entry:
         entry = self._entries[request_id]
@@ -358,7 +358,7 @@ class Backlog:
         return entry
 
     def _account(self, now: float) -> None:
-        waiting = bool(self._late or self._lines.missed or self._lines.best_effort)
+        waiting = bool(self._lines.late or self._lines.best_effort)
         self._credit.earn(now, waiting=waiting, busy=bool(self._in_flight))
 
     def _cost(self, entry: Entry) -> float:
@@ -379,7 +379,6 @@ class Backlog:
     def _dequeue(self, entry: Entry) -> None:
         self._models[entry.request.model].waiting -= 1
         self._lines.remove(entry)
-        self._late.discard(entry.request.request_id)
         self._droppable -= entry.request.drop_late
 
     def _land(self, request_id: str, now: float) -> None:
@@ -400,9 +399,9 @@ class Backlog:
         del self._entries[request.request_id]
         self._models[request.model].requests -= 1
 
-    def _press(self, now: float, left_out: Iterable[str]) -> None:
-        for request_id in islice(left_out, _PRESSING):
-            request = self._entries[request_id].request
+    def _press(self, now: float, left_out: Order) -> None:
+        for entry in islice(left_out.entries(), _PRESSING):
+            request = entry.request
             model = self._models[request.model]
             alone_s = model.prefill_cost(request) / model.stretched(request.uncached_tokens)
             if model.active and now + alone_s <= request.deadline:
@@ -417,11 +416,11 @@ class Backlog:
             return costs
         return np.where(ready[classes] + costs > times, inf, costs)
 
-    def _credit_suffices(self, second: tuple[str, ...], now: float) -> float:
+    def _credit_suffices(self, second: Order, now: float) -> float:
         """When the idle turn will have earned enough for the oldest request of the second queue that may start."""
         if not self._in_flight:
-            for request_id in second:
-                request = self._entries[request_id].request
+            for entry in second.entries():
+                request = entry.request
                 if (model := self._models[request.model]).active:
                     missing = model.prefill_cost(request) - self._credit.seconds
                     return now + missing + TICK if missing > 0 else inf
@@ -440,12 +439,12 @@ class Backlog:
                 self._forget(entry, now)
                 yield Expire(request_id, f"its time-out passed after it had waited {now - entry.request.arrival:.3f} s")
 
-    def _drop(self, late: list[str], now: float) -> list[Drop]:
+    def _drop(self, late: list[Entry], now: float) -> list[Drop]:
         """Throw away those late requests whose clients asked for it."""
         drops: list[Drop] = []
-        for request_id in late:
-            entry = self._entries[request_id]
+        for entry in late:
             if entry.request.drop_late:
+                request_id = entry.request.request_id
                 cost, left = self._cost(entry), self.slack(request_id, now)
                 drops.append(Drop(request_id, f"late: {cost:.3f} s of prefill to do, {left:.3f} s of slack left"))
                 self._forget(entry, now)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 
+from gpu_scheduler.policy.lines import Order
+
 
 class Why(Enum):
     """By which right a request starts; `explain` and the metrics show it."""
@@ -60,14 +62,15 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """What one run of the plan says about all that waits."""
+    """What one run of the plan says about all that waits. It is of the queue's state then, but its orders have only
+    those that still wait."""
 
     now: float
     start: float
     """When the prefill turn is free: now + what is dispatched and unfinished."""
-    on_time: tuple[str, ...]
+    on_time: Order
     """S, by deadline."""
-    second: tuple[str, ...]
+    second: Order
     """The second queue: late and best effort, oldest first."""
     room: float
     """Seconds by which the whole of S can be put off with none of it late; +inf if S is empty."""

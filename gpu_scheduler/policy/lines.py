@@ -10,8 +10,11 @@ from math import inf
 
 import numpy as np
 
-from gpu_scheduler.policy.line import Array, Key, Line
+from gpu_scheduler.policy.line import Array, Key, Line, Seqs
 from gpu_scheduler.policy.slack import Waiting
+
+_AT_ONCE = 256
+"""Requests of an order whose numbers are taken out of numpy together."""
 
 
 class State(Enum):
@@ -45,10 +48,36 @@ class Entry:
         return max(0, self.request.uncached_tokens - self.done_tokens)
 
 
-Entries = Mapping[str, Entry]
-"""By request id."""
 ClassOf = Callable[[Waiting], int]
 """The index of a request's rate (`models.py`)."""
+
+
+class Order:
+    """Requests in the order of a plan, looked up as somebody asks for them: of 10,000 the first few matter.
+
+    It stays true: who waits no more, by the time that it is asked, is left out of it.
+    """
+
+    __slots__ = ("_entries", "_seqs")
+
+    def __init__(self, seqs: Seqs, entries: Mapping[int, Entry]) -> None:
+        self._seqs = seqs
+        self._entries = entries
+
+    def __len__(self) -> int:
+        """As they were when it was made."""
+        return len(self._seqs)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their ids."""
+        return (entry.request.request_id for entry in self.entries())
+
+    def entries(self) -> Iterator[Entry]:
+        known = self._entries
+        for begin in range(0, len(self._seqs), _AT_ONCE):
+            for seq in self._seqs[begin : begin + _AT_ONCE].tolist():
+                if entry := known.get(seq):
+                    yield entry
 
 
 class Lines:
@@ -60,32 +89,49 @@ class Lines:
         """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
         that out again."""
         self.best_effort = Line()
+        self._entries: dict[int, Entry] = {}
+        """By sequence number."""
         self._missed_costs: tuple[Array, Array] | None = None
         """The rates that these were last costed by, and their least and most; None: they are others since."""
 
     def __len__(self) -> int:
-        return len(self.timed) + len(self.missed) + len(self.best_effort)
+        return len(self._entries)
+
+    @property
+    def late(self) -> int:
+        """How many missed their deadlines, or were left out of S."""
+        return len(self.missed) + self.timed.left_out
+
+    def is_late(self, entry: Entry) -> bool:
+        """Whether it waits, and is one of these."""
+        if entry.seq not in self._entries or entry.request.deadline == inf:
+            return False
+        return entry.missed or self.timed.is_left_out(entry.key)
 
     def insert(self, entry: Entry, class_: int) -> None:
-        request = entry.request
-        self._of(entry).insert(entry.key, request.request_id, request.uncached_tokens, class_)
+        self._entries[entry.seq] = entry
+        self._of(entry).insert(entry.key, entry.request.uncached_tokens, class_)
 
     def remove(self, entry: Entry) -> None:
         self._of(entry).remove(entry.key)
+        del self._entries[entry.seq]
         if entry.missed:
             entry.missed, self._missed_costs = False, None
 
-    def miss(self, now: float, entries: Entries, class_of: ClassOf) -> list[str]:
+    def miss(self, now: float, class_of: ClassOf) -> list[Entry]:
         """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
-        passed = self.timed.before(now)
+        passed = [self._entries[seq] for seq in self.timed.before(now)]
         if passed:
             self._missed_costs = None
-        for request_id in passed:
-            entry = entries[request_id]
+        for entry in passed:
             self.timed.remove(entry.key)
             entry.missed = True
             self.insert(entry, class_of(entry.request))
         return passed
+
+    def in_order(self, seqs: Seqs) -> Order:
+        """Those of these numbers that wait."""
+        return Order(seqs, self._entries)
 
     def costs_of_missed(self, rates: Array) -> Array:
         """The least and the most of them; nothing of none. Other rates are another array."""
@@ -94,22 +140,23 @@ class Lines:
             self._missed_costs = rates, np.array([costs.min(), costs.max()]) if len(costs) else costs
         return self._missed_costs[1]
 
-    def by_deadline(self, entries: Entries) -> Iterator[Waiting]:
+    def by_deadline(self) -> Iterator[Waiting]:
         """All of them, best effort last."""
-        missed = sorted((entries[request_id] for request_id in self.missed.ids), key=_by_deadline)
-        timed = (entries[request_id] for request_id in self.timed.ids)
+        missed = sorted(self.in_order(self.missed.seqs()).entries(), key=_by_deadline)
         # One that came late is among those in time until the next plan.
-        yield from (entry.request for entry in merge(missed, timed, key=_by_deadline))
-        yield from (entries[request_id].request for request_id in self.best_effort.ids)
+        for entry in merge(missed, self.in_order(self.timed.seqs()).entries(), key=_by_deadline):
+            yield entry.request
+        for entry in self.in_order(self.best_effort.seqs()).entries():
+            yield entry.request
 
-    def by_age(self, late: list[str], arrivals: Array, yield_s: float) -> tuple[str, ...]:
+    def by_age(self, late: Seqs, arrivals: Array, yield_s: float) -> Order:
         """Those that are `late` (`arrivals` are theirs), missed and best effort, oldest first; of equals the late one
         with the earlier deadline. Best effort counts as younger by `yield_s`."""
-        if not late and not len(self.best_effort):
-            return tuple(self.missed.ids)
-        ids = self.missed.ids + late + self.best_effort.ids
-        came = np.concatenate((self.missed.times(), arrivals, self.best_effort.seconds() + yield_s))
-        return tuple(map(ids.__getitem__, came.argsort(kind="stable").tolist()))
+        seqs = self.missed.seqs()
+        if len(late) or len(self.best_effort):
+            came = np.concatenate((self.missed.times(), arrivals, self.best_effort.seconds() + yield_s))
+            seqs = np.concatenate((seqs, late, self.best_effort.seqs()))[came.argsort(kind="stable")]
+        return self.in_order(seqs)
 
     def _of(self, entry: Entry) -> Line:
         if entry.missed:

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.moore_hodgson import Job, dropped, few_late, late_indices, many_late, schedule
+from gpu_scheduler.policy.moore_hodgson import Job, ascending, dropped, few_late, late_indices, many_late, schedule
 
 # Sixteenths add up exactly, so that the tests compare without a tolerance.
 sixteenths = st.integers(min_value=-32, max_value=160).map(lambda n: n / 16)
@@ -214,16 +214,16 @@ def test_scenario(case, start, jobs, on_time, late):
 
 @pytest.mark.parametrize("late", [many_late, few_late])
 def test_an_infinite_cost_is_late_and_delays_nobody(late):
-    assert late(np.array([1.0, 2.0, 3.0, inf]), np.array([1.0, inf, 1.0, 1.0]), 0.0) == [1]
-    assert late(np.array([0.5, 2.0, 3.0]), np.array([1.0, inf, 1.0]), 0.0) == [0, 1]
+    assert late(np.array([1.0, 2.0, 3.0, inf]), np.array([1.0, inf, 1.0, 1.0]), 0.0).tolist() == [1]
+    assert late(np.array([0.5, 2.0, 3.0]), np.array([1.0, inf, 1.0]), 0.0).tolist() == [0, 1]
 
 
 @given(job_lists(most=40), sixteenths)
 def test_where_few_have_to_go_they_are_those_that_a_heap_finds(jobs, start):
     jobs.sort(key=lambda job: job.deadline)
     deadlines, costs = np.array([job.deadline for job in jobs]), np.array([job.cost for job in jobs])
-    expected = many_late(deadlines, costs, start)
-    assert few_late(deadlines, costs, start) == expected
+    expected = many_late(deadlines, costs, start).tolist()
+    assert few_late(deadlines, costs, start).tolist() == expected
     could_be_on_time = [i for i in expected if deadlines[i] >= start]
     least = len(could_be_on_time) - 1
     assert least < 0 or few_late(deadlines, costs, start, least) is None
@@ -233,7 +233,8 @@ def test_where_few_have_to_go_they_are_those_that_a_heap_finds(jobs, start):
 @pytest.mark.parametrize("find", [many_late, few_late])
 def test_times_that_do_not_add_up_exactly_are_settled_to_a_rounding(find, drawn, start):
     drawn.sort()
-    late = find(np.array([start + deadline for deadline, _ in drawn]), np.array([cost for _, cost in drawn]), start)
+    deadlines, costs = (np.array(each, float) for each in zip(*drawn, strict=True)) if drawn else (np.zeros(0),) * 2
+    late = find(start + deadlines, costs, start).tolist()
     end, rounding_s = 0.0, 1e-8
     for i, (deadline, cost) in enumerate(drawn):
         if i not in late:
@@ -246,6 +247,12 @@ def test_times_that_do_not_add_up_exactly_are_settled_to_a_rounding(find, drawn,
     assert least <= len(drawn) - len(late) <= most
 
 
+@given(st.lists(st.sampled_from([0.1, 0.2, 0.3, 1.0, 7.0, inf]) | st.floats(0, 1), max_size=40), st.integers(1, 20))
+def test_costs_in_order_are_those_of_a_stable_sort(costs, times):
+    costs *= times
+    assert ascending(np.array(costs)).tolist() == sorted(range(len(costs)), key=costs.__getitem__)
+
+
 @pytest.mark.parametrize("load", [0.7, 0.95, 1.0, 1.05, 1.5])
 def test_a_queue_of_thousands_loses_the_same_requests_whichever_way_they_are_looked_for(load):
     draw = random.Random(round(load * 100))
@@ -253,4 +260,4 @@ def test_a_queue_of_thousands_loses_the_same_requests_whichever_way_they_are_loo
     span = sum(costs) / load
     deadlines = sorted(round(draw.uniform(0, span) * 64) / 64 for _ in costs)
     late = late_indices(np.array(deadlines), np.array(costs), 0.0)
-    assert late.tolist() == many_late(np.array(deadlines), np.array(costs), 0.0)
+    assert late.tolist() == many_late(np.array(deadlines), np.array(costs), 0.0).tolist()
