@@ -6,7 +6,7 @@ started with.
 All engines are there at once, each with a model of its own (random weights, 8B unless said otherwise), each started
 with the settings of its variant (VARIANTS). Each, one after the other: an answer while nobody else works, asleep, and
 the model gone. Told: the process's bytes by kind when the model is proven, asleep and gone; of torch's segments which
-stay, and which tensors are in them; the answer's times.
+stay, and what is in those of its ordinary memory; the answer's times.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ VARIANTS: dict[str, dict[str, str]] = {
     "queues": {"CUDA_SCALE_LAUNCH_QUEUES": "0.25x"},
     "connections": {"CUDA_DEVICE_MAX_CONNECTIONS": "2"},
     "data": {"CUDA_MODULE_DATA_LOADING": "LAZY"},
-    # torch takes 20 MiB for what is of 1 to 10, and keeps them while it is there.
-    "segments": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,large_segment_size_mb:2"},
+    # Slower: who allocated what stays.
+    "from": {asleep_engine.LINES_VARIABLE: "1"},
 }
-VARIANTS["all"] = {name: value for settings in VARIANTS.values() for name, value in settings.items()}
 PROMPT, TOKENS = 256, 96
 KV_BYTES, SLACK_BYTES = 2 << 30, 1 << 30
 _WAIT_S = 120.0
@@ -117,13 +116,13 @@ def show(found: dict[str, Any]) -> None:
             rows.append((name, when, own, *kinds.values(), *times))
     kinds_there = next(iter(found.values()))["proven"]["kinds"]
     report.table("MiB", ("variant", "", "own", *kinds_there, "TTFT ms", "TPOT ms"), rows)
-    for name, each in list(found.items())[:1]:
+    for name, each in list(found.items())[-1:]:
         for when in ("asleep", "gone"):
             print(f"{name}, {when}: segments (pool, kind, KiB, KiB in use)")
             for pool, kind, total, used in each[when]["segments"]:
                 print(f"    {pool:10} {kind:6} {total / 1024:10.0f} {used / 1024:10.0f}")
-            for nbytes, shape, dtype, names in each[when]["tensors"]:
-                print(f"    {nbytes / 1024:10.0f} KiB {shape} {dtype} in {names}")
+            for nbytes, shape, dtype, names, lines in each[when]["blocks"]:
+                print(f"    {nbytes / 1024:10.0f} KiB {shape} {dtype} in {names}", *lines, sep="\n        ")
 
 
 def main() -> None:

@@ -4,8 +4,9 @@ the same addresses when it is replayed again.
 Two of torch's pools lie over the range:
 - in `graphs` what capturing allocates. What is live there when all graphs are captured may have to keep its value from
   replay to replay, so it waits in pinned host memory while the range is away.
-- `scratch` holds what graphs write before they read it: the logits, cuBLAS's workspace. It comes back as zeros. Inside
-  `graphs` it could lie where a graph that was captured before has memory of its own.
+- `scratch` holds what graphs write before anybody reads it: the logits, the output of prefill steps, cuBLAS's
+  workspace. It comes back as zeros. Inside `graphs` it could lie where a graph that was captured before has memory of
+  its own.
 """
 
 from __future__ import annotations

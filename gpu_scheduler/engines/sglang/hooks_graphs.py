@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
 from sglang.srt.runtime_context import get_resources
@@ -45,6 +46,16 @@ def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows:
         return original(buffers, vocab_size, rows=rows)
 
 
+def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size: int) -> Any:
+    """What graphs of prefill steps write last: one buffer for all sizes, made before the first is captured. Of several
+    tensors each comes here by itself."""
+    graphs = current.instance().graphs
+    if graphs is None or not torch.is_tensor(output):
+        return original(backend, output, size)
+    with graphs.scratch():
+        return original(backend, output, size)
+
+
 def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
     """Graphs are captured on this stream, and parts of some (a mixture's experts) on streams that SGLang keeps by
     name."""
@@ -69,6 +80,7 @@ _BACKENDS = (
 HOOKS = [
     Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
     Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
+    Hook(f"{_BACKENDS[1]}._alloc_full_buffer", prefill_output, "AROUND"),
     *(Hook(f"{backend}.capture_session", session, "AROUND") for backend in _BACKENDS),
     *(Hook(f"{backend}.capture_one", capture_one, "BEFORE") for backend in _BACKENDS),
 ]
