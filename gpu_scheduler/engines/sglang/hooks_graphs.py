@@ -1,4 +1,6 @@
-"""Hooks on how SGLang captures CUDA graphs: into memory that leaves while the model sleeps (`graph_memory`).
+"""Hooks on how SGLang captures CUDA graphs: into memory that leaves while the model sleeps (`graph_memory`). Tables and
+buffers of megabytes that are around it, and whose values nobody needs of a sleeping model, go there as well: torch
+would keep segments of 20 MiB for them.
 
 Imports SGLang: only the engine process may import this.
 """
@@ -24,8 +26,11 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
     instance = current.instance()
     graphs = instance.open_graphs()
     if graphs is not None:
+        slots_of_requests = model_runner.req_to_token_pool.req_to_token
         try:
             with graphs.capturing() as pool_id:
+                with graphs.scratch():
+                    _make_anew(slots_of_requests)
                 set_global_graph_memory_pool(pool_id)
                 return original(model_runner=model_runner, **how)
         except Exception as error:  # SGLang raises a plain one around torch's
@@ -33,8 +38,14 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
         set_global_graph_memory_pool(None)
         input_buffers._forward_input_buffer_pool.clear()  # the logits are among them
         model_runner.graph_shared_output._logits_buffers.clear()
+        _make_anew(slots_of_requests)
         instance.give_up_graphs(why)
     return original(model_runner=model_runner, **how)
+
+
+def _make_anew(tensor: torch.Tensor) -> None:
+    """Zeros in the memory that torch takes from now, for all who have this tensor. There must be no views of it."""
+    tensor.data = torch.zeros_like(tensor)
 
 
 def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
@@ -54,6 +65,15 @@ def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size
         return original(backend, output, size)
     with graphs.scratch():
         return original(backend, output, size)
+
+
+def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: torch.Tensor) -> Any:
+    """Decode graphs have one for embeddings, by far the largest, which steps of text neither write nor read."""
+    graphs = current.instance().graphs
+    if graphs is not None and name == "input_embeds":
+        with graphs.scratch():
+            buffer = torch.zeros_like(buffer)
+    return original(buffers, name, buffer)
 
 
 def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
@@ -80,6 +100,7 @@ _BACKENDS = (
 HOOKS = [
     Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
     Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
+    Hook(f"{_EXECUTOR}.input_buffers.ForwardInputBuffers._share_one_buffer", input_buffer, "AROUND"),
     Hook(f"{_BACKENDS[1]}._alloc_full_buffer", prefill_output, "AROUND"),
     *(Hook(f"{backend}.capture_session", session, "AROUND") for backend in _BACKENDS),
     *(Hook(f"{backend}.capture_one", capture_one, "BEFORE") for backend in _BACKENDS),
