@@ -173,7 +173,8 @@ async def run(given: argparse.Namespace, models: Sequence[Model], site: Site) ->
             continue
         print(f"== {system}, {name}", flush=True)
         try:
-            await _of_system(given, models, site, one, scaled(slos[name]), todo, end - each_s)
+            targets = scaled({model.name: slos[name][model.name] for model in models})
+            await _of_system(given, models, site, one, targets, todo, end - each_s)
         except Exception as error:  # of whatever part of a stack: the other systems are measured all the same
             print(f"{system}, {name} failed: {error!r}", flush=True)
         missing += [f"{each.name}: not done" for each in todo if not (given.out / f"{each.name}.json").exists()]
