@@ -294,7 +294,7 @@ class Engine:
     def _prefill(self) -> bool:
         most = self.pace.chunk_tokens or self.cost.chunk_tokens
         seconds, left = 0.0, most
-        room = self.cost.hardware.most_running - len(self._batch)
+        room = most_at_once = self.cost.hardware.most_running - len(self._batch)
         for request in list(self._waiting):
             if left <= 0 or room <= 0:
                 break
@@ -323,7 +323,9 @@ class Engine:
         self._processor.work(
             self._task,
             self.cost.prefill_devices(seconds),
-            first=len(self._waiting) if self.cost.prefill(seconds, tokens) <= self._precedence_s else 0,
+            first=min(len(self._waiting), most_at_once)
+            if self.cost.prefill(seconds, tokens) <= self._precedence_s
+            else 0,
             host_s=host_until - self._clock.now,
         )
         return True
@@ -417,8 +419,10 @@ class Engine:
 
     @property
     def wants(self) -> bool:
-        """It does not while a prompt of its own is next."""
-        if not self._batch or self.pace.step_s == 0 or (self._waiting and self._pause is None and not self._held()):
+        """It does not while its own prefill step is under way or next, or another's stops it."""
+        if not self._batch or self.pace.step_s == 0 or self._chunk or self._processor.stands_still(len(self._batch)):
+            return False
+        if self._waiting and self._pause is None and not self._held():
             return False
         return decode_turn.wants(self._lead.ahead_s(self._clock.now), self.pace.lead_s)
 
@@ -432,7 +436,8 @@ class Engine:
             self._look.cancel()
             self._look = None
         now, others = self._clock.now, [e for e in self._processor.decoding.values() if e is not self]
-        if not others or self._decode_turn_s == 0 or self.pace.step_s == 0:
+        behind_prefill = self._processor.stands_still(len(self._batch))  # which stops it anyway
+        if not others or self._decode_turn_s == 0 or self.pace.step_s == 0 or behind_prefill:
             self._decoded_at = now
             return False
         if now - self._decoded_at < self._decode_turn_s:
@@ -451,9 +456,7 @@ class Engine:
             self._next()
 
     def _decodes(self, seconds: float) -> None:
-        self._processor.work(
-            self._task, seconds, decodes=len(self._batch), weight=self.cost.hardware.decode_weight
-        )
+        self._processor.work(self._task, seconds, decodes=len(self._batch), weight=self.cost.hardware.decode_weight)
 
     def _starved(self) -> bool:
         """Not a step more fits. True: it has something to do nevertheless."""

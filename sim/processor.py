@@ -112,6 +112,15 @@ class Processor:
         task.host_until, task.weight = self._clock.now + host_s, weight
         self._share(new=task)
 
+    def stands_still(self, decodes: int) -> bool:
+        """Whether decodes for so many requests do now."""
+        return worth(self._prompts, decodes, self._precedence_batch)
+
+    @property
+    def _prompts(self) -> int:
+        """That others stand still for."""
+        return sum(task.first for task in self._busy)
+
     def left(self, task: Task) -> float:
         """Seconds of work that are left of what it is at."""
         return max(0.0, task._left - (self._clock.now - task.at) * task._rate)
@@ -143,7 +152,7 @@ class Processor:
         task._left, task._rate, task.at = self.left(task), 0.0, self._clock.now
 
     def _share(self, new: Task | None = None) -> None:
-        prompts = sum(task.first for task in self._busy)
+        prompts = self._prompts
         goes = [task for task in self._busy if task.first or not worth(prompts, task.decodes, self._precedence_batch)]
         weights = [task.weight for task in goes if not task.computed]
         whole = 1.0 if len(weights) <= 1 else self._sharing

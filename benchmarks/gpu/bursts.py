@@ -33,6 +33,7 @@ from benchmarks.gpu import fleet, neighbours, profiled, recording, report
 from benchmarks.gpu.fleet import Client, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
+from gpu_scheduler.config import Arbitration
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.turn import Turn
 from tests.gpu_scheduler.engines.sglang import harness
@@ -86,6 +87,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--case", nargs="+", default=list(CASES), help="reference, or options of ours as JSON")
     parser.add_argument("--beside", type=int, default=0, help="streams of another engine that decode meanwhile")
     parser.add_argument("--precedence", type=int, nargs="+", default=[0, 50], help="milliseconds")
+    batch = Arbitration().precedence_batch
+    parser.add_argument("--precedence-batch", type=int, default=batch, help=f"of those that wait (default {batch})")
     parser.add_argument("--record", action="store_true", help="where the time of a turn goes")
     given = parser.parse_args()
     for case in given.case:
@@ -166,7 +169,7 @@ async def measure_beside(
     """The same beside streams that decode, and without the bursts."""
     problems: list[str] = []
     for milliseconds in given.precedence:
-        turn.set_precedence(milliseconds / 1e3)
+        turn.set_precedence(milliseconds / 1e3, given.precedence_batch)
         name = f"{given.beside} streams, precedence {milliseconds} ms"
         async with neighbours.decoding(neighbour, prompts, given.beside, _STREAM_PROMPT, _STREAM_OUTPUT) as replies:
             problems += await measure(given, cases, prompts, name)

@@ -151,9 +151,14 @@ def targets(rows: Sequence[Sequence[Any]]) -> dict[str, float]:
     return found
 
 
-def scaled(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def scaled(alone: Mapping[str, Mapping[str, float]], models: Sequence[Model]) -> dict[str, dict[str, float]]:
+    """Targets of those of these models that were asked for anything in the slice: what they took `alone`, scaled."""
     scales = {"ttft_ms": TTFT_SCALE, "tpot_ms": TPOT_SCALE}
-    return {model: {key: scales[key] * value for key, value in each.items()} for model, each in slos.items()}
+    return {
+        model.name: {key: scales[key] * value for key, value in alone[model.name].items()}
+        for model in models
+        if model.name in alone
+    }
 
 
 # --- runs
@@ -173,8 +178,7 @@ async def run(given: argparse.Namespace, models: Sequence[Model], site: Site) ->
             continue
         print(f"== {system}, {name}", flush=True)
         try:
-            targets = scaled({model.name: slos[name][model.name] for model in models})
-            await _of_system(given, models, site, one, targets, todo, end - each_s)
+            await _of_system(given, models, site, one, scaled(slos[name], models), todo, end - each_s)
         except Exception as error:  # of whatever part of a stack: the other systems are measured all the same
             print(f"{system}, {name} failed: {error!r}", flush=True)
         missing += [f"{each.name}: not done" for each in todo if not (given.out / f"{each.name}.json").exists()]

@@ -94,7 +94,7 @@ class Turn:
         however many."""
         return int(_PRECEDENCE.unpack_from(self._words, _TURN.size + 2 * _PRECEDENCE.size)[0])
 
-    def set_precedence(self, seconds: float, batch: int = 0) -> None:
+    def set_precedence(self, seconds: float, batch: int) -> None:
         """For all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size, min(_HALF, round(1e6 * seconds)))
         _PRECEDENCE.pack_into(self._words, _TURN.size + 2 * _PRECEDENCE.size, min(_HALF, batch))

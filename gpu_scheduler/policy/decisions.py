@@ -63,7 +63,7 @@ class Expire:
 @dataclass(frozen=True, slots=True)
 class Agenda:
     """What one run of the plan says about all that waits. It is of the queue's state then, but its orders have only
-    those that still wait."""
+    those that wait when they are read."""
 
     now: float
     start: float

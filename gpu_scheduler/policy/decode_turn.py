@@ -14,6 +14,9 @@ first would take more than it needs, as it can hardly know when it has enough fo
 others, and stands still while somebody does. It falls behind by that until it wants again, and so goes at the pace of
 its target while neighbours need the rest, and as fast as it can while they do not.
 
+Whoever prefills, or stands still for who does (`precedence.py`), wants nothing meanwhile: others would wait for steps
+that are not made.
+
 Whoever waits does so for `decode_turn_ms` at most and then makes a step (`precedence.py`): a target that cannot be kept
 is missed, its stream never stops.
 """

@@ -55,7 +55,8 @@ ClassOf = Callable[[Waiting], int]
 class Order:
     """Requests in the order of a plan, looked up as somebody asks for them: of 10,000 the first few matter.
 
-    It stays true: who waits no more, by the time that it is asked, is left out of it.
+    It stays true: who does not wait, by the time that it is asked, is left out of it, and who came back meanwhile is
+    where it was.
     """
 
     __slots__ = ("_entries", "_seqs")

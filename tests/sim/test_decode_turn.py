@@ -1,11 +1,17 @@
 """Whose decode steps go first where two models decode at once. worlds.ROUND: 10 ms a step."""
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from gpu_scheduler.policy.pace import Pace
+from sim.clock import Clock
+from sim.cost import Cost, Shape
+from sim.engine import Engine
+from sim.processor import Processor
 from sim.request import Request
-from tests.sim.worlds import ROUND, models, replay
+from tests.sim.worlds import GB, ROUND, models, replay
 
 SHARED = replace(ROUND, sharing=0.9)
 """What processes lose by taking turns: two that decode make a step in 22 ms each."""
@@ -58,3 +64,54 @@ def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both
 def test_one_that_no_share_would_help_goes_on_nevertheless():
     hopeless, other = both(0.005, 0.011, {"decode_turn_ms": "40"}, output=60)
     assert hopeless < 0.045 and other <= 0.015
+
+
+class Plenty:
+    """Memory for everything."""
+
+    def held(self, name):
+        return GB
+
+    def over_limit(self, name):
+        return 0
+
+    def give_back(self, name, nbytes):
+        """Nothing is over."""
+
+
+class Steps(Counter):
+    """Decode steps by engine."""
+
+    def stepped(self, engine, steps, tokens):
+        self[engine.name] += steps
+
+    def first_token(self, engine, request):
+        """Of no interest, as what follows."""
+
+    prefilled = finished = first_token
+
+
+def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
+    """Of too many for one prompt they do not stand still for that, nor for few who do, though those need less."""
+    clock, steps = Clock(), Steps()
+    processor = Processor(clock, sharing=1.0, precedence_batch=2)
+    engines = {
+        name: Engine(clock, name, Cost(Shape(GB, 1), ROUND), processor, Plenty(), steps, 9.0, 9.0)
+        for name in ("few", "many", "prefills")
+    }
+    for name, step_s, requests in (("few", 0.03, 1), ("many", 0.012, 3)):
+        engines[name].set_pace(Pace(step_s=step_s, lead_s=step_s))
+        for i in range(requests):
+            engines[name].generate(Request(f"{name} {i}", name, 0.0, 1, 10**6))
+
+    def steps_between(begin, end):
+        clock.run(begin)
+        before = dict(steps)
+        clock.run(end)
+        return {name: steps[name] - before.get(name, 0) for name in ("few", "many")}
+
+    apart = steps_between(1.0, 2.0)
+    assert apart["few"] == pytest.approx(100, abs=2) and apart["many"] == 0
+    clock.at(2.5, engines["prefills"].generate, Request("prefills", "prefills", 2.5, 2000, 0))
+    beside = steps_between(2.6, 3.6)
+    assert beside["few"] == 0 and beside["many"] == pytest.approx(50, abs=2)

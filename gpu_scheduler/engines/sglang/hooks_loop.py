@@ -142,9 +142,7 @@ def add_request(
 def before_decode(_scheduler: Any, batch: Any) -> None:
     loop = current.instance().loop
     loop.before_decode(batch)
-    # Requests that are over, or told to end, are not kept for it.
-    goes_on = any(not request.finished() and request.to_finish is None for request in batch.reqs)
-    if goes_on and loop.gives_way():
+    if loop.gives_way(batch):
         raise _GivesWay(batch)
 
 

@@ -88,7 +88,7 @@ class Loop:
                 channel.unread(messages[number:])
                 raise
         now = self._ranks.now()
-        self._tell_want(now)
+        self._tell_want(_going_on(self._instance.scheduler.running_batch), now)
         inputs += self._commands.tick(now)
         self._probe(inputs)
         self._attend(now)
@@ -155,11 +155,12 @@ class Loop:
     def _wait_for_way(self) -> None:
         """Until no step of another engine goes first any more, an event, or time has come for a prompt of its own."""
         held = self._prefill_held()
-        self._tell_want(time.monotonic())
-        while self._decodes() and self._ranks.gives_way_now():
+        running = self._instance.scheduler.running_batch
+        self._tell_want(_going_on(running), time.monotonic())
+        while _going_on(running) and self._ranks.gives_way_now():
             if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
-            self._tell_want(time.monotonic())  # what stands still falls behind
+            self._tell_want(_going_on(running), time.monotonic())  # what stands still falls behind
             if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
@@ -294,27 +295,24 @@ class Loop:
         """Over the limit with nothing left to evict: running requests leave, one by one."""
         self._shrink(retract_one, self._instance.scheduler, batch)
 
-    def gives_way(self) -> bool:
-        """Whether the decode step that is due waits: another engine goes first. Never that of a probe."""
-        self._tell_want(self._ranks.now(), due=True)
+    def gives_way(self, batch: Any) -> bool:
+        """Whether the decode step of this batch, which is due, waits: another engine goes first. Never that of a
+        probe. Requests that are over, or told to end, are not kept for it."""
+        requests = _going_on(batch)
+        if not requests:
+            return False
+        self._tell_want(requests, self._ranks.now())
         self._gave_way = self._instance.state is not State.PROVING and self._ranks.gives_way()
         if self._gave_way:
             self.pacer.stood_still()
         return self._gave_way
 
-    def _tell_want(self, now: float, due: bool = False) -> None:
-        """What other engines are to know of its decodes. `due`: a step is, perhaps of requests that were prefilled just
-        now and run as soon as it begins."""
-        decodes = self._instance.state is not State.PROVING and (due or self._decodes())
-        need = self.pacer.need(self._instance.decode_step_s) if decodes else None
-        requests = len(self._instance.scheduler.running_batch.reqs) if decodes else 0
+    def _tell_want(self, requests: int, now: float) -> None:
+        """What other engines are to know of its decodes, which are of so many requests."""
+        if self._instance.state is State.PROVING:
+            requests = 0
+        need = self.pacer.need(self._instance.decode_step_s) if requests else None
         self._ranks.decodes(requests, need, need is not None and self.pacer.wants(now))
-
-    def _decodes(self) -> bool:
-        """Whether a request of the batch goes on. Those that are over stay in it until the next decode step is formed,
-        which may have to wait."""
-        running = self._instance.scheduler.running_batch.reqs
-        return any(not request.finished() and request.to_finish is None for request in running)
 
     # --- steps
 
@@ -346,8 +344,10 @@ class Loop:
             self._ranks.release()
 
     def _claim(self) -> None:
-        """Who waits behind the step has as much of what is spared as who is in it."""
-        self._ranks.claim(self._prefill_prompts + len(self._instance.scheduler.waiting_queue))
+        """Who waits behind the step, and not for a decode to end, has as much of what is spared as who is in it."""
+        scheduler, prompts = self._instance.scheduler, self._prefill_prompts
+        room: int = scheduler.get_num_allocatable_reqs(len(scheduler.running_batch.reqs) + prompts)
+        self._ranks.claim(prompts + min(len(scheduler.waiting_queue), max(0, room)))
 
     def _shrink(self, retract: Any, *arguments: Any) -> None:
         memory = self._instance.memory.kv
@@ -405,3 +405,9 @@ class Loop:
     def changed(self) -> None:
         """Something happened that the next statistics should tell."""
         self._told_idle = False
+
+
+def _going_on(batch: Any) -> int:
+    """How many requests of a batch go on. Those that are over stay in it until the next decode step is formed, which
+    may have to wait."""
+    return sum(not request.finished() and request.to_finish is None for request in batch.reqs)

@@ -118,6 +118,9 @@ class _Turn:
         self._need: float | None = None
         self._wanting = False
         self._told_want = False
+        self._prefills = False
+        self._behind_prefill = False
+        """Its decodes stand still for a prefill step of another engine."""
         self._alone = turn is None
 
     def pace_now(self) -> Pace | None:
@@ -131,8 +134,11 @@ class _Turn:
         now = time.monotonic()
         self._alone = False
         prompts = self._turn.claimed(self._index, now)
-        if worth(prompts, self._requests, self._turn.precedence_batch):
-            return self._precedence.waits(True, now, self._turn.precedence_s)
+        claimed = worth(prompts, self._requests, self._turn.precedence_batch)
+        self._behind_prefill = claimed and self._precedence.waits(True, now, self._turn.precedence_s)
+        self._tell_want(now)
+        if claimed:
+            return self._behind_prefill
         is_others = False
         if self._need is not None:
             own, others = wanted(self._index, self._need), self._turn.wanting(self._index, now)
@@ -145,19 +151,28 @@ class _Turn:
 
     def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
         self._requests, self._need, self._wanting = requests, need, wanting
-        wants = need is not None and wanting
+        self._tell_want(time.monotonic())
+
+    def _tell_want(self, now: float) -> None:
+        """Whoever prefills, or stands still for who does, wants nothing meanwhile: others would wait for a step that
+        does not come."""
+        wants = self._need is not None and self._wanting and not self._prefills and not self._behind_prefill
         if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
-            self._turn.want(self._index, need if wants else None, time.monotonic())
+            self._turn.want(self._index, self._need if wants else None, now)
             self._told_want = wants
 
     def stepped(self) -> None:
         self._precedence.stepped()
 
     def claim(self, prompts: int) -> None:
+        self._prefills = True
         if self._turn is not None:
-            self._turn.claim(self._index, time.monotonic(), prompts)
+            now = time.monotonic()
+            self._turn.claim(self._index, now, prompts)
+            self._tell_want(now)
 
     def release(self) -> None:
+        self._prefills = False
         if self._turn is not None:
             self._turn.release(self._index)
 

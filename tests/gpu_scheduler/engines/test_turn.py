@@ -53,7 +53,7 @@ def test_a_pace_below_zero_is_none_at_all():
 
 def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
     words = Turn(turn.create())
-    words.set_precedence(0.05)
+    words.set_precedence(0.05, 0)
     words.claim(7, 100.0, 1)
     assert words.claimed(8, 100.04) and not words.claimed(7, 100.04)
     assert not words.claimed(8, 100.06), "its engine died"

@@ -58,7 +58,7 @@ def turns(word: int) -> Iterator[turn.Turn]:
     yield turns
     turns.give(turn.ANYBODY)
     turns.set_pace(INDEX, pace.FREE)
-    turns.set_precedence(0.0)
+    turns.set_precedence(0.0, 0)
     turns.set_decode_turn(0.0)
 
 

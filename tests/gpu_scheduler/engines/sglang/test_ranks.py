@@ -15,7 +15,7 @@ from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.sglang.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
-from gpu_scheduler.engines.sglang.ranks import Follower, Leader
+from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader
 from protos import engine_pb2
 from services.framing import frame
 
@@ -82,7 +82,7 @@ def test_the_worst_off_decides_for_all() -> None:
 def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() -> None:
     fd = turn.create()
     words, three = turn.Turn(fd), Three(turn.Turn(fd))
-    words.set_precedence(1000.0)
+    words.set_precedence(1000.0, 0)
     words.claim(2, time.monotonic(), 1)
     three.all(lambda rank: three.channels[rank].receive())
     assert [rank.gives_way() for rank in three.ranks] == [True] * 3
@@ -115,8 +115,50 @@ def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no
     assert give_way(16, 1) == [True] * 3
     assert give_way(17, 1) == [False] * 3 and not three.leader.alone()
     assert give_way(17, 2) == [True] * 3
-    words.set_precedence(1000.0)
+    words.set_precedence(1000.0, 0)
     assert give_way(1000, 1) == [True] * 3, "however many"
+
+
+def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhile() -> None:
+    fd = turn.create()
+    words, own = turn.Turn(fd), Alone(turn.Turn(fd), 1)
+    words.set_precedence(1000.0, 16)
+    words.set_decode_turn(1000.0)
+
+    def wanted_with(requests: int) -> bool:
+        own.decodes(requests, 0.4, True)
+        own.gives_way_now()
+        return bool(words.wanting(3, time.monotonic()))
+
+    assert wanted_with(16)
+    words.claim(2, time.monotonic(), 1)
+    assert not wanted_with(16), "others would wait for a step that is not made"
+    assert wanted_with(17), "they are too many to stand still"
+    words.release(2)
+    assert wanted_with(16)
+    own.claim(1)
+    assert not wanted_with(16), "its own prompts come first"
+    own.release()
+    assert wanted_with(16)
+
+
+def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_for_the_same_prefill() -> None:
+    fd = turn.create()
+    words = turn.Turn(fd)
+    words.set_precedence(1000.0, 16)
+    words.set_decode_turn(1000.0)
+    few, many = Alone(turn.Turn(fd), 1), Alone(turn.Turn(fd), 2)
+
+    def look() -> tuple[bool, bool]:
+        few.decodes(1, 0.4, True)
+        many.decodes(17, 0.8, True)
+        return few.gives_way_now(), many.gives_way_now()
+
+    assert look() == (False, True), "the few need less"
+    words.claim(3, time.monotonic(), 1)
+    assert look() == (True, False)
+    words.release(3)
+    assert look() == (False, True)
 
 
 def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
