@@ -257,12 +257,17 @@ assert not first(prefill, prefill)
 
 # What goes before decodes of other engines does so between the two as well.
 ranks.size = 1
-instance.scheduler.waiting_queue = ["behind them"]
+scheduler = instance.scheduler
+scheduler.waiting_queue, scheduler.running_batch.reqs = ["behind them"] * 3, ["decodes"]
+slots = 4  # of requests that run: one prompt of those that wait finds one
+scheduler.get_num_allocatable_reqs = lambda running: slots - running
 loop.prefill_begins(2, alone=True)
 assert first(prefill, prefill)
 loop.prefill_ended()
 assert ranks.claim.call_args_list == [call(3), call(3)] and not ranks.release.called
+slots = 2
 loop.prefill_begins(2, alone=True)
+assert ranks.claim.call_args == call(2), "more requests than slots take nothing from those in the step"
 assert not first(decode, prefill)
 loop.prefill_ended()
 assert ranks.release.call_count == 1
