@@ -14,6 +14,8 @@ from services.watch import follow_stream
 
 _TIMEOUT_S = 5.0
 """For calls that never block; a restarting balloond answers within it."""
+WARM_ENGINES = "(warm engines)"
+"""A booking's name that is no model's: what engines without a model keep of a device, until a model wants it."""
 
 
 class BalloondClient:

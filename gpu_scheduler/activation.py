@@ -1,9 +1,9 @@
 """Bringing a model up on a group: room, engine, weights, proof.
 
-    1. book what the model is entitled to (quota, weights with CUDA graphs, floor): refused with the arithmetic, nothing
-       has changed
-    2. have balloond make the room for weights, graphs and floor
-    3. an engine: the model's own, asleep, or one of the warm pool
+    1. an engine: the model's own, asleep, or one of the warm pool; if none is warm, one that is started after 3
+    2. book what the model is entitled to (quota, weights with CUDA graphs, floor): refused with the arithmetic, nothing
+       has changed. Idle engines of the warm pool give way
+    3. have balloond make the room for weights, graphs and floor
     4. weights: copied by the loader, from another device that has them or from the image, or read from the checkpoint
        by the engine (then an image is made of them)
     5. the engine verifies; only then does the model become active and its route known
@@ -29,6 +29,7 @@ from gpu_scheduler.devices import Devices, all_of, share
 from gpu_scheduler.engines.base import Command, CommandFailed, Engine, EngineDied
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residents import Images, Resident, Residents
+from gpu_scheduler.warm_booking import WarmBooking
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
 from services import log, tasks
@@ -71,6 +72,7 @@ class Activation:
         self.devices = devices
         self._loader = loader
         self._images = images
+        self.warm = WarmBooking(pools.values(), devices)
 
     def has_image(self, resident: Resident) -> bool:
         """Whether the loader holds the model's weights, in host memory or on disk: it said so in its catalogue, or in
@@ -94,18 +96,31 @@ class Activation:
         asleep = resident.engine is not None and resident.engine.alive
         resident.activation = traces.activation(resident, asleep, began)
         self._residents.set(resident, common_pb2.WAKING)
+        taken: Engine | None = None
         try:
+            if not asleep:
+                self._step(resident, "taking an engine")
+                taken = self.pool(resident).take_idle()
+            if taken is not None:
+                await self.warm.lower()  # what it keeps is the model's from now on
             await self._make_room(resident)
             asleep = asleep and await self._wake(resident)
             if not asleep:
-                await self._load(resident)
+                engine, taken = taken, None
+                await self._load(resident, engine)
                 if resident.measured.quota_bytes:
                     await self.entitle(resident, awake=True)
         except (PrismError, asyncio.CancelledError) as error:
             traces.activated(resident, time.monotonic(), error)
-            await self.undo(resident, asleep)
+            try:
+                await self.undo(resident, asleep)
+            finally:
+                if taken is not None:
+                    self.pool(resident).give_back(taken)
             raise
         resident.steps.append(("", time.monotonic()))
+        if resident.engine is not None:
+            self.pool(resident).settled(resident.engine)
         await self._apply_limit(resident)
         resident.deaths, resident.image_only = 0, False
         seconds = resident.came_s = time.monotonic() - began
@@ -136,7 +151,12 @@ class Activation:
         if resident.asking is not None:
             await tasks.cancel(resident.asking)
         needed = self.own_room(resident) + share(spec.floor_bytes, spec)
-        await self.entitle(resident, awake=True)
+        try:
+            await self.entitle(resident, awake=True)
+        except Refused:
+            if not await self.warm.give_way():
+                raise
+            await self.entitle(resident, awake=True)
         short, where = await self.devices.make_room(
             spec.name,
             bytes=needed,
@@ -230,6 +250,7 @@ class Activation:
 
     def book_again(self) -> None:
         """A balloond whose keeper died as well knows of our models only what their engines showed: tell it the rest."""
+        self.warm.forget()
         for resident in self._residents:
             if resident.engine is not None and resident.change is None:
                 awake = resident.residency == common_pb2.ACTIVE
@@ -291,9 +312,11 @@ class Activation:
             return False
         return True
 
-    async def _load(self, resident: Resident) -> None:
-        self._step(resident, "taking an engine")
-        engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
+    async def _load(self, resident: Resident, engine: Engine | None) -> None:
+        """Into this engine of the pool, or into one that is started."""
+        if engine is None:
+            self._step(resident, "taking an engine")
+            engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
         resident.engine, resident.loaded = engine, (resident.spec, resident.listed or resident.spec)
         from_image = self._loader is not None and self.has_image(resident)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from balloond.client import WARM_ENGINES
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.devices import share
 from gpu_scheduler.residents import Resident
@@ -38,7 +39,7 @@ async def check(activation: Activation, resident: Resident, leaving: Leaving) ->
         others = sum(
             min(_total(booking), kept.get(booking.model, _total(booking)))
             for booking in state.bookings
-            if booking.model != spec.name
+            if booking.model not in (spec.name, WARM_ENGINES)
         )
         if others + needed > state.capacity_bytes:
             raise Refused(

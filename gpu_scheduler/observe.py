@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from balloond.client import BalloondClient
+from balloond.client import WARM_ENGINES, BalloondClient
 from gpu_scheduler.devices import Devices
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.memory import GroupMemory
@@ -64,7 +64,9 @@ async def drop_left_over(devices: Devices, memory: GroupMemory, residents: Resid
     while True:
         await asyncio.sleep(_LEFT_OVER_EVERY_S)
         if not memory.away:
-            await devices.drop_left_over(memory.states, lambda model: residents.get(model) is not None)
+            await devices.drop_left_over(
+                memory.states, lambda model: residents.get(model) is not None or model == WARM_ENGINES
+            )
 
 
 async def follow_loader(

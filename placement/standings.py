@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from math import inf
 
+from balloond.client import WARM_ENGINES
 from placement.cluster import PRESENT, Cluster, Group
 from placement.config import PlacementConfig
 from placement.policy import kvpr
@@ -240,7 +241,7 @@ class Standings:
                 present.add(name)
         for device in group.memory:
             for booking in device.bookings:
-                if booking.model not in present:
+                if booking.model not in present and booking.model != WARM_ENGINES:  # they give way
                     left = kvpr.Model(
                         booking.model,
                         weights=booking.weights_bytes,

@@ -21,6 +21,7 @@ import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from benchmarks.gpu import report, shapes
 from protos import common_pb2
 from tests.end_to_end.world import FOLDER, World, world
 
+TELLING = ("KV handed over", "KV taken", "the collector stopped the engine")
 MODES = {"KV goes along": True, "computed again": False}
 
 
@@ -73,10 +75,10 @@ class Stream:
         """The median of the gaps before."""
         return statistics.median(b - a for a, b in zip(self.arrived_s, self.arrived_s[1:], strict=False) if b <= end)
 
-    def longest_s(self, begin: float, end: float) -> float:
-        """Of the gaps that end in the window."""
-        gaps = [b - a for a, b in zip(self.arrived_s, self.arrived_s[1:], strict=False) if begin < b <= end]
-        return max(gaps, default=0.0)
+    def longest(self, begin: float, end: float) -> tuple[float, float]:
+        """Of the gaps that end in the window: its seconds, and when it began."""
+        pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
+        return max(((b - a, a) for a, b in pairs if begin < b <= end), default=(0.0, begin))
 
 
 async def streams(at: World, given: argparse.Namespace, model: str) -> list[Stream]:
@@ -118,6 +120,7 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                 move = given.rows.pop()
                 there = await at.measured(model)
                 ended = move["asked_s"] + move["seconds"]
+                pauses = [stream.longest(move["asked_s"], ended + 2.0) for stream in made]
                 row = {
                     "mode": mode,
                     "target": move["target"],
@@ -127,18 +130,28 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                     "weights_from": list(there.weights_from),
                     "weights_bytes": there.weights_bytes,
                     "step_s": [stream.step_s(move["asked_s"]) for stream in made],
-                    "before_s": [stream.longest_s(stream.arrived_s[0], move["asked_s"]) for stream in made],
-                    "pause_s": [stream.longest_s(move["asked_s"], ended + 2.0) for stream in made],
+                    "before_s": [stream.longest(stream.arrived_s[0], move["asked_s"])[0] for stream in made],
+                    "pause_s": [seconds for seconds, _ in pauses],
+                    "pause_began": [_clock(began) for _, began in pauses],
+                    "asked": _clock(move["asked_s"]),
                     "same": sum(a.tokens == b.tokens for a, b in zip(made, undisturbed, strict=True)),
                     "gaps": [a.gap(b) for a, b in zip(made, undisturbed, strict=True)],
                 }
                 found.append(row)
                 print(f"{mode}, round {number}: {row}", flush=True)
-            for event in ("KV handed over", "KV taken"):
+            for event in TELLING:
                 found[-1][event] = told(at, event)
                 for said in found[-1][event]:
                     print(f"{mode}: {said}", flush=True)
+            for log in at.local.state.glob("logs/*.log"):
+                (given.out / f"{'kv' if move_kv else 'again'}.{log.name}").write_bytes(log.read_bytes()[-(2 << 20) :])
     return found
+
+
+def _clock(monotonic_s: float) -> str:
+    """As logs give times."""
+    at = time.time() + monotonic_s - time.monotonic()
+    return datetime.fromtimestamp(at, UTC).isoformat()
 
 
 def told(at: World, event: str) -> list[dict[str, Any]]:
@@ -201,6 +214,7 @@ async def main() -> None:
     parser.add_argument("--deterministic", type=int, default=1, help="0: the kernels that a server has")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
     context = given.prompt + given.tokens + 64
     with tempfile.TemporaryDirectory() as name:
         if given.devices[0].startswith("cuda"):

@@ -9,6 +9,7 @@ For each shape a checkpoint of random weights is written first (bf16 safetensors
     asleep   from asking an idle model to sleep until the ledger has its memory back
     wake     from a request to a sleeping model until its first token, and the steps in between
     cold     the same from the weight image in a warm engine that served the other model before
+    fresh    the same in one that never had a model
 
 The answer is the same greedy one every time. After the cycles: descriptors, host memory and device memory of each
 process, against those after the second cycle; and what engines told of their own device memory, by kind: at its most,
@@ -23,6 +24,7 @@ import contextlib
 import json
 import os
 import random
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -32,6 +34,7 @@ from typing import Any
 from benchmarks.gpu import report, shapes
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
+from services import log
 from tests.end_to_end.world import FOLDER, World, world
 
 TOKENS = 16
@@ -132,7 +135,8 @@ def device_memory(device: str) -> dict[str, Any]:
 async def measure(at: World, names: list[str], cycles: int, device: str) -> dict[str, Any]:
     chance = random.Random(5)
     prompts = {name: [chance.randrange(3, 2000) for _ in range(PROMPT)] for name in names}
-    found: dict[str, Any] = {name: {"asleep_s": [], "wake_s": [], "cold_s": [], "steps": []} for name in names}
+    kinds = ("asleep_s", "wake_s", "cold_s", "fresh_s", "steps")
+    found: dict[str, Any] = {name: {kind: [] for kind in kinds} for name in names}
     said: dict[str, list[tuple[str, float]]] = {}
     while at.engine_pids() == [] or not (await warm(at)):
         await asyncio.sleep(0.2)
@@ -176,7 +180,25 @@ async def measure(at: World, names: list[str], cycles: int, device: str) -> dict
             found[name]["cold_steps"] = dict((await at.measured(name)).step_s)
             print(f"{name}: cold {seconds:.2f} s, {found[name]['cold_steps']}", flush=True)
             await sleep(at, name, common_pb2.COLD, common_pb2.ACTIVE)
+    for name in [*names, *names]:
+        await renew_engines(at)
+        seconds, _ = await first_token(at, name, prompts[name])
+        found[name]["fresh_s"].append(seconds)
+        found[name]["fresh_steps"] = dict((await at.measured(name)).step_s)
+        print(f"{name}: fresh {seconds:.2f} s, {found[name]['fresh_steps']}", flush=True)
+        await sleep(at, name, common_pb2.COLD, common_pb2.ACTIVE)
     return found
+
+
+async def renew_engines(at: World) -> None:
+    """No model is up: all engines are killed, and there are new ones when this returns."""
+    for pid in (before := set(at.engine_pids())):
+        os.kill(pid, signal.SIGKILL)
+
+    async def new() -> bool:
+        return not before & set(at.engine_pids()) and bool(await warm(at))
+
+    await at.until(new, "no new engine became warm")
 
 
 async def main() -> None:
@@ -188,6 +210,7 @@ async def main() -> None:
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--options", default="{}", help="engine options as JSON")
     given = parser.parse_args()
+    log.configure("residency", "warning")
     with tempfile.TemporaryDirectory() as name:
         if given.device.startswith("cuda"):
             models = {shape: shapes.write_checkpoint(Path(name) / shape, shape) for shape in given.shapes}
@@ -206,9 +229,9 @@ async def main() -> None:
                 found["told"] = told(at.local.state / "logs")
                 show_kept(found["told"])
             finally:
-                for log in at.local.state.glob("logs/*.log"):
-                    text = log.read_bytes()
-                    (given.out / log.name).write_bytes(text[-(2 << 20) :])
+                for path in at.local.state.glob("logs/*.log"):
+                    text = path.read_bytes()
+                    (given.out / path.name).write_bytes(text[-(2 << 20) :])
     report.write(given.out, "residency", given.commit, found)
 
 

@@ -139,7 +139,7 @@ class Engine:
         self.heard = 0
         """Messages that came from it."""
         self.kept_bytes = 0
-        """Of each of its devices, since its model fell asleep last, leases aside; 0: not told."""
+        """Of each of its devices, since its model fell asleep or left last, leases aside; 0: not told."""
         self.told_kept = asyncio.Event()
         self.listener: Listener | None = None
         self.dead = asyncio.Event()

@@ -1,14 +1,17 @@
 """Engines that have done their imports and wait for a model (paper, section 6: engine pool).
 
-A taken engine is replaced in the background, so that the next activation finds one too. An engine whose model left
-comes back and takes another model, in the same process; one in which something of it stayed is dead by then. `limit`
-bounds engine processes of the group, taken ones included.
+A taken engine is replaced in the background, so that the next activation finds one too: once its model is up, since
+importing beside it would cost that model a second. An engine whose model left comes back and takes another model, in
+the same process; one in which something of it stayed is dead by then. Those that had a model go first, and stay when
+there are too many: their kernels are loaded. They keep memory of the devices for that, which is booked
+(`gpu_scheduler/warm_booking.py`). `limit` bounds engine processes of the group, taken ones included.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
 from services import log, tasks
@@ -18,6 +21,8 @@ _log = log.get(__name__)
 _MOST_START_FAILURES = 3
 _STEADY_S = 60.0
 """Who lived so long has not died of what others died of."""
+_UNSETTLED_S = 20.0
+"""A model that takes longer (a cold checkpoint, kernels to compile) does not keep the pool empty."""
 
 
 class WarmPool:
@@ -45,6 +50,12 @@ class WarmPool:
         self._taken: set[Engine] = set()
         self._starting: set[int] = set()
         """Indices of engines on the way."""
+        self._waiting = 0
+        """Callers of `take` for whom there is none."""
+        self._unsettled: dict[Engine, asyncio.TimerHandle] = {}
+        """Taken ones whose models are not up yet."""
+        self.idle_changed: Callable[[], None] = lambda: None
+        """Called when idle engines came or went."""
         self._failures = 0
         """Engines that did not start, or died before they had a model, since one was taken."""
         self._last_failure = ""
@@ -64,10 +75,16 @@ class WarmPool:
     def engines(self) -> list[Engine]:
         return [*self._idle, *self._taken]
 
+    @property
+    def kept_bytes(self) -> int:
+        """What idle engines keep of each device, of the models that they had."""
+        return sum(engine.kept_bytes for engine in self._idle)
+
     def fill(self) -> None:
-        """Starts as many engines as are missing."""
+        """Starts as many engines as are missing, unless models are on their way."""
         while (
             not self._closed
+            and not self._unsettled
             and len(self._idle) + len(self._starting) < self.warm
             and len(self._idle) + len(self._starting) + len(self._taken) < self.limit
         ):
@@ -102,6 +119,7 @@ class WarmPool:
                     engine.kill()
                 else:
                     self._idle.append(engine)
+                    self.idle_changed()
             self.changed.notify_all()
         if self._failures < _MOST_START_FAILURES:
             self.fill()
@@ -113,6 +131,7 @@ class WarmPool:
         await engine.dead.wait()
         if engine in self._idle and not self._closed:
             self._idle.remove(engine)
+            self.idle_changed()
             self._failures = 1 if time.monotonic() - began > _STEADY_S else self._failures + 1
             self._last_failure = f"engine {engine.pid} died before it had a model"
             _log.warning("a warm engine died", engine=engine.pid, kind=self.spawn.kind, failures=self._failures)
@@ -125,39 +144,77 @@ class WarmPool:
         if not warm and len(self._taken) - returning >= self.limit:
             raise Refused(f"all {self.limit} engines of this group are taken (engines.limit)")
 
-    async def take(self, timeout_s: float) -> Engine:
-        """A warm engine, now the caller's; started if there is none. Raises Refused when the limit is reached,
-        TimedOut, and EngineDied when engines do not start."""
+    def take_idle(self) -> Engine | None:
+        """A warm engine, now the caller's, one that had a model if there is one; None if there is none. `settled` has
+        to follow, or `give_back`."""
+        self._idle = [engine for engine in self._idle if engine.alive]
+        if not self._idle:
+            return None
+        engine = max(self._idle, key=lambda engine: engine.kept_bytes)
+        self._idle.remove(engine)
+        self._taken.add(engine)
         self._failures = 0
+        loop = asyncio.get_running_loop()
+        self._unsettled[engine] = loop.call_later(_UNSETTLED_S, self.settled, engine)
+        self.idle_changed()
+        return engine
+
+    async def take(self, timeout_s: float) -> Engine:
+        """The same, of an engine that is started if there is none. Raises Refused when the limit is reached, TimedOut,
+        and EngineDied when engines do not start."""
+        self._failures = 0
+        self._waiting += 1
         try:
             async with asyncio.timeout(timeout_s), self.changed:
-                while True:
-                    self._idle = [e for e in self._idle if e.alive]
-                    if self._idle:
-                        engine = self._idle.pop(0)
-                        self._taken.add(engine)
-                        break
+                while (engine := self.take_idle()) is None:
                     if self._failures >= _MOST_START_FAILURES:
                         raise EngineDied(f"{self.spawn.kind} engines do not start: {self._last_failure}")
                     if not self._starting:
                         self.check_limit()
+                    if len(self._starting) < self._waiting and len(self._starting) + len(self._taken) < self.limit:
                         self._start()
                     await self.changed.wait()
         except TimeoutError:
             raise TimedOut(f"no warm {self.spawn.kind} engine within {timeout_s:.0f} s") from None
-        self.fill()
+        finally:
+            self._waiting -= 1
         return engine
 
+    def settled(self, engine: Engine) -> None:
+        """The model of a taken engine is up, or takes too long: what was taken may be replaced."""
+        timer = self._unsettled.pop(engine, None)
+        if timer is not None:
+            timer.cancel()
+            self.fill()
+
     def give_back(self, engine: Engine) -> None:
-        """An engine without a model returns. One too many ends; a dead one is replaced."""
+        """An engine without a model returns. One too many ends, rather one that never had a model; a dead one is
+        replaced."""
         self._taken.discard(engine)
         engine.listener = None
-        if engine.alive and not (self._closed or self._one_model) and len(self._idle) < self.warm:
+        if engine.alive and not (self._closed or self._one_model):
             self._idle.append(engine)
+            while len(self._idle) > self.warm:
+                self._end(min(reversed(self._idle), key=lambda engine: engine.kept_bytes))
+            self.idle_changed()
             tasks.spawn(self._notify(), "pool changed")
         elif engine.alive:
             tasks.spawn(engine.stop(), f"stop engine {engine.pid}")
+        self.settled(engine)
         self.fill()
+
+    def _end(self, engine: Engine) -> None:
+        self._idle.remove(engine)
+        tasks.spawn(engine.stop(), f"stop engine {engine.pid}")
+
+    async def end_used(self) -> bool:
+        """Ends idle engines that keep memory of the devices; false if none did. New ones, which keep none, follow."""
+        used = [engine for engine in self._idle if engine.kept_bytes]
+        self._idle = [engine for engine in self._idle if not engine.kept_bytes]
+        await asyncio.gather(*(engine.stop() for engine in used))
+        self.idle_changed()
+        self.fill()
+        return bool(used)
 
     async def _notify(self) -> None:
         async with self.changed:
@@ -166,4 +223,6 @@ class WarmPool:
     async def close(self) -> None:
         """Ends every engine, taken ones too."""
         self._closed = True
+        for timer in self._unsettled.values():
+            timer.cancel()
         await asyncio.gather(*(engine.stop() for engine in self.engines))

@@ -1,7 +1,7 @@
 """The echo engine's loop: read commands, take a step, send the step's tokens.
 
 Options of Load, all numbers as text: `step_ms` (time of one decode step, default 1), `prefill_tokens_per_s` (default:
-prefill takes no time).
+prefill takes no time), `kept_bytes` (what it says that it keeps of its device once the model has left, default 0).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class EchoEngine:
         self._memory: Memory | None = None
         self._step_s = 0.001
         self._prefill_s_per_token = 0.0
+        self._kept_bytes = 0
         self._dimensions = 0
         """Of its embeddings; 0: it makes text."""
         self._waiting: list[_Running] = []
@@ -136,6 +137,7 @@ class EchoEngine:
         self._step_s = float(options.get("step_ms", "1")) / 1e3
         speed = float(options.get("prefill_tokens_per_s", "0"))
         self._prefill_s_per_token = 1 / speed if speed else 0.0
+        self._kept_bytes = int(options.get("kept_bytes", "0"))
         self._dimensions = command.model.embedding.dimensions
         self._memory = open_memory(command)
         try:
@@ -203,6 +205,7 @@ class EchoEngine:
             self._memory = None
         self._stats = engine_pb2.EngineStats()
         self._drain = None
+        self._send(kept=engine_pb2.Kept(bytes=self._kept_bytes))
         self._send(done=engine_pb2.Done(command_id=command.command_id))
 
     # --- requests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
+import gc
 import logging
 import os
 import traceback
@@ -30,10 +31,11 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     parser.add_argument("--log-level", default="warning")
     given = parser.parse_args(arguments)
     environment.die_with_parent()
+    gc.disable()  # until all is imported: it would look at the growing heap again and again, for a second or two
     environment.prepare(given.ranks, given.rendezvous_fd)
     faulthandler.enable()
 
-    from gpu_scheduler.engines.sglang import plugin
+    from gpu_scheduler.engines.sglang import collector, plugin
     from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader, Ranks
     from gpu_scheduler.engines.turn import Turn
@@ -44,6 +46,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
         log.bind(rank=given.rank)
     if given.log_level not in ("debug", "info"):
         logging.getLogger("sglang").setLevel(logging.ERROR)
+    else:
+        collector.say_pauses()
     plugin.load()
 
     from gpu_scheduler.engines.sglang import on_balloond

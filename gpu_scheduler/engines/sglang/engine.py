@@ -46,8 +46,8 @@ class Engine:
     def run(self) -> None:
         """Until the gpu_scheduler is gone or says Shutdown."""
         # The collector need not look at what the imports made: a full collection would take longer than a step.
-        gc.collect()
         gc.freeze()
+        gc.enable()
         self._ranks.begin()
         hello = engine_pb2.Hello(pid=os.getpid(), engine="sglang", version=sglang.__version__)
         self._channel.send(hello=hello)
@@ -101,8 +101,9 @@ class Engine:
         except CommandError as error:
             # Without its trace, which would keep SGLang's half-built objects alive.
             failure = type(error)(str(error))
-        clean = instance.close()
-        self._ranks.gather(None)  # what they held is back on every device
+        clean, kept = instance.close()
+        # What they held is back on every device.
+        self._channel.send(kept=engine_pb2.Kept(bytes=max(self._ranks.gather(kept))))
         if failure is not None:
             self._fail(load.command_id, failure)
         elif done is not None and clean:

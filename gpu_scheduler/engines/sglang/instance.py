@@ -426,9 +426,10 @@ class Instance:
 
     # --- leaving
 
-    def close(self) -> bool:
+    def close(self) -> tuple[bool, int]:
         """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group. False
-        when something of the model stayed: torch would count it with the next one's."""
+        when something of the model stayed: torch would count it with the next one's; and the bytes that the process
+        keeps of its device."""
         current.set_instance(None)
         self.ranks.listen(Facts)
         if (scheduler := self.__dict__.pop("scheduler", None)) is not None:
@@ -449,6 +450,8 @@ class Instance:
         quota.lift(self.device)
         self.memory.close()
         self._lower_stack()
-        if self.device.type == "cuda":
-            _log.info("warm again", left=self.load.model.name, kept=device.kept(self.device))
-        return self._clean
+        if self.device.type != "cuda":
+            return self._clean, 0
+        kinds = device.kept(self.device)
+        _log.info("warm again", left=self.load.model.name, kept=kinds)
+        return self._clean, device.own(kinds)

@@ -2,8 +2,10 @@ import asyncio
 
 import pytest
 
+from gpu_scheduler.engines import warm_pool
 from gpu_scheduler.engines.base import EngineDied, Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
+from services import tasks
 from services.errors import Refused
 
 
@@ -29,6 +31,65 @@ async def test_an_engine_that_comes_back_is_taken_again(pool):
     await pool.take(30)
     pool.give_back(first)
     assert (await pool.take(30)).pid == first.pid
+
+
+def had_a_model(engine):
+    engine.kept_bytes = 600
+    return engine
+
+
+async def test_an_engine_that_had_a_model_goes_before_one_that_never_had():
+    pool = WarmPool(Spawn("echo"), warm=2, limit=2)
+    fresh, used = await pool.take(30), had_a_model(await pool.take(30))
+    pool.give_back(fresh)
+    pool.give_back(used)
+    assert await pool.take(30) is used
+    assert await pool.take(30) is fresh
+    await pool.close()
+
+
+async def test_of_one_engine_too_many_that_one_ends_which_never_had_a_model(pool):
+    fresh, used = await pool.take(30), had_a_model(await pool.take(30))
+    pool.give_back(fresh)
+    pool.give_back(used)
+    await fresh.dead.wait()
+    assert pool.engines == [used]
+
+
+async def test_engines_that_keep_memory_end_when_they_are_to_and_new_ones_follow(pool):
+    used = had_a_model(await pool.take(30))
+    assert not await pool.end_used()
+    pool.give_back(used)
+    assert pool.kept_bytes == 600
+    assert await pool.end_used()
+    assert not used.alive and pool.kept_bytes == 0
+    assert (await warm_other_than(pool, used)).alive
+
+
+async def test_a_taken_engine_is_replaced_once_its_model_is_up(pool):
+    first = await pool.take(30)
+    pool.fill()
+    assert repr(pool) == "WarmPool(echo: 0 warm, 0 starting, 1 taken)"
+    pool.settled(first)
+    assert repr(pool) == "WarmPool(echo: 0 warm, 1 starting, 1 taken)"
+    assert await warm_other_than(pool, first) is not first
+
+
+async def test_a_taken_engine_whose_model_takes_too_long_is_replaced_all_the_same(pool, monkeypatch):
+    monkeypatch.setattr(warm_pool, "_UNSETTLED_S", 0.0)
+    first = await pool.take(30)
+    assert (await warm_other_than(pool, first)).alive
+
+
+async def test_engines_for_all_who_wait_start_side_by_side():
+    pool = WarmPool(Spawn("echo"), warm=0, limit=3)
+    waiting = [tasks.spawn(pool.take(30), "take") for _ in range(4)]
+    await asyncio.sleep(0)
+    assert repr(pool) == "WarmPool(echo: 0 warm, 3 starting, 0 taken)"
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert len({engine for engine in told if not isinstance(engine, Refused)}) == 3
+    assert sum(isinstance(each, Refused) for each in told) == 1
+    await pool.close()
 
 
 async def test_an_engine_that_takes_one_model_is_not_taken_again():

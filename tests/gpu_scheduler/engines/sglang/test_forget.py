@@ -62,10 +62,11 @@ engine = Engine(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one
 engine._build = lambda instance: None
 engine._serve = lambda instance: 7
 for clean in (True, False):
-    engine._open = lambda load: SimpleNamespace(close=lambda: clean)
+    engine._open = lambda load: SimpleNamespace(close=lambda: (clean, 600))
     engine._load(engine_pb2.Load(command_id=1))
     assert engine._ended is not clean
-done, failed = sent
+kept, done, _, failed = sent
+assert kept["kept"].bytes == 600
 assert done["done"].command_id == 7
 assert failed["failed"].command_id == 7 and "stayed" in failed["failed"].reason
 """
