@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
-import gc
 import logging
 import os
 import traceback
@@ -31,11 +30,13 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     parser.add_argument("--log-level", default="warning")
     given = parser.parse_args(arguments)
     environment.die_with_parent()
-    gc.disable()  # until all is imported: it would look at the growing heap again and again, for a second or two
     environment.prepare(given.ranks, given.rendezvous_fd)
     faulthandler.enable()
 
-    from gpu_scheduler.engines.sglang import collector, plugin
+    from gpu_scheduler.engines.sglang import collector
+
+    collector.pause()  # until all is imported: it would look at the growing heap again and again, for a second or two
+    from gpu_scheduler.engines.sglang import plugin
     from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader, Ranks
     from gpu_scheduler.engines.turn import Turn

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import torch
 from sglang.srt.managers import scheduler as _  # noqa: F401  (imports what a model needs, before Hello)
 from sglang.srt.models import registry as _models  # noqa: F401
 
-from gpu_scheduler.engines.sglang import current, residency
+from gpu_scheduler.engines.sglang import collector, current, residency
 from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload, told
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop, NoMemory
 from gpu_scheduler.engines.sglang.instance import Instance
@@ -45,9 +44,7 @@ class Engine:
 
     def run(self) -> None:
         """Until the gpu_scheduler is gone or says Shutdown."""
-        # The collector need not look at what the imports made: a full collection would take longer than a step.
-        gc.freeze()
-        gc.enable()
+        collector.settle()
         self._ranks.begin()
         hello = engine_pb2.Hello(pid=os.getpid(), engine="sglang", version=sglang.__version__)
         self._channel.send(hello=hello)
@@ -95,6 +92,7 @@ class Engine:
         current.set_instance(instance)
         failure: CommandError | None = None
         done: int | None = None
+        collector.pause()
         try:
             self._build(instance)
             done = self._serve(instance)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from gpu_scheduler.engines.sglang import collector
 from gpu_scheduler.engines.sglang.errors import NoMemory
 from gpu_scheduler.engines.sglang.memory import PieceRange
 from services import log
@@ -96,7 +96,9 @@ class GraphMemory:
         """All graphs are captured inside; gives the id of their pool."""
         began = time.monotonic()
         try:
-            with _nothing_collected():
+            # Torch calls us with its allocator's lock held, which waits for the interpreter then: nothing may free a
+            # tensor meanwhile on another thread, as the collector may.
+            with collector.paused():
                 yield self._graphs.id
         except BaseException:
             # A capture that failed has not told torch's allocator that it is over.
@@ -189,7 +191,7 @@ class GraphMemory:
         self._saved = None
         # Torch ends a process that drops a pool of which graphs are left.
         _undead.extend(pool for pool in (self._graphs, self._scratch) if pool.use_count() > 1)
-        with _nothing_collected():
+        with collector.paused():
             self._graphs = self._scratch = None
             torch.cuda.empty_cache()
         if left := self.taken_bytes:
@@ -197,19 +199,6 @@ class GraphMemory:
         self._source.pieces = None
         self._pieces.close()
         return not left
-
-
-@contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """While torch may call us: to free a tensor, which the collector may do on any thread, takes the lock of torch's
-    allocator, which then waits for the interpreter."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def live(segments: list[dict[str, Any]], start: int, scratch: tuple[int, int]) -> list[tuple[int, int]]:

@@ -7,7 +7,9 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
 from sglang.srt.runtime_context import get_resources
 
-from gpu_scheduler.engines.sglang import current
+from gpu_scheduler.engines.sglang import collector, current
 from gpu_scheduler.engines.sglang.options import one_line
 from gpu_scheduler.engines.sglang.plugin import Hook
 
@@ -24,6 +26,7 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
     """Those of prefill and of decode, which share a pool. In ordinary memory, which stays while the model sleeps, when
     it cannot be done in ours."""
     instance = current.instance()
+    gc.collect()  # what building the model has left behind, before it is counted
     graphs = instance.open_graphs()
     if graphs is not None:
         slots_of_requests = model_runner.req_to_token_pool.req_to_token
@@ -41,6 +44,12 @@ def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) 
         _make_anew(slots_of_requests)
         instance.give_up_graphs(why)
     return original(model_runner=model_runner, **how)
+
+
+def uncollected(_enable_cudagraph_gc: bool) -> AbstractContextManager[None]:
+    """SGLang collects before and after, each time all that was ever imported, and makes the collector look at all of it
+    from then on, also while requests are served: 0.7 s each time."""
+    return collector.paused()
 
 
 def _make_anew(tensor: torch.Tensor) -> None:
@@ -97,10 +106,12 @@ _BACKENDS = (
     f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend.BreakableCudaGraphBackend",
 )
 """Of decode, and of prefill."""
+_KINDS = ("prefill", "decode")
 HOOKS = [
     Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
     Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
     Hook(f"{_EXECUTOR}.input_buffers.ForwardInputBuffers._share_one_buffer", input_buffer, "AROUND"),
+    *(Hook(f"{_EXECUTOR}.runner.{kind}_cuda_graph_runner.freeze_gc", uncollected, "REPLACE") for kind in _KINDS),
     Hook(f"{_BACKENDS[1]}._alloc_full_buffer", prefill_output, "AROUND"),
     *(Hook(f"{backend}.capture_session", session, "AROUND") for backend in _BACKENDS),
     *(Hook(f"{backend}.capture_one", capture_one, "BEFORE") for backend in _BACKENDS),

@@ -20,7 +20,7 @@ from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedG
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import current, device, forget, options, quota, weights
+from gpu_scheduler.engines.sglang import collector, current, device, forget, options, quota, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
@@ -211,10 +211,10 @@ class Instance:
 
     def give_up_graphs(self, why: str) -> None:
         _log.warning("CUDA graphs take memory that stays while the model sleeps", model=self.load.model.name, why=why)
+        gc.collect()
         self._close_graphs()
 
     def _close_graphs(self) -> None:
-        gc.collect()
         graphs, self.graphs = self.graphs, None
         if graphs is not None:
             self._clean &= graphs.close()
@@ -322,7 +322,9 @@ class Instance:
         if not all(math.isfinite(value) for value in trace.values):
             self.roll_back()
             raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
+        gc.collect()
         private_bytes, booked = self._within_quota()
+        collector.settle()
         self.state = State.ACTIVE
         own = engine_pb2.Measured.Rank(
             lease_id=self.memory.lease_id, weights_bytes=self.memory.weights_bytes, private_bytes=private_bytes
@@ -442,10 +444,11 @@ class Instance:
         self.__dict__.pop("admission", None)
         self.__dict__.pop("loop", None)
         self._weights = None
-        # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
-        gc.collect()
         forget.forget()
+        # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
+        collector.look_at_all()
         self._close_graphs()
+        collector.settle()
         device.finish(self.device)
         quota.lift(self.device)
         self.memory.close()
