@@ -4,6 +4,7 @@
     python benchmarks/slices_sim.py --traces FOLDER                          # Prism as it is
     python benchmarks/slices_sim.py --traces FOLDER --set precedence_ms=0    # with other settings; may be repeated
     python benchmarks/slices_sim.py --traces FOLDER --system static --only busy
+    python benchmarks/slices_sim.py --traces FOLDER --starts 4               # each after models came up in four orders
 
 A change to a policy is to be better in the mean of all, not in the slice that it was made for: settings next to each
 other differ by some tenths of a point. Targets are made as they are there, of the simulator's own figures. Prints a
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -51,6 +53,8 @@ class Part:
     from_s: float
     rate: float
     seconds: float = 240.0
+    start: int = 0
+    """In which order the models come up before: 0 as they are listed, else drawn with this seed."""
 
 
 PARTS = [
@@ -97,7 +101,8 @@ def run(part: Part, system: str, settings: dict[str, str], traces: Path) -> dict
     slos = targets(part, traces)
     specs = [replace(spec, ttft_s=slos[name][0], tpot_s=slos[name][1]) for name, spec in SPECS.items()]
     warm_s = WARM_GAP_S * (len(specs) + 1)
-    warm = [Request(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(specs)]
+    order = random.Random(part.start).sample(specs, len(specs)) if part.start else specs
+    warm = [Request(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(order)]
     given = [
         Request(r.id, r.model, warm_s + r.arrival, r.prompt_tokens, r.output_tokens, *slos[r.model])
         for r in asked(part, part.rate, traces)
@@ -133,9 +138,10 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of its policies")
     parser.add_argument("--only", default="", help="slices whose names have this in them")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: %(default)s)")
+    parser.add_argument("--starts", type=int, default=1, help="orders in which models come up (default: %(default)s)")
     given = parser.parse_args()
     settings = dict(each.split("=", 1) for each in given.set)
-    parts = [part for part in PARTS if given.only in part.name]
+    parts = [replace(part, start=start) for part in PARTS if given.only in part.name for start in range(given.starts)]
     rows = []
     print(f"{'slice':16} both % (TTFT TPOT); p50, p99 of TTFT and TPOT in ms")
     with pool(given.workers) as processes:
@@ -148,7 +154,8 @@ def main() -> None:
                 continue
             rows.append([100 * found[f"{what}attainment"] for what in ("", "ttft_", "tpot_")])
             times = ", ".join(f"{1e3 * found[of][at]:.1f}" for of in ("ttft_s", "tpot_s") for at in ("p50", "p99"))
-            _line(part.name, rows[-1], f"{times}; {found['requests']} requests, {found['cpu_s']:.1f} s")
+            name = part.name + "'" * part.start
+            _line(name, rows[-1], f"{times}; {found['requests']} requests, {found['cpu_s']:.1f} s")
     if rows:
         _line("mean", [sum(column) / len(rows) for column in zip(*rows, strict=True)])
 

@@ -66,6 +66,7 @@ SYSTEMS = {
             "hibernate": False,
             "exclusive": True,
             "idle_s": 0.5,
+            "stay": 0.0,
             "patience_s": inf,
             "relieve": False,
         },

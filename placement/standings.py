@@ -224,7 +224,6 @@ class Standings:
                     idle_s=resident.idle_s + since_s if idle else 0.0,
                     wake_s=resident.wake_s or min(_WAKE_S, cold_s),
                     cold_s=cold_s,
-                    came_s=resident.came_s,
                     has_image=entry.has_image or entry.on_disk,
                     host_bytes=resident.private_bytes,
                     stay_s=(resident.active_s + since_s if resident.active_s else inf) if active else 0.0,

@@ -69,7 +69,6 @@ class Resident:
     wake_s: float = 0.0
     """What its last wake-up took; 0: none yet."""
     cold_s: float = 0.0
-    came_s: float = 0.0
     """The later one of these two."""
     active_at: float = 0.0
     """When it became active last."""
@@ -233,7 +232,6 @@ class Group:
         self.clock.after(seconds, self._up, resident, done, seconds)
 
     def _up(self, resident: Resident, done: Callable[[bool], None], seconds: float) -> None:
-        resident.came_s = seconds
         if resident.asleep:
             resident.wake_s, resident.asleep = seconds, False
             self.counts.wakes += 1

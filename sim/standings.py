@@ -143,7 +143,6 @@ class Standings:
                     idle_s=idle,
                     wake_s=resident.wake_s or min(_WAKE_S, cold_s),
                     cold_s=cold_s,
-                    came_s=resident.came_s,
                     stay_s=stay_s,
                     claims=claims[name],
                     kv_used=engine.used_bytes if engine is not None else 0,

@@ -48,8 +48,6 @@ class Resident:
     """What waking it from hibernation takes."""
     cold_s: float = 30.0
     """What starting it cold takes."""
-    came_s: float = 0.0
-    """What bringing it up took the last time, be it from hibernation or cold; 0: not known, as a wake-up."""
     has_image: bool = True
     """False: it cannot hibernate. Where it is to, it goes cold, and its weights are read from the checkpoint again."""
     host_bytes: int = 0

@@ -68,8 +68,10 @@ def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
 
 
 def least_stay_s(resident: Resident, rules: LifecycleRules) -> float:
-    """How long it is awake at least before it makes way for others' sake, unless its group is promised to one."""
-    return rules.stay * (resident.came_s or resident.wake_s)
+    """How long it is awake at least before it makes way for others' sake, unless its group is promised to one: by what
+    coming back will take, so that coming is a small part of its time. What it took this time is paid: a model that was
+    read from a slow disk for a minute wakes in a moment from now on."""
+    return rules.stay * (_asleep_costs_s(resident) if rules.hibernate else resident.cold_s)
 
 
 def freed_by(residents: Iterable[Resident], rules: LifecycleRules) -> dict[str, int]:

@@ -169,8 +169,8 @@ def test_relief_is_looked_for_again_when_somebody_has_been_idle_for_long_enough(
     assert yielding.model == "idle"
 
 
-def test_what_a_cold_start_took_is_what_who_came_cold_stays_for():
-    world = FakeCluster(groups=1, stay=4.0, patience_s=60)
+def test_what_a_cold_start_took_is_what_who_would_come_back_cold_stays_for():
+    world = FakeCluster(groups=1, stay=4.0, patience_s=60, hibernate=False)
     world.model("came", weights=60 * MIB)
     new = world.model("new", weights=60 * MIB)
     world.groups[0].put("came", idle_s=9.0, active_s=20.0, wake_s=0.3, cold_s=10.0, came_s=10.0)

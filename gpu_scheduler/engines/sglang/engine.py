@@ -18,7 +18,6 @@ from gpu_scheduler.engines.sglang.loop import Loop
 from gpu_scheduler.engines.sglang.memory import Memory, OpenMemory
 from gpu_scheduler.engines.sglang.options import Options, one_line
 from gpu_scheduler.engines.sglang.residency import State
-from gpu_scheduler.engines.sglang.stats import Counters
 from protos import common_pb2, engine_pb2
 from services import log
 
@@ -39,7 +38,6 @@ class Engine:
         self._channel = channel
         self._ranks = ranks
         self._open_memory = open_memory
-        self._counters = Counters()
         self._ended = False
 
     def run(self) -> None:
@@ -134,7 +132,7 @@ class Engine:
                 memory.close()
             raise
         assert memory is not None
-        return Instance(load, memory, self._channel, self._counters, self._ranks)
+        return Instance(load, memory, self._channel, self._ranks)
 
     def _build(self, instance: Instance) -> None:
         """Raises CommandError on all ranks."""

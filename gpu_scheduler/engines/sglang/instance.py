@@ -72,14 +72,13 @@ class Instance:
         load: engine_pb2.Load,
         memory: Memory,
         channel: Channel | FollowerChannel,
-        counters: Counters,
         ranks: Ranks,
     ) -> None:
         self.load = load
         self.memory = memory
         self.ranks = ranks
         self.channel = channel
-        self.counters = counters
+        self.counters = Counters()
         self.options = options.Options.parse(load.options, load.device, load.model)
         self.device = torch.device(load.device)
         self.state = State.WARM

@@ -16,7 +16,7 @@ EVERY_S = 0.1
 
 @dataclass
 class Counters:
-    """Since the process started, over all its models."""
+    """Since the model was loaded."""
 
     retractions: int = 0
     evicted_tokens: int = 0

@@ -55,18 +55,23 @@ def test_of_two_that_cost_as_much_each_byte_and_second_idle_decides_how_long_the
     assert names(evict([often, seldom], {"d0": 40})) == [("Hibernate", "seldom")]
 
 
-def test_who_has_hardly_come_stays_as_long_as_it_took_to_come_several_times():
+def test_who_has_hardly_come_stays_for_several_times_of_what_coming_back_takes():
     rules = LifecycleRules(idle_s=1.0, stay=4.0)
     assert not evict([resident("new", wake_s=2.0, stay_s=7.9)], {"d0": 10}, rules).decisions
     assert evict([resident("new", wake_s=2.0, stay_s=8.0)], {"d0": 10}, rules).enough
 
 
-def test_who_came_cold_stays_as_long_as_that_took_several_times():
+@pytest.mark.parametrize(("hibernate", "has_image"), [(False, True), (True, False)])
+def test_who_would_come_back_cold_stays_for_several_times_of_that(hibernate, has_image):
+    rules = LifecycleRules(idle_s=1.0, stay=4.0, hibernate=hibernate)
+    takes = {"wake_s": 0.3, "cold_s": 10.0, "has_image": has_image}
+    assert not evict([resident("new", stay_s=39.9, **takes)], {"d0": 10}, rules).decisions
+    assert evict([resident("new", stay_s=40.0, **takes)], {"d0": 10}, rules).enough
+
+
+def test_a_slow_first_start_keeps_nobody_from_sleeping_who_wakes_in_a_moment():
     rules = LifecycleRules(idle_s=1.0, stay=4.0)
-    came = {"wake_s": 0.3, "cold_s": 10.0, "came_s": 10.0}
-    assert not evict([resident("cold", stay_s=39.9, **came)], {"d0": 10}, rules).decisions
-    assert evict([resident("cold", stay_s=40.0, **came)], {"d0": 10}, rules).enough
-    assert evict([resident("woken", wake_s=0.3, cold_s=10.0, came_s=0.3, stay_s=1.3)], {"d0": 10}, rules).enough
+    assert evict([resident("read for a minute", wake_s=0.3, cold_s=60.0, stay_s=1.3)], {"d0": 10}, rules).enough
 
 
 def test_who_has_an_image_to_wake_from_goes_before_those_that_would_be_read_from_their_checkpoint():

@@ -206,10 +206,13 @@ async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
     async with node(tmp_path) as at, engines.one() as end:
         images = Images(at)
         taken: dict[str, tuple[bytes, engine_pb2.WeightsMapped]] = {}
+        first_of = {name: engine_pb2.EngineStats() for name in ("llama", "qwen")}
         for name in ("llama", "qwen"):
             await at.book(name)
             mapped, _ = await end.hold(load(at, name, models[name], context_tokens=CONTEXT))
             await burst(end, f"{name}-disk", prompts, said[name], 1)
+            await end.until(lambda: not end.stats.running)
+            first_of[name].CopyFrom(end.stats)
             taken[name] = await images.take(mapped.lease_id), mapped
             await end.do(unload=engine_pb2.Unload())
             assert await at.leased_bytes() == 0
@@ -234,6 +237,10 @@ async def test_models_of_two_shapes_in_turn_from_disk_and_from_an_image(
             await images.put(mapped.lease_id, image)
             await end.do(verify=engine_pb2.Verify(command_id=mapped.command_id))
             await burst(end, f"{name}-image", prompts, said[name], 1)
+            # Nothing of the models before: placement would take it for what this one is asked for.
+            await end.until(lambda: not end.stats.running)
+            assert 0 < end.stats.prefill_tokens < 2 * first_of[name].prefill_tokens
+            assert 0 < end.stats.decode_tokens < 2 * first_of[name].decode_tokens
             await end.do(unload=engine_pb2.Unload())
         images.close()
 
