@@ -55,6 +55,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "precedence_ms": ("0", "10", "20", "50", "200"),
     "precedence_batch": ("0", "4", "8", "16", "32"),
     "decode_turn_ms": ("0", "10", "20", "50", "200"),
+    "stop_decodes": ("false", "true"),
 }
 KEPT = ("attainment", "ttft_attainment", "tpot_attainment", "ttft_s", "counts", "parked", "requests")
 Workload = tuple[str, str, int, float]

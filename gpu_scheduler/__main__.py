@@ -58,7 +58,11 @@ async def build(service: Service) -> None:
 
     residents = Residents(resident_changed)
     # Where limits are fixed, no memory of others helps a request.
-    room = RoomMaker(devices if config.elastic_kv else None, lambda: dispatcher.changed())
+    room = RoomMaker(
+        devices if config.elastic_kv else None,
+        lambda: dispatcher.changed(),
+        stop_decodes=config.arbitration.stop_decodes,
+    )
 
     def need_memory(need: NeedMemory) -> None:
         room.need(need)

@@ -79,6 +79,9 @@ class Arbitration(Section):
     """How long decode steps wait at most for those of engines that need less of the devices to keep their TPOT targets,
     where there is not enough for all, and for any that are less far ahead of them (policy/decode_turn.py). 0: they
     share the devices."""
+    stop_decodes: bool = False
+    """Running requests of other models stop, and are computed again later, for one that can still meet its TTFT target
+    and whose model is past its floor. Up to its floor a model always gets its memory so."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """What is kept for requests whose model and client name no TPOT target."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)

@@ -23,9 +23,19 @@ is in the way), the question is put again only after this: nothing else would ho
 class RoomMaker:
     """One question at a time for each model; the queue looks again when it is answered."""
 
-    def __init__(self, devices: Devices | None, on_room: Callable[[], None], again_s: float = _AGAIN_S) -> None:
+    def __init__(
+        self,
+        devices: Devices | None,
+        on_room: Callable[[], None],
+        again_s: float = _AGAIN_S,
+        *,
+        stop_decodes: bool = False,
+    ) -> None:
+        """`stop_decodes`: those of others stop for a request with a target; otherwise only up to its model's floor,
+        as balloond sees to. Whoever stops has its prompt, and what it has said, computed again: more than is gained."""
         self._devices = devices
         self._on_room = on_room
+        self._stop_decodes = stop_decodes
         self._again_s = again_s
         self._asking: dict[str, int] = {}
         """Model -> the bytes of its question."""
@@ -39,7 +49,7 @@ class RoomMaker:
         return self._asking.get(model, 0)
 
     def need(self, need: NeedMemory) -> None:
-        """Decodes of others are stopped only for a request with a target: best effort waits for them."""
+        """Asks, unless that is being done already."""
         if self._devices is None or need.model in self._asking:
             return
         if self._answered.get(need.model) == need.for_request:
@@ -55,7 +65,7 @@ class RoomMaker:
             short, where = await self._devices.make_room(
                 need.model,
                 bytes=need.bytes,
-                may_retract=need.slack < inf,
+                may_retract=self._stop_decodes and need.slack < inf,
                 hold_ms=int(1e3 * _HELD_S),
                 timeout_s=_TIMEOUT_S,
             )

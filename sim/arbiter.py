@@ -58,6 +58,7 @@ class Arbiter:
         self._rules = rules
         self._turn = rules.turn
         self.precedence_batch = rules.precedence_batch
+        self._stop_decodes = rules.stop_decodes
         self.precedence_s = rules.precedence_ms / 1e3
         self.decode_turn_s = rules.decode_turn_ms / 1e3
         self._backlog = Backlog(rules.backlog)
@@ -297,7 +298,7 @@ class Arbiter:
     # --- memory
 
     def _need_memory(self, need: NeedMemory) -> None:
-        """One question at a time for each model; decodes of others are stopped only for a request with a target."""
+        """One question at a time for each model."""
         if need.model in self._asking:
             return
         self._asking.add(need.model)
@@ -306,7 +307,7 @@ class Arbiter:
             need.model,
             need.bytes,
             lambda short: self._room(need.model, short),
-            may_retract=need.slack < inf,
+            may_retract=self._stop_decodes and need.slack < inf,
             hold_s=_ROOM_HELD_S,
             timeout_s=_ROOM_TIMEOUT_S,
         )

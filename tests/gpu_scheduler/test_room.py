@@ -60,7 +60,7 @@ async def test_a_model_that_lacks_memory_where_there_is_room_is_not_asked_for_ag
     for _ in range(100):
         queue.maker.need(NEED)
         await asyncio.sleep(0)
-    assert devices.asked == [("a", 100, True)] and queue.plans == 1
+    assert devices.asked == [("a", 100, False)] and queue.plans == 1
 
 
 async def test_it_is_asked_for_again_after_a_while_without_anything_else_happening():
@@ -79,7 +79,20 @@ async def test_other_requests_do_not_wait_for_it(model):
     await queue.until(1)
     queue.maker.need(NeedMemory(model, 7, "s", inf))
     await queue.until(2)
-    assert devices.asked == [("a", 100, True), (model, 7, False)]
+    assert devices.asked == [("a", 100, False), (model, 7, False)]
+
+
+@pytest.mark.parametrize(
+    ("stop_decodes", "slack", "may_retract"), [(True, 1.0, True), (True, inf, False), (False, 1.0, False)]
+)
+async def test_decodes_of_others_stop_only_for_a_request_with_a_target_and_where_that_is_wanted(
+    stop_decodes, slack, may_retract
+):
+    devices, planned = Devices(), asyncio.Event()
+    maker = RoomMaker(devices, planned.set, stop_decodes=stop_decodes)
+    maker.need(NeedMemory("a", 100, "r", slack))
+    await planned.wait()
+    assert devices.asked == [("a", 100, may_retract)]
 
 
 @pytest.mark.parametrize("devices", [Devices(short=5), Devices(fails=True)])
