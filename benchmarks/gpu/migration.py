@@ -105,8 +105,10 @@ async def _move(at: World, given: argparse.Namespace, model: str, made: list[Str
     return {"asked_s": asked, "seconds": seconds, "target": target}
 
 
-async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any], local: dict[str, Any]) -> list[Any]:
-    found: list[Any] = []
+async def measure(
+    given: argparse.Namespace, model: str, listed: dict[str, Any], local: dict[str, Any], found: list[Any]
+) -> None:
+    """Appends a row for each move to `found`."""
     for mode in given.modes:
         move_kv = MODES[mode]
         placement = {"move_kv": move_kv, "drain_ms": 0, "rebalance": False}
@@ -145,7 +147,6 @@ async def measure(given: argparse.Namespace, model: str, listed: dict[str, Any],
                     print(f"{mode}: {said}", flush=True)
             for log in at.local.state.glob("logs/*.log"):
                 (given.out / f"{'kv' if move_kv else 'again'}.{log.name}").write_bytes(log.read_bytes()[-(2 << 20) :])
-    return found
 
 
 def _clock(monotonic_s: float) -> str:
@@ -230,9 +231,12 @@ async def main() -> None:
             local["host_capacity_bytes"] = 1 << 30
         model = path.name
         listed = {model: {"path": str(path), "context_tokens": context}}
-        rows = await measure(given, model, listed, local)
+        rows: list[Any] = []
+        try:
+            await measure(given, model, listed, local, rows)
+        finally:  # also what there is when its time is over
+            report.write(given.out, "gpu_migration", given.commit, {"rows": rows})
     show(rows)
-    report.write(given.out, "gpu_migration", given.commit, {"rows": rows})
 
 
 if __name__ == "__main__":

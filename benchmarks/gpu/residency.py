@@ -100,6 +100,8 @@ TELLING = (
     "CUDA graphs captured",
     "CUDA graphs take memory that stays while the model sleeps",
     "stack of the device",
+    "the collector stopped the engine",
+    "model active",
 )
 
 
@@ -132,11 +134,12 @@ def device_memory(device: str) -> dict[str, Any]:
     return {"used": pynvml.nvmlDeviceGetMemoryInfo(handle).used, "by_process": by_process}
 
 
-async def measure(at: World, names: list[str], cycles: int, device: str) -> dict[str, Any]:
+async def measure(at: World, names: list[str], cycles: int, device: str, found: dict[str, Any]) -> None:
+    """Into `found`, as it is measured."""
     chance = random.Random(5)
     prompts = {name: [chance.randrange(3, 2000) for _ in range(PROMPT)] for name in names}
     kinds = ("asleep_s", "wake_s", "cold_s", "fresh_s", "steps")
-    found: dict[str, Any] = {name: {kind: [] for kind in kinds} for name in names}
+    found |= {name: {kind: [] for kind in kinds} for name in names}
     said: dict[str, list[tuple[str, float]]] = {}
     while at.engine_pids() == [] or not (await warm(at)):
         await asyncio.sleep(0.2)
@@ -180,14 +183,13 @@ async def measure(at: World, names: list[str], cycles: int, device: str) -> dict
             found[name]["cold_steps"] = dict((await at.measured(name)).step_s)
             print(f"{name}: cold {seconds:.2f} s, {found[name]['cold_steps']}", flush=True)
             await sleep(at, name, common_pb2.COLD, common_pb2.ACTIVE)
-    for name in [*names, *names]:
+    for name in names:
         await renew_engines(at)
         seconds, _ = await first_token(at, name, prompts[name])
         found[name]["fresh_s"].append(seconds)
         found[name]["fresh_steps"] = dict((await at.measured(name)).step_s)
         print(f"{name}: fresh {seconds:.2f} s, {found[name]['fresh_steps']}", flush=True)
         await sleep(at, name, common_pb2.COLD, common_pb2.ACTIVE)
-    return found
 
 
 async def renew_engines(at: World) -> None:
@@ -224,15 +226,16 @@ async def main() -> None:
         options = {name: str(value) for name, value in json.loads(given.options).items()}
         async with world("sglang", listed, options=options, engine_log_level="info", **local) as at:
             given.out.mkdir(parents=True, exist_ok=True)
+            found: dict[str, Any] = {}
             try:
-                found = await measure(at, list(models), given.cycles, given.device)
+                await measure(at, list(models), given.cycles, given.device, found)
+            finally:  # also what there is when its time is over
                 found["told"] = told(at.local.state / "logs")
                 show_kept(found["told"])
-            finally:
+                report.write(given.out, "residency", given.commit, found)
                 for path in at.local.state.glob("logs/*.log"):
                     text = path.read_bytes()
                     (given.out / path.name).write_bytes(text[-(2 << 20) :])
-    report.write(given.out, "residency", given.commit, found)
 
 
 if __name__ == "__main__":

@@ -116,6 +116,12 @@ class World:
 
     async def measured(self, model: str) -> gpu_scheduler_pb2.Resident:
         """What the group that has the model tells of it."""
+        resident = await self.told_of(model)
+        assert resident is not None, f"{model} is on no group"
+        return resident
+
+    async def told_of(self, model: str) -> gpu_scheduler_pb2.Resident | None:
+        """The same; None where no group has it. Placement hears of it a moment later."""
         for group in self.local.group_names:
             client = GpuSchedulerClient(self.local.unix(self.local.scheduler(group)))
             try:
@@ -127,7 +133,7 @@ class World:
                         break
             finally:
                 await client.close()
-        raise AssertionError(f"{model} is on no group")
+        return None
 
     async def until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> Any:
         """Waits until `condition()` (async) is true; the cluster's state changes are not pushed to tests."""
@@ -154,7 +160,7 @@ class World:
         for name in [route.model.name for route in (await self.placement.routes()).routes]:
 
             async def away(name: str = name) -> bool:
-                if await self.resident(name) is None:
+                if await self.told_of(name) is None and await self.resident(name) is None:
                     return True
                 with contextlib.suppress(PrismError):  # on its way up, or to another group
                     await self.placement.evict(name, common_pb2.COLD)
