@@ -75,7 +75,7 @@ class Arbitration(Section):
     precedence_batch: int = Field(default=16, ge=0, le=65_535)
     """Engines that decode for more requests than this, for each prompt that is prefilled or waits behind it at its
     engine, share the devices with it at once. 0: they wait, however many."""
-    decode_turn_ms: float = Field(default=20.0, ge=0, le=10_000)
+    decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
     """How long decode steps wait at most for those of engines that need less of the devices to keep their TPOT targets,
     where there is not enough for all, and for any that are less far ahead of them (policy/decode_turn.py). 0: they
     share the devices."""
