@@ -263,6 +263,10 @@ class Activation:
         except PrismError as error:
             _log.warning("booking not renewed", model=resident.spec.name, why=str(error))
 
+    def books(self, name: str) -> bool:
+        """Whether something is, or may be, booked under this name: a model's, or that of idle engines."""
+        return self._residents.get(name) is not None or self.warm.books(name)
+
     async def drop_booking(self, resident: Resident) -> None:
         if resident.asking is not None:
             await tasks.cancel(resident.asking)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from balloond.client import WARM_ENGINES, BalloondClient
+from balloond.client import BalloondClient
 from gpu_scheduler.devices import Devices
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.demand import changed
-from gpu_scheduler.residents import Images, Residents
+from gpu_scheduler.residents import Images
 from loader.client import LoaderClient
 from protos import common_pb2
 from services import log
@@ -59,14 +59,12 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
                 _log.info("demand not told", why=str(error))
 
 
-async def drop_left_over(devices: Devices, memory: GroupMemory, residents: Residents) -> None:
-    """Drops bookings of models that are not here, for ever: nobody else knows that they are not needed."""
+async def drop_left_over(devices: Devices, memory: GroupMemory, ours: Callable[[str], bool]) -> None:
+    """Drops bookings that are not `ours`, for ever: nobody else knows that they are not needed."""
     while True:
         await asyncio.sleep(_LEFT_OVER_EVERY_S)
         if not memory.away:
-            await devices.drop_left_over(
-                memory.states, lambda model: residents.get(model) is not None or model == WARM_ENGINES
-            )
+            await devices.drop_left_over(memory.states, ours)
 
 
 async def follow_loader(

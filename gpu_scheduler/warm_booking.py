@@ -62,6 +62,14 @@ class WarmBooking:
         _log.info("what idle engines keep is not booked", why=str(error))
         self._changed.set()
 
+    def books(self, name: str) -> bool:
+        """Whether something is to be booked under this name: what a killed predecessor of this process had booked is
+        not."""
+        return name == WARM_ENGINES and self._kept() > 0
+
+    def _kept(self) -> int:
+        return sum(pool.kept_bytes for pool in self._pools)
+
     def forget(self) -> None:
         """balloond is another one, and may not know what was booked."""
         self._booked = None
@@ -88,7 +96,7 @@ class WarmBooking:
         if self._devices is None:
             return
         async with self._lock:
-            wanted = sum(pool.kept_bytes for pool in self._pools)
+            wanted = self._kept()
             if wanted == self._booked:
                 return
             self._booked = None

@@ -58,7 +58,6 @@ class Arbiter:
         self._rules = rules
         self._turn = rules.turn
         self.precedence_batch = rules.precedence_batch
-        self._stop_decodes = rules.stop_decodes
         self.precedence_s = rules.precedence_ms / 1e3
         self.decode_turn_s = rules.decode_turn_ms / 1e3
         self._backlog = Backlog(rules.backlog)
@@ -307,7 +306,7 @@ class Arbiter:
             need.model,
             need.bytes,
             lambda short: self._room(need.model, short),
-            may_retract=self._stop_decodes and need.slack < inf,
+            may_retract=self._rules.stop_decodes and need.slack < inf,
             hold_s=_ROOM_HELD_S,
             timeout_s=_ROOM_TIMEOUT_S,
         )

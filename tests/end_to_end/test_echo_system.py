@@ -305,28 +305,43 @@ async def listed(it, model):
     return (await it.get(f"/v1/models/{model}"))[0] == 200
 
 
+async def booked(it):
+    """Quotas by model on the only device."""
+    balloond = BalloondClient(it.local.unix("balloond"))
+    try:
+        (state,) = (await balloond.inspect()).devices
+        return {booking.model: booking.quota_bytes for booking in state.bookings}
+    finally:
+        await balloond.close()
+
+
+async def kept_is(it, nbytes):
+    return (await booked(it)).get(WARM_ENGINES, 0) == nbytes
+
+
 async def test_what_engines_without_a_model_keep_is_booked_and_gives_way_to_a_model():
     kept = 13 << 20
     models = {MODELS[0]: {}, MODELS[1]: {}, MODELS[2]: {"quota_bytes": 16 << 20}}
     one = {"cpu:0": 32 << 20}
     async with world("echo", models, options={"kept_bytes": str(kept)}, devices=one, warm=2) as it:
-        balloond = BalloondClient(it.local.unix("balloond"))
-
-        async def booked():
-            (state,) = (await balloond.inspect()).devices
-            return {booking.model: booking.quota_bytes for booking in state.bookings}
-
-        async def kept_is(nbytes):
-            return (await booked()).get(WARM_ENGINES, 0) == nbytes
-
         for model in MODELS[:2]:
             await it.complete(model, PROMPT, 8)
         for number, model in enumerate(MODELS[:2], start=1):
             await it.wait_residency(model, common_pb2.ACTIVE)
             await it.placement.evict(model, common_pb2.COLD)
-            await it.until(lambda number=number: kept_is(number * kept), "what they keep is not booked")
+            await it.until(lambda number=number: kept_is(it, number * kept), "what they keep is not booked")
         # One of the two engines is the model's own now, and beside what the other keeps there is no room for it.
         await it.complete(MODELS[2], PROMPT, 8)
-        assert MODELS[2] in await booked()
-        await it.until(lambda: kept_is(0), "the other engine did not give way")
-        await balloond.close()
+        assert MODELS[2] in await booked(it)
+        await it.until(lambda: kept_is(it, 0), "the other engine did not give way")
+
+
+async def test_what_engines_of_a_killed_gpu_scheduler_kept_is_not_booked_for_ever():
+    kept = 5 << 20
+    async with world("echo", options={"kept_bytes": str(kept)}, devices={"cpu:0": 32 << 20}) as it:
+        await it.complete(MODELS[0], PROMPT, 8)
+        await it.wait_residency(MODELS[0], common_pb2.ACTIVE)
+        await it.placement.evict(MODELS[0], common_pb2.COLD)
+        await it.until(lambda: kept_is(it, kept), "what it keeps is not booked")
+        it.kill(it.local.scheduler("cpu:0"))
+        await it.until(lambda: kept_is(it, 0), "what nobody keeps is still booked")

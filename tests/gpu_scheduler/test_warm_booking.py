@@ -30,7 +30,6 @@ class Devices:
         await self._set({model: quota_bytes})
 
     async def drop(self, model):
-        self._check()
         await self._set({})
 
     def _check(self):
@@ -92,6 +91,12 @@ async def test_what_a_dead_engine_kept_is_not_booked_any_more(group):
     await group.devices.are({WARM_ENGINES: 600})
     engine.kill()
     await group.devices.are({})
+
+
+async def test_what_a_predecessor_had_booked_is_left_over_until_an_engine_keeps_something(group):
+    assert not group.booking.books(WARM_ENGINES)
+    await group.used_engine()
+    assert group.booking.books(WARM_ENGINES) and not group.booking.books("m")
 
 
 async def test_an_engine_for_which_there_is_no_room_ends(group):

@@ -88,9 +88,9 @@ class Instance:
         self._measured: engine_pb2.Measured | None = None
         """Of the model, once it was proven in this process."""
         self.graphs: GraphMemory | None = None
+        """Memory of CUDA graphs, if it leaves while the model sleeps."""
         self._clean = True
         """Nothing of graphs that were closed has stayed."""
-        """Memory of CUDA graphs, if it leaves while the model sleeps."""
         self.booked_bytes = 0
         """What this process may take of its device beside extents; 0: as much as there is."""
         self.paddings: set[int] = set()
