@@ -23,6 +23,8 @@ _FORGETS = 0.9
 _LATELY_S = 1.0
 _LOOKED_AT = 8
 """Waiting requests that memory is asked for at a time, at most: each costs a walk through the prefix cache."""
+_IDLE_WAIT_S = 0.5
+"""For what comes from elsewhere, where it still runs: to compute it again takes as long, and then its client waits."""
 _START_OVER_S = 1.0
 """For unmapping: a GiB takes some tens of milliseconds."""
 
@@ -86,12 +88,12 @@ class Admission:
             return self._kv.grow_or_evict(tokens, wait_s, instead)
         return self._kv.grow(tokens, wait_s, instead)
 
-    def room_beside(self, tree: Any, tokens: int) -> int:
+    def room_beside(self, tree: Any, tokens: int, *, idle: bool) -> int:
         """Of so many tokens that come from elsewhere, those that there is room for beside the next steps: grown for and
-        evicted for, once."""
+        evicted for, once. `idle`: no step waits meanwhile."""
         kept = int(2 * self._need)
         if (short := tokens + kept - self._kv.available) > 0:
-            self._grow(tree, short, self._hard_wait_s)
+            self._grow(tree, short, _IDLE_WAIT_S if idle else self._hard_wait_s)
         if (short := tokens + kept - self._kv.available) > 0 and tree.evictable_size():
             self._evict(tree, short)
             self._kv.settle()

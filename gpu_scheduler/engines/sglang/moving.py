@@ -119,7 +119,8 @@ class Moving:
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
         lacking = [len(key) - len(match.device_indices) for key, match in zip(keys, matches, strict=True)]
-        left = self._instance.admission.room_beside(self._tree, sum(lacking)) // kv.page_size
+        idle = bool(self._instance.scheduler.is_fully_idle())
+        left = self._instance.admission.room_beside(self._tree, sum(lacking), idle=idle) // kv.page_size
         coming = self._coming[command.command_id] = []
         sequences = []
         for key, match, tokens in zip(keys, matches, lacking, strict=True):

@@ -328,3 +328,15 @@ def test_nothing_is_evicted_for_what_would_not_fit_in_a_row_either_or_fits_alrea
         assert not admission.start_over(tree) and tree.evictable_size() == 4
     admission, kv, _, tree = over_edges(0, 1, 2, 10, 13, 16)
     assert not admission.start_over(tree), "nobody was refused"
+
+
+def test_an_idle_engine_waits_longer_for_what_comes_from_elsewhere_than_one_whose_requests_wait() -> None:
+    for idle in (False, True):
+        admission, _, memory, tree = made(extents=1, limit=20)
+        assert admission.room_beside(tree, 100, idle=idle) == 100
+        assert (memory.waits[0] > HARD_S) is idle
+
+
+def test_of_what_comes_from_elsewhere_as_much_is_taken_as_there_is_room_for() -> None:
+    admission, _, _, tree = made(extents=1, limit=20, there=5)
+    assert admission.room_beside(tree, 100, idle=True) == 50
