@@ -244,6 +244,17 @@ class Dispatcher:
             request.trace.first_token(now, chunk.cached_tokens)
         if request.first_token_at == 0.0:
             request.first_token_at = now
+            if request.resumed_tokens:  # it says what its client waited for in the middle of an answer
+                _log.info(
+                    "request went on",
+                    request=request.gateway_id,
+                    model=request.model,
+                    tokens=request.prompt_tokens,
+                    brought=request.cached_tokens,
+                    cached=chunk.cached_tokens,
+                    queued_ms=round(1e3 * (request.sent_at - request.arrival), 1),
+                    prefill_ms=round(1e3 * (now - request.sent_at), 1),
+                )
             if request.deadline < inf and request.resumed_tokens == 0:
                 met = now <= request.deadline
                 counters = self.counters[request.model]
@@ -359,7 +370,7 @@ class Dispatcher:
         resident = active[request.model]
         assert resident.engine is not None
         self._backlog.start(start, now)
-        request.engine = resident.engine
+        request.engine, request.sent_at = resident.engine, now
         self._at_engines[request.id] = request
         self._order += 1
         forecast = request.prompt_tokens + min(request.most_new_tokens, self.counters[request.model].forecast.tokens)

@@ -110,7 +110,10 @@ class Handover:
         self, model: str, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
     ) -> gpu_scheduler_pb2.TakeKvResponse:
         began = time.monotonic()
-        sequences = [engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids) for one in places.sequences]
+        sequences = [
+            engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids, tokens_to_come=one.tokens_to_come)
+            for one in places.sequences
+        ]
         wanted = engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
         command = engine.command(engine_pb2.ToEngine(import_kv=wanted))
         room = await command.places()

@@ -36,6 +36,8 @@ class Request:
     embed: bool
     """Its prompt's embedding is wanted: nothing is decoded."""
     engine: Engine | None = None
+    sent_at: float = 0.0
+    """To it."""
     first_token_at: float = 0.0
     emitted: list[int] = field(default_factory=list)
     cached_tokens: int = 0

@@ -29,7 +29,7 @@ from benchmarks.gpu import report, shapes
 from protos import common_pb2
 from tests.end_to_end.world import FOLDER, World, world
 
-TELLING = ("KV handed over", "KV taken", "the collector stopped the engine")
+TELLING = ("KV handed over", "KV taken", "request went on", "the collector stopped the engine")
 MODES = {"KV goes along": True, "computed again": False}
 
 
@@ -213,6 +213,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=1500, help="of an answer")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--deterministic", type=int, default=1, help="0: the kernels that a server has")
+    parser.add_argument("--trace-ms", type=int, default=0, help="engines that stand still for so long say where")
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES)
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
@@ -224,7 +225,7 @@ async def main() -> None:
             local: dict[str, Any] = {"devices": dict.fromkeys(given.devices, 60 << 30)}
             local["host_capacity_bytes"] = 60 << 30
             local["gateway"] = {"park_time_out_s": 400.0}
-            local["options"] = {"deterministic": str(given.deterministic)}
+            local["options"] = {"deterministic": str(given.deterministic), "stall_trace_ms": str(given.trace_ms)}
         else:
             path = FOLDER / "llama-debian"
             local = {"devices": dict.fromkeys(given.devices, 256 << 20), "options": {"page_size": "16"}}

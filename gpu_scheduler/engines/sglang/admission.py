@@ -88,11 +88,12 @@ class Admission:
             return self._kv.grow_or_evict(tokens, wait_s, instead)
         return self._kv.grow(tokens, wait_s, instead)
 
-    def room_beside(self, tree: Any, tokens: int, *, idle: bool) -> int:
+    def room_beside(self, tree: Any, tokens: int, to_come: int, *, idle: bool) -> int:
         """Of so many tokens that come from elsewhere, those that there is room for beside the next steps: grown for and
-        evicted for, once. `idle`: no step waits meanwhile."""
+        evicted for, once. Grown for is also what the requests that come with them have `to_come` yet: memory that they
+        wait for then, their clients wait for. `idle`: no step waits meanwhile."""
         kept = int(2 * self._need)
-        if (short := tokens + kept - self._kv.available) > 0:
+        if (short := tokens + kept + to_come - self._kv.available) > 0:
             self._grow(tree, short, _IDLE_WAIT_S if idle else self._hard_wait_s)
         if (short := tokens + kept - self._kv.available) > 0 and tree.evictable_size():
             self._evict(tree, short)

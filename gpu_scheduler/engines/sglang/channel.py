@@ -7,6 +7,7 @@ import select
 import time
 from collections.abc import Sequence
 
+from gpu_scheduler.engines.sglang import stalls
 from gpu_scheduler.engines.sglang.ranks import Follower, Leader
 from protos import engine_pb2
 from services.framing import BlockingChannel
@@ -55,7 +56,10 @@ class Channel:
         poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._socket.pending else 0))
         for fd in also:
             poll.register(fd, select.POLLIN)
-        return poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3))
+        stalls.at_rest()
+        ready = poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3))
+        stalls.at_work()
+        return ready
 
 
 class LeaderChannel(Channel):

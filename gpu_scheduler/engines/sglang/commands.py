@@ -221,9 +221,10 @@ class Commands:
         stopped, instance.outputs.stopped = instance.outputs.stopped, {}
         # One that ended by itself, or had not said anything, was told so.
         self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
-        self._export(command_id, [(entry.request_id, stopped[entry.rid]) for entry in self._withheld])
+        # What they have to say yet was told with what went ahead.
+        self._export(command_id, [(entry.request_id, stopped[entry.rid], 0) for entry in self._withheld])
 
-    def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int]]]) -> None:
+    def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> None:
         instance = self._instance
         instance.channel.send(kv_places=instance.moving.export(command_id, requests))
         self._done(command_id)

@@ -20,7 +20,7 @@ from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedG
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import collector, current, device, forget, options, quota, weights
+from gpu_scheduler.engines.sglang import collector, current, device, forget, options, quota, stalls, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
@@ -80,6 +80,7 @@ class Instance:
         self.channel = channel
         self.counters = Counters()
         self.options = options.Options.parse(load.options, load.device, load.model)
+        stalls.trace(self.options.stall_trace_ms)
         self.device = torch.device(load.device)
         self.state = State.WARM
         self.book = Book()
@@ -132,13 +133,14 @@ class Instance:
             tuple((request.rid, len(request.output_ids)) for request in running),
         )
 
-    def running(self) -> list[tuple[str, list[int]]]:
-        """Requests whose prompts are computed, and all their tokens so far."""
+    def running(self) -> list[tuple[str, list[int], int]]:
+        """Requests whose prompts are computed, all their tokens so far, and how many they may say yet."""
         found = []
         for request in self.scheduler.running_batch.reqs:
             entry = self.book.by_rid(request.rid)
             if entry is not None and not request.finished():
-                found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids]))
+                left = request.sampling_params.max_new_tokens - len(request.output_ids)
+                found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids], max(0, left)))
         return found
 
     # --- telling

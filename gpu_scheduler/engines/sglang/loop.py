@@ -7,7 +7,7 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.engines.sglang import eviction
+from gpu_scheduler.engines.sglang import eviction, stalls
 from gpu_scheduler.engines.sglang.commands import Commands
 from gpu_scheduler.engines.sglang.compaction import compact, is_scattered
 from gpu_scheduler.engines.sglang.errors import LeaveLoop
@@ -57,6 +57,8 @@ class Loop:
         self._report_at = 0.0
         """When the next report is due, while requests run."""
         self._empties_at = 0.0
+        self._expected = False
+        """Requests that come with their KV, when it went to sleep last."""
         self._told_idle = False
         self._told_mapped = 0
         self._looks: list[float] = []
@@ -68,6 +70,7 @@ class Loop:
         """What came, as SGLang's own requests. Waits only when the last step did nothing although something waits, and
         there is nothing to do about memory: what ranks agreed on holds until they receive again."""
         instance, channel = self._instance, self._instance.channel
+        stalls.at_work()
         messages = channel.receive()
         self.pacer.look(self._ranks.now(), self._pace())
         gave_way, self._gave_way = self._gave_way, False
@@ -187,6 +190,7 @@ class Loop:
     def parked(self, request: Any) -> None:
         """SGLang has let go of a request that found no memory: the shared queue gets it back."""
         probe = self._instance.probe
+        _log.debug("no memory for a request", request=request.rid, prompt_tokens=len(request.origin_input_ids))
         if probe is not None and probe.has(request.rid):
             probe.stop(f"no KV memory for a pass of {len(request.origin_input_ids)} tokens under the present limit")
             return
@@ -223,7 +227,8 @@ class Loop:
             self.changed()
             return
         instance.admission.ahead(instance.scheduler.tree_cache, now)
-        if now >= self._empties_at and not instance.admission.evicts(now) and not self._idle():
+        kept = instance.admission.evicts(now) or instance.moving.expected_s(now) > 0
+        if now >= self._empties_at and not kept and not self._idle():
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 
@@ -365,7 +370,11 @@ class Loop:
         if self._commands.when_idle():
             return
         kv = instance.kv
-        if instance.state is State.ACTIVE:
+        expected_s = instance.moving.expected_s(time.monotonic())
+        if self._expected and not expected_s:
+            self.changed()
+        self._expected = expected_s > 0
+        if instance.state is State.ACTIVE and not expected_s:
             kv.settle()
             kv.give_up_empties()
             if not self._told_idle and is_scattered(kv):
@@ -381,7 +390,7 @@ class Loop:
         # The driver unmaps in its own time: what was told is looked at again, a few times.
         look = self._looks.pop(0) if self._looks else None
         due = self._commands.next_deadline_s(now)
-        waits = [seconds for seconds in (look, due) if seconds is not None]
+        waits = [seconds for seconds in (look, due, expected_s or None) if seconds is not None]
         instance.channel.wait(min(waits) if waits else None, self._wake_fds())
 
     def _idle(self) -> bool:

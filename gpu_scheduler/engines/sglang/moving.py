@@ -6,13 +6,16 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
@@ -24,6 +27,9 @@ from protos import engine_pb2
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.instance import Instance
+
+_EXPECTED_S = 1.0
+"""Until the requests are here whose KV is asked room for: the copy, the end of their last step, and their way."""
 
 
 @dataclass
@@ -47,11 +53,18 @@ class Moving:
         """Nodes whose prefixes are being read by others."""
         self._coming: dict[int, list[_Coming]] = {}
         """By command."""
+        self._expected_until = -inf
+        """Requests whose KV comes, or has come."""
 
     @property
     def imports(self) -> list[int]:
         """Commands under way."""
         return list(self._coming)
+
+    def expected_s(self, now: float) -> float:
+        """Seconds, from the monotonic `now` on, for which what is free here is kept for requests that come with their
+        KV. 0: none are expected."""
+        return max(0.0, self._expected_until - now)
 
     @property
     def held_tokens(self) -> int:
@@ -81,19 +94,19 @@ class Moving:
         finally:
             request.extend_range = prefilled
 
-    def export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int]]]) -> engine_pb2.KvPlaces:
-        """Where the KV of these (request id, tokens) lies, as far as the cache has it. It stays there until
-        `let_go`."""
+    def export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> engine_pb2.KvPlaces:
+        """Where the KV of these (request id, tokens, tokens to come) lies, as far as the cache has it. It stays there
+        until `let_go`."""
         self._finish_device()
-        matches = [self._match(tokens) for _, tokens in requests]
+        matches = [self._match(tokens) for _, tokens, _ in requests]
         values = [match.device_indices for match in matches]
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
             self._locked.append(match.last_device_node)
         places = self._envelopes(values)
         sequences = [
-            self._sequence(some, request_id=request_id, token_ids=tokens[: len(value)])
-            for (request_id, tokens), value, some in zip(requests, values, places, strict=True)
+            self._sequence(some, request_id=request_id, token_ids=tokens[: len(value)], tokens_to_come=to_come)
+            for (request_id, tokens, to_come), value, some in zip(requests, values, places, strict=True)
             if len(value)
         ]
         return self._places(command_id, sequences)
@@ -120,7 +133,9 @@ class Moving:
             self._tree.inc_lock_ref(match.last_device_node)
         lacking = [len(key) - len(match.device_indices) for key, match in zip(keys, matches, strict=True)]
         idle = bool(self._instance.scheduler.is_fully_idle())
-        left = self._instance.admission.room_beside(self._tree, sum(lacking), idle=idle) // kv.page_size
+        to_come = sum(min(wanted.tokens_to_come, CLIP_MAX_NEW_TOKENS) for wanted in command.sequences)
+        left = self._instance.admission.room_beside(self._tree, sum(lacking), to_come, idle=idle) // kv.page_size
+        self._expected_until = time.monotonic() + _EXPECTED_S
         coming = self._coming[command.command_id] = []
         sequences = []
         for key, match, tokens in zip(keys, matches, lacking, strict=True):
@@ -157,6 +172,7 @@ class Moving:
 
     def abandon(self) -> None:
         """Before the KV leaves."""
+        self._expected_until = -inf
         for command_id in list(self._coming):
             self.end_import(command_id, failed=True)
         self.let_go()

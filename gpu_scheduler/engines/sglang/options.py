@@ -70,6 +70,8 @@ class Options:
     is best where the mapping is copied from directly, as on a CPU."""
     read_ahead_bytes: int = 1 << 30
     """The most of them that lie in host memory while they are read."""
+    stall_trace_ms: int = 0
+    """An engine that stands still for so long says where (`stalls`); for looking at what it does. 0: never."""
     random_weights: int = 0
     """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
 

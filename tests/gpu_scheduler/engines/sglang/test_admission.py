@@ -333,10 +333,21 @@ def test_nothing_is_evicted_for_what_would_not_fit_in_a_row_either_or_fits_alrea
 def test_an_idle_engine_waits_longer_for_what_comes_from_elsewhere_than_one_whose_requests_wait() -> None:
     for idle in (False, True):
         admission, _, memory, tree = made(extents=1, limit=20)
-        assert admission.room_beside(tree, 100, idle=idle) == 100
+        assert admission.room_beside(tree, 100, 0, idle=idle) == 100
         assert (memory.waits[0] > HARD_S) is idle
 
 
 def test_of_what_comes_from_elsewhere_as_much_is_taken_as_there_is_room_for() -> None:
     admission, _, _, tree = made(extents=1, limit=20, there=5)
-    assert admission.room_beside(tree, 100, idle=True) == 50
+    assert admission.room_beside(tree, 100, 0, idle=True) == 50
+
+
+def test_room_is_grown_for_what_requests_that_come_have_yet_to_say_and_kv_that_is_there_goes_first() -> None:
+    admission, kv, _, tree = made(extents=1, limit=20)
+    assert admission.room_beside(tree, 100, 60, idle=True) == 100
+    assert kv.available == 160
+    admission, kv, _, tree = made(extents=1, limit=20, there=11)
+    assert admission.room_beside(tree, 100, 60, idle=True) == 100, "of what was short the KV got its part"
+    admission, kv, _, tree = made(extents=3, limit=3, cached=20)
+    assert admission.room_beside(tree, 10, 60, idle=True) == 10
+    assert tree.evictable_size() == 20, "no cached prefix goes for what may never be said"

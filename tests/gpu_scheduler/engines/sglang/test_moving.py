@@ -70,7 +70,10 @@ class Pair:
 
 
 def wanted(places: engine_pb2.KvPlaces) -> engine_pb2.ImportKv:
-    sequences = [engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids) for one in places.sequences]
+    sequences = [
+        engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids, tokens_to_come=one.tokens_to_come)
+        for one in places.sequences
+    ]
     return engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
 
 
@@ -175,6 +178,24 @@ async def test_what_was_said_comes_while_requests_run_as_their_prompts_do(
                 assert await go_on(both.target, f"m{i}", prompt, left.tokens) == said["qwen"][i]
             else:
                 assert left.tokens == said["qwen"][i]
+
+
+async def test_room_for_what_requests_have_yet_to_say_waits_for_them_and_not_for_ever(
+    tmp_path: Path, engines: Engines, models: dict[str, Path], prompts: list[list[int]]
+) -> None:
+    async with pair(tmp_path, engines, models["qwen"]) as both:
+        await begin(both.source, prompts, 3)
+        both.source.send(export_kv=engine_pb2.ExportKv(live=True))
+        places = (await both.source.hear("kv_places")).kv_places
+        await both.source.hear("done")
+        assert all(0 < one.tokens_to_come < NEW_TOKENS for one in places.sequences)
+        number = both.target.send(import_kv=wanted(places))
+        room = (await both.target.hear("kv_places")).kv_places
+        to_come_bytes = sum(one.tokens_to_come for one in places.sequences) // PAGE * places.page_bytes
+        await both.target.do(imported_kv=engine_pb2.ImportedKv(command_id=number))
+        await both.target.until(lambda: both.target.stats.kv_held_bytes >= nbytes_of(room) + to_come_bytes)
+        await both.target.until(lambda: both.target.stats.kv_held_bytes < nbytes_of(room) + to_come_bytes)
+        await both.source.do(drain=engine_pb2.Drain())
 
 
 def nbytes_of(places: engine_pb2.KvPlaces) -> int:
