@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang import collector
 
     collector.pause()  # until all is imported: it would look at the growing heap again and again, for a second or two
-    from gpu_scheduler.engines.sglang import plugin
+    from gpu_scheduler.engines.sglang import kernels, plugin
     from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader, Ranks
     from gpu_scheduler.engines.turn import Turn
@@ -50,6 +50,10 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     else:
         collector.say_pauses()
     plugin.load()
+    if environment.has_gpu():
+        kernels.take_all_numbers()
+        if given.log_level in ("debug", "info"):
+            kernels.say_compiled()
 
     from gpu_scheduler.engines.sglang import on_balloond
     from gpu_scheduler.engines.sglang.engine import Engine

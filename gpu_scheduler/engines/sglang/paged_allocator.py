@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.allocator.paged import (
     alloc_extend_naive,
 )
 
+from gpu_scheduler.engines.sglang.kernels import batch_constant
 from gpu_scheduler.engines.sglang.kv import ElasticKv
 
 
@@ -71,7 +72,7 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
             alloc_extend_naive(prefix_lens, seq_lens, last_loc, pages, out, size, self.device)
         else:
             batch = len(seq_lens)
-            alloc_extend_kernel[(batch,)](prefix_lens, seq_lens, last_loc, pages, out, _power_of_two(batch), size)
+            alloc_extend_kernel[(batch,)](prefix_lens, seq_lens, last_loc, pages, out, batch_constant(batch), size)
         return out
 
     def alloc_decode(
@@ -86,7 +87,7 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         if self._on_host:
             alloc_extend_naive(seq_lens - 1, seq_lens, last_loc, pages, out, size, self.device)
         else:
-            alloc_decode_kernel[(batch,)](seq_lens, last_loc, pages, out, _power_of_two(batch), size)
+            alloc_decode_kernel[(batch,)](seq_lens, last_loc, pages, out, batch_constant(batch), size)
         return out
 
     def free(self, free_index: torch.Tensor) -> None:
@@ -104,7 +105,3 @@ class ElasticPagedAllocator(PagedTokenToKVPoolAllocator):  # type: ignore[misc]
         group, self.free_group = self.free_group, []
         if group:
             self.kv.free(torch.cat(group))
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << max(0, number - 1).bit_length()
