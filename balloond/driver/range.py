@@ -103,6 +103,8 @@ class ElasticRange:
         self._owned: set[int] = set()
         self._reserve = Reserve(max(1, large))
         self._quarantine: list[tuple[Fence, list[int]]] = []
+        self._quarantined = 0
+        """Indices there."""
         self._is_free = np.ones(self.n_extents, dtype=bool)
         """Of each index, whether nothing is mapped there."""
         self.extents = np.arange(self.n_extents)
@@ -147,7 +149,7 @@ class ElasticRange:
 
     def __repr__(self) -> str:
         with self._changed:
-            quarantined = sum(len(indices) for _, indices in self._quarantine)
+            quarantined = self._quarantined
             return (
                 f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)} + quarantined {quarantined}"
                 f" = {self._mapped} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
@@ -268,6 +270,7 @@ class ElasticRange:
                 self._to_reserve(indices)
             else:
                 self._quarantine.append((fence, indices))
+                self._quarantined += len(indices)
             above_low = len(self._reserve) > self._marks.low
             if not done or any(self._to_give(time.monotonic())) or (above_low and not self._idle_watch):
                 self._lease.loop.call(self._tend)
@@ -290,14 +293,15 @@ class ElasticRange:
         return max(0, min(by_limit, self.n_extents - self._mapped))
 
     def overage_bytes(self) -> int:
-        """What must be given up beyond the reserve to meet the limit."""
+        """What must be given up beyond the reserve, and beyond what was released, to meet the limit."""
         if self._over() <= 0:
             return 0  # asked several times a step: the lock only where a glance without it says so
         with self._changed:
             return max(0, self._over())
 
     def _over(self) -> int:
-        return (self._mapped - self._reserve.whole) * self.extent_bytes - self._lease.limit.bytes
+        kept = self._mapped - self._reserve.whole - self._quarantined
+        return kept * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
         """Bytes that balloond wants and the reserve did not cover, since the last call; clears `wake_fd`. The engine
@@ -392,6 +396,7 @@ class ElasticRange:
         with self._changed:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
+            assert len(quarantined) == self._quarantined
             mapped = [index for first in self._ids for index in self._indices_of(first)]
             assert sorted(parts) == sorted(mapped), "owned + reserve + quarantined = mapped"
             assert len(mapped) == self._mapped and self._reserve.large <= self._ids.keys()
@@ -474,6 +479,7 @@ class ElasticRange:
         if len(still) < len(self._quarantine):
             self._changed.notify_all()
         self._quarantine = still
+        self._quarantined = sum(len(indices) for _, indices in still)
         if still and not self._fence_watch:
             self._fence_watch = True
             self._lease.loop.later(_FENCE_LOOK_S, self._fences_due)

@@ -24,6 +24,15 @@ Places = NDArray[np.int64]
 """Envelopes by their numbers."""
 
 
+def all_nodes(tree: Any) -> Iterator[Any]:
+    """Whatever is cached, or was, and a running request goes on from."""
+    waiting = list(tree.root_node.children.values())
+    while waiting:
+        node = waiting.pop()
+        yield node
+        waiting.extend(node.children.values())
+
+
 def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
     """Nodes that no running request is on, with the number of tokens before them; parents before children."""
     waiting = [(node, 0) for node in tree.root_node.children.values()]

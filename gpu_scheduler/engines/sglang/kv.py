@@ -96,6 +96,11 @@ class ElasticKv:
         if this is added."""
         return (self.envelopes.total - 1) * self.page_size - self.used - self.available
 
+    def beyond(self, extents: int) -> int:
+        """Tokens that have a place now and would find none once so many of the extents that are held have left."""
+        nbytes = max(0, self.envelopes.held - extents) * self.memory.extent_bytes
+        return max(0, self.envelopes.live - nbytes // self.envelopes.envelope_bytes) * self.page_size
+
     def bytes_of(self, tokens: int) -> int:
         return tokens * self.envelopes.envelope_bytes // self.page_size
 

@@ -464,6 +464,22 @@ def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_res
     kv.close()
 
 
+def test_what_was_released_is_not_asked_for_again_while_its_fence_is_closed(lease):
+    mapper = GatedMapper()
+    kv = make(lease, mapper=mapper)
+    mine = kv.acquire(6, timeout_s=TIMEOUT_S)
+    lease.set_limit(4)
+    lease.settle()
+    assert kv.overage_bytes() == 2 * PAGE_BYTES
+    mapper.closed = True
+    kv.release(mine[4:])
+    lease.settle()
+    assert (kv.mapped_bytes, kv.overage_bytes()) == (6 * PAGE_BYTES, 0)
+    kv.check()
+    mapper.gates[0].open = True
+    kv.close()
+
+
 def test_a_reclaim_that_the_reserve_covers_is_answered_without_the_engine(lease):
     kv = make(lease, low=4, high=4)
     kv.acquire(2, timeout_s=TIMEOUT_S)

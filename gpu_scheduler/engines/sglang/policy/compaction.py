@@ -17,36 +17,49 @@ from gpu_scheduler.engines.sglang.policy.layout import Indices
 def moves(
     envelopes: Envelopes, ratio: float, units: Indices, fixed: Sequence[int] | Indices = ()
 ) -> tuple[Indices, Indices]:
-    """Sources and destinations for `Envelopes.move`, after which the extents that something lives on are at most
-    `ratio` times the bytes that live; those that are empty already leave without a move. `units` names for each extent
-    the first of those that leave with it: of such a unit all are in use, or none.
+    """`moves_within` as many extents as are `ratio` times the bytes that live."""
+    allowed = int(ratio * envelopes.live * envelopes.envelope_bytes / envelopes.extent_bytes)
+    return moves_within(envelopes, allowed, units, fixed)
 
-    Fewer when that cannot be reached: the next sparsest unit has more on it than there are holes elsewhere. No
+
+def begun(envelopes: Envelopes, units: Indices) -> int:
+    """How many extents something lives on, or on what leaves with them."""
+    in_use = np.unique(units[np.flatnonzero(envelopes.live_by_extent())])
+    return int(np.count_nonzero(np.isin(units, in_use)))
+
+
+def moves_within(
+    envelopes: Envelopes, allowed: int, units: Indices, fixed: Sequence[int] | Indices = ()
+) -> tuple[Indices, Indices]:
+    """Sources and destinations for `Envelopes.move`, after which something lives on at most `allowed` extents; those
+    that are empty already leave without a move. `units` names for each extent the first of those that leave with it: of
+    such a unit all are in use, or none.
+
+    More when that cannot be reached: the next sparsest unit has more on it than there are holes elsewhere. No
     destination is on a unit that something leaves, nor on an empty one. `fixed` live envelopes stay where they are.
     """
     count = envelopes.n_extents
     live_here = np.bincount(units, weights=envelopes.live_by_extent(), minlength=count)
     size = np.bincount(units, minlength=count)
-    begun = np.flatnonzero(live_here)
-    allowed = int(ratio * envelopes.live * envelopes.envelope_bytes / envelopes.extent_bytes)
+    in_use = np.flatnonzero(live_here)
     # What fills up `touched` is a unit of its own.
     units = np.append(units, count)
     pinned = np.zeros(count + 1, dtype=bool)
     pinned[units[envelopes.touched[np.array(fixed, dtype=np.int64)]]] = True
-    begun = begun[np.lexsort((live_here[begun] / size[begun], pinned[begun]))]
+    in_use = in_use[np.lexsort((live_here[in_use] / size[in_use], pinned[in_use]))]
     # An envelope has to leave with the first of its units that is emptied, and is a place to go to until then.
     turns = np.full(count + 1, -1)
-    turns[begun] = np.arange(len(begun))
-    turns[-1] = len(begun)
+    turns[in_use] = np.arange(len(in_use))
+    turns[-1] = len(in_use)
     turns = turns[units]
     live, free = envelopes.all_live(), envelopes.all_available()
     leaves, lost = turns[envelopes.touched[live]].min(axis=1), turns[envelopes.touched[free]].min(axis=1)
     free, lost = free[lost >= 0], lost[lost >= 0]
-    leaving = np.bincount(leaves, minlength=len(begun)).cumsum()
-    holes = len(free) - np.bincount(lost, minlength=len(begun)).cumsum()
-    possible = min(int(np.count_nonzero(leaving <= holes)), len(begun) - int(np.count_nonzero(pinned[begun])))
-    leaving_first = size[begun].cumsum()
-    surplus = int(size[begun].sum()) - allowed
+    leaving = np.bincount(leaves, minlength=len(in_use)).cumsum()
+    holes = len(free) - np.bincount(lost, minlength=len(in_use)).cumsum()
+    possible = min(int(np.count_nonzero(leaving <= holes)), len(in_use) - int(np.count_nonzero(pinned[in_use])))
+    leaving_first = size[in_use].cumsum()
+    surplus = int(size[in_use].sum()) - allowed
     emptied = min(int(np.searchsorted(leaving_first, surplus)) + 1, possible) if surplus > 0 else 0
     sources = live[leaves < emptied]
     # The fullest extents are emptied last.
