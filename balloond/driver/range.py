@@ -105,6 +105,8 @@ class ElasticRange:
         self._quarantine: list[tuple[Fence, list[int]]] = []
         self._quarantined = 0
         """Indices there."""
+        self._unmapping = 0
+        """Indices that have left the reserve and count as mapped until they are not."""
         self._is_free = np.ones(self.n_extents, dtype=bool)
         """Of each index, whether nothing is mapped there."""
         self.extents = np.arange(self.n_extents)
@@ -206,9 +208,14 @@ class ElasticRange:
         return taken
 
     def _take(self, count: int) -> list[int]:
-        taken = self._reserve.take(count)
+        taken = self._reserve.take(min(count, self._usable()))
         self._owned.update(taken)
         return taken
+
+    def _usable(self) -> int:
+        """Of the reserve. What is beyond the limit is on its way out: taken back, it would have to be emptied again."""
+        below = max(0, -self._over()) // self.extent_bytes
+        return min(len(self._reserve), self._reserve.tied + below)
 
     def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
@@ -285,7 +292,7 @@ class ElasticRange:
     def headroom(self) -> int:
         """How many more extents the limit and the addresses allow; the device may still refuse them."""
         with self._changed:
-            return self._allowed_more() + len(self._reserve)
+            return self._allowed_more() + self._usable()
 
     def _allowed_more(self) -> int:
         """Beyond what is mapped."""
@@ -293,14 +300,14 @@ class ElasticRange:
         return max(0, min(by_limit, self.n_extents - self._mapped))
 
     def overage_bytes(self) -> int:
-        """What must be given up beyond the reserve, and beyond what was released, to meet the limit."""
+        """What must be given up, beside the reserve and what leaves already, to meet the limit."""
         if self._over() <= 0:
             return 0  # asked several times a step: the lock only where a glance without it says so
         with self._changed:
             return max(0, self._over())
 
     def _over(self) -> int:
-        kept = self._mapped - self._reserve.whole - self._quarantined
+        kept = self._mapped - self._reserve.whole - self._quarantined - self._unmapping
         return kept * self.extent_bytes - self._lease.limit.bytes
 
     def take_reclaims(self) -> int:
@@ -396,7 +403,7 @@ class ElasticRange:
         with self._changed:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
-            assert len(quarantined) == self._quarantined
+            assert (len(quarantined), 0) == (self._quarantined, self._unmapping)
             mapped = [index for first in self._ids for index in self._indices_of(first)]
             assert sorted(parts) == sorted(mapped), "owned + reserve + quarantined = mapped"
             assert len(mapped) == self._mapped and self._reserve.large <= self._ids.keys()
@@ -461,6 +468,7 @@ class ElasticRange:
                 del self._ids[first]
             self._reserve.large.difference_update(firsts)
             self._mapped -= len(indices)
+            self._unmapping -= len(indices)
             self.extents[indices] = indices
             self._is_free[indices] = True
             self._changed.notify_all()
@@ -527,6 +535,7 @@ class ElasticRange:
         if not leaving:
             return []
         self._misplaced = 0
+        self._unmapping += len(leaving)
         nbytes = len(leaving) * self.extent_bytes
         for reclaim in self._reclaims:
             part = min(nbytes, -(-reclaim.remaining // self.extent_bytes) * self.extent_bytes)

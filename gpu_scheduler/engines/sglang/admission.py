@@ -100,6 +100,12 @@ class Admission:
             self._kv.settle()
         return max(0, min(tokens, self._kv.available - kept))
 
+    def make_fit(self, tree: Any, extents: int) -> None:
+        """So many of the extents that are held have to leave: evicts what will find no place then."""
+        if (beyond := min(self._kv.beyond(extents), tree.evictable_size())) > 0:
+            self._evict(tree, beyond)
+            self._kv.settle()
+
     def start_over(self, tree: Any) -> bool:
         """What found no room would have it if what is here lay in a row: evicts all that is cached, and gives back what
         is empty then. False if that is not why, and nothing has changed."""

@@ -55,8 +55,8 @@ def compact(tree: Any, kv: ElasticKv) -> int:
 
 def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]) -> int:
     """Between two steps, with nothing left for the device to do: moves prefixes and what running requests have so that
-    so many more extents empty, or as many as can; returns how many envelopes. `fixed` stay where they are; whatever else
-    is live, the tree or the table of requests' slots must know of."""
+    so many more extents empty, or as many as can; returns how many envelopes. `fixed` stay where they are; of all else
+    that is live the tree or the table of requests' slots must know."""
     units = kv.units()
     sources, destinations = moves_within(kv.envelopes, begun(kv.envelopes, units) - extents, units, fixed)
     if not len(sources):

@@ -7,10 +7,11 @@ import time
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.engines.sglang import eviction, stalls
+from gpu_scheduler.engines.sglang import device, eviction, stalls
 from gpu_scheduler.engines.sglang.commands import Commands
-from gpu_scheduler.engines.sglang.compaction import compact, is_scattered
+from gpu_scheduler.engines.sglang.compaction import compact, is_scattered, make_leave
 from gpu_scheduler.engines.sglang.errors import LeaveLoop
+from gpu_scheduler.engines.sglang.kv import DUMMY
 from gpu_scheduler.engines.sglang.pacer import Pacer
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.retraction import retract_chunked, retract_one
@@ -32,6 +33,8 @@ _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
 _EMPTIES_LOOK_S = 0.05
 """How often a running engine looks for extents that were emptied and lingered."""
+_SCATTERED_SHARE = 0.05
+"""Of the time, at most, in which those that run stand still because others want what is cached between their pages."""
 _REPORT_SHARE = 0.0025
 """Of the time, at most, for walks over the prefix cache that reports need."""
 
@@ -57,6 +60,8 @@ class Loop:
         self._report_at = 0.0
         """When the next report is due, while requests run."""
         self._empties_at = 0.0
+        self._scattered_at = 0.0
+        """When prefixes between the pages of those that run may be given up again."""
         self._expected = False
         """Requests that come with their KV, when it went to sleep last."""
         self._told_idle = False
@@ -216,7 +221,7 @@ class Loop:
                 kv.may_wait_again()
             else:
                 kv.settle()
-                self._give_up(wanted)
+                self._give_scattered(wanted - self._give_up(wanted), now)
                 self._report()
                 memory.reclaimed()
                 self.changed()
@@ -232,9 +237,9 @@ class Loop:
             self._empties_at = now + _EMPTIES_LOOK_S
             kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
 
-    def _give_up(self, nbytes: int) -> None:
-        """What is empty leaves, and of cached prefixes what is needed for `nbytes`. All at once: unmapping on the
-        lease's thread would slow the walk over the tree."""
+    def _give_up(self, nbytes: int) -> int:
+        """What is empty leaves, and of cached prefixes what is needed for `nbytes`; how many bytes did. All at once:
+        unmapping on the lease's thread would slow the walk over the tree."""
         instance = self._instance
         memory, kv = instance.memory.kv, instance.kv
         assert memory is not None
@@ -244,7 +249,27 @@ class Loop:
             evicted = eviction.empty_extents(instance.scheduler.tree_cache, kv, wanted)
             instance.counters.evicted_tokens += evicted
             instance.counters.evicting_s += time.monotonic() - begun
+        return kv.give_up_empties() * memory.extent_bytes
+
+    def _give_scattered(self, nbytes: int, now: float) -> None:
+        """So much more is wanted, and of what is cached no extent is without pages of those that run: what stays moves
+        together, if it all has a place. A step of those that run waits for that, so not all the time."""
+        instance, kv = self._instance, self._instance.kv
+        assert instance.memory.kv is not None
+        extents, tree = nbytes // instance.memory.kv.extent_bytes, instance.scheduler.tree_cache
+        if extents <= 0 or now < self._scattered_at or not self._may_move():
+            return
+        if kv.beyond(extents) > tree.evictable_size():
+            return
+        begun = time.monotonic()
+        device.wait(instance.device)
+        kv.settle()
+        instance.admission.make_fit(tree, extents)
+        self._move_together(extents)
         kv.give_up_empties()
+        spent_s = time.monotonic() - begun
+        instance.counters.evicting_s += spent_s
+        self._scattered_at = now + spent_s / _SCATTERED_SHARE
 
     def _report(self) -> None:
         instance = self._instance
@@ -355,11 +380,45 @@ class Loop:
         self._ranks.claim(prompts + min(len(scheduler.waiting_queue), max(0, room)))
 
     def _shrink(self, retract: Any, *arguments: Any) -> None:
-        memory = self._instance.memory.kv
-        while memory is not None and memory.overage_bytes() > 0 and retract(*arguments):
-            self._instance.counters.retractions += 1
-            self._instance.kv.settle()
-            self._give_up(memory.overage_bytes())
+        """What is over the limit leaves, by way of `retract`, which stops a request, and says whether there was one.
+        Prefixes go, then requests, as far as there is no place for them; what stays moves together. How much is lost
+        where pages lie over the edges of extents is known when they lie there: then more goes."""
+        instance = self._instance
+        memory, kv, counters = instance.memory.kv, instance.kv, instance.counters
+        if memory is None or memory.overage_bytes() <= 0:
+            return
+        begun, before = time.monotonic(), counters.retractions
+        lost, exhausted = 0, False
+        while (over := memory.overage_bytes()) > 0 and not exhausted:
+            device.wait(instance.device)  # what it is at could not move
+            kv.settle()
+            extents = -(-over // memory.extent_bytes)
+            instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)
+            while kv.beyond(extents + lost) > 0 and not exhausted:
+                exhausted = not retract(*arguments)
+                counters.retractions += not exhausted
+                kv.settle()
+                instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)  # its prompt is cached
+            self._move_together(extents)
+            self._give_up(over)
+            if memory.overage_bytes() >= over:
+                lost = 2 * lost + 1
+        ms, retractions = 1e3 * (time.monotonic() - begun), counters.retractions - before
+        _log.info("memory left", retractions=retractions, ms=round(ms, 1), over_bytes=memory.overage_bytes())
+
+    def _may_move(self) -> bool:
+        """Nobody else goes by where things are."""
+        return self._ranks.size == 1 and not self._instance.moving.busy
+
+    def _move_together(self, extents: int) -> None:
+        """So that so many leave."""
+        instance, kv = self._instance, self._instance.kv
+        more = extents - kv.leaving()
+        if more <= 0 or not self._may_move():
+            return
+        fixed = [DUMMY] if kv.has_dummy else []
+        instance.counters.moved_tokens += make_leave(instance.scheduler, kv, more, fixed) * kv.page_size
+        device.wait(instance.device)
 
     # --- where SGLang sleeps
 

@@ -61,6 +61,11 @@ class Moving:
         """Commands under way."""
         return list(self._coming)
 
+    @property
+    def busy(self) -> bool:
+        """Places are known elsewhere."""
+        return bool(self._locked or self._coming)
+
     def expected_s(self, now: float) -> float:
         """Seconds, from the monotonic `now` on, for which what is free here is kept for requests that come with their
         KV. 0: none are expected."""

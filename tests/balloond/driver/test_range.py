@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from balloond.backends.cpu import PAGE_BYTES
+from balloond.backends.cpu import PAGE_BYTES, CpuMapper
 from balloond.driver import marks
 from balloond.driver import range as driver_range
 from balloond.driver.range import ElasticRange, _runs
@@ -477,6 +477,49 @@ def test_what_was_released_is_not_asked_for_again_while_its_fence_is_closed(leas
     assert (kv.mapped_bytes, kv.overage_bytes()) == (6 * PAGE_BYTES, 0)
     kv.check()
     mapper.gates[0].open = True
+    kv.close()
+
+
+def test_what_is_being_unmapped_is_not_asked_for_again(lease):
+    class Held(CpuMapper):
+        begun, go_on = threading.Event(), threading.Event()
+
+        def unmap(self, address, nbytes):
+            self.begun.set()
+            assert self.go_on.wait(TIMEOUT_S)
+            super().unmap(address, nbytes)
+
+    mapper = Held()
+    kv = make(lease, low=0, high=0, mapper=mapper)
+    mine = kv.acquire(6, timeout_s=TIMEOUT_S)
+    lease.set_limit(4)
+    lease.settle()
+    assert kv.overage_bytes() == 2 * PAGE_BYTES
+    kv.release(mine[4:])
+    assert mapper.begun.wait(TIMEOUT_S)
+    assert (kv.mapped_bytes, kv.overage_bytes(), kv.headroom()) == (6 * PAGE_BYTES, 0, 0)
+    mapper.go_on.set()
+    lease.settle()
+    assert (kv.mapped_bytes, kv.overage_bytes()) == (4 * PAGE_BYTES, 0)
+    kv.check()
+    kv.close()
+
+
+def test_what_has_to_leave_is_not_taken_out_of_the_reserve_again(lease):
+    kv = make(lease, low=0, high=4)
+    mine = sorted(kv.acquire(6, timeout_s=TIMEOUT_S))
+
+    def in_between():
+        lease.limit = type(lease.limit)(2, 4 * PAGE_BYTES)  # and its thread has not come to that yet
+        kv.release(mine[3:])
+        return kv.headroom(), kv.acquire(3), kv.headroom(), kv.overage_bytes()
+
+    headroom, again, none, over = lease.at_rest(in_between)
+    assert (headroom, again, none, over) == (1, mine[3:4], 0, 0)
+    lease.on_limit()
+    lease.settle()
+    assert kv.mapped_bytes == 4 * PAGE_BYTES
+    kv.check()
     kv.close()
 
 

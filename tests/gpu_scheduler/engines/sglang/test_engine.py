@@ -192,6 +192,72 @@ async def test_tokens_equal_transformers_on_extents_of_two_sizes_while_limits_mo
         await at.until(lambda: _is(at.leased_bytes(), 0))
 
 
+async def scatter(end: EngineEnd, tag: str, prompts: list[list[int]]) -> None:
+    """Between the pages of each prompt that goes on are pages of some that have ended: hardly an extent is without
+    either."""
+    shorts = [f"short-{tag}-{i}-{other}" for i in range(len(prompts)) for other in range(8)]
+    for i, prompt in enumerate(prompts):
+        for other in range(8):
+            end.ask(shorts[8 * i + other], [3, 5 + i, 7 + other, *map(ord, tag)], 8, ignore_eos=True)
+        end.ask(f"long-{tag}-{i}", prompt, NEW_TOKENS, ignore_eos=True)
+    for name in shorts:
+        await end.answer(name)
+
+
+def extents_of(prompts: list[list[int]], token_bytes: int) -> int:
+    """That they need to the end, by their pages."""
+    tokens = sum(len(prompt) + NEW_TOKENS + 4 for prompt in prompts)
+    return -(-tokens * token_bytes // KV_EXTENT)
+
+
+async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retracted_whom_there_is_room_for(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+) -> None:
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("qwen", floor_bytes=KV_EXTENT)
+        options = {"page_size": 4, "overlap": 1, "reserve_low": 0, "reserve_high": 0}
+        _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
+        for turn in range(3):
+            await at.limit("qwen", 200 * KV_EXTENT)
+            await scatter(end, f"limit {turn}", prompts[:4])
+            needed = extents_of(prompts[:4], measured.kv_bytes_per_token)
+            await at.limit("qwen", (needed + 2) * KV_EXTENT)
+            for i in range(4):
+                assert (await end.answer(f"long-limit {turn}-{i}")).tokens == said["qwen"][i]
+        await end.until(lambda: not end.stats.running)
+        assert (end.stats.retractions, end.stats.moved_tokens > 0) == (0, True)
+
+
+async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+) -> None:
+    async with node(tmp_path) as at, engines.one() as end:
+        for name in ("qwen", "other"):
+            await at.book(name, floor_bytes=KV_EXTENT)
+        options = {"page_size": 4, "overlap": 1, "reserve_low": 0, "reserve_high": 0}
+        _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
+        await at.limit("qwen", 200 * KV_EXTENT)
+        await scatter(end, "asked", prompts[:4])
+        (device,) = (await at.client.inspect()).devices
+        more = device.leases[0].kv_bytes - (extents_of(prompts[:4], measured.kv_bytes_per_token) + 3) * KV_EXTENT
+        room = await at.client.make_room(
+            at.device, "other", bytes=device.free_bytes + more, may_retract=False, hold_ms=0, timeout_s=20.0
+        )
+        assert room.short_bytes == 0
+        for i in range(4):
+            assert (await end.answer(f"long-asked-{i}")).tokens == said["qwen"][i]
+        await end.until(lambda: not end.stats.running)
+        assert (end.stats.retractions, end.stats.moved_tokens > 0) == (0, True)
+
+
 async def _is(value: object, expected: int) -> bool:
     return await value == expected  # type: ignore[misc]
 
