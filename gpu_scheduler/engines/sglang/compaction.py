@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 RATIO = 1.1
 """Bytes of extents that something lives on, to bytes that live, above which prefixes of an idle engine are moved."""
-_TOGETHER_BYTES = 64 << 20
-"""Copied at a time: what is read is held twice meanwhile."""
-_SLOTS_TOGETHER = 1 << 22
-"""Of the table of requests' slots, rewritten at a time."""
+_TOGETHER_BYTES = 32 << 20
+"""Copied at a time: what is read is held twice meanwhile, of memory that torch has to spare."""
+_SLOTS_TOGETHER = 1 << 18
+"""Of the table of requests' slots, rewritten at a time: what is made of each on the way is five times as large."""
 
 
 def is_scattered(kv: ElasticKv) -> bool:

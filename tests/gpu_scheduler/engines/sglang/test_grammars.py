@@ -135,7 +135,7 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
 ) -> None:
     schema = json.dumps(SCHEMA)
     async with node(tmp_path) as at, engines.one() as end:
-        await at.book("qwen", floor_bytes=16 * KV_EXTENT)
+        await at.book("qwen", floor_bytes=4 * KV_EXTENT)
         await end.hold(load(at, "qwen", folders["qwen"], context_tokens=CONTEXT, overlap=1))
         await at.limit("qwen", LIMIT)
         for turn in range(5):
@@ -144,7 +144,7 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
                 end.ask(name, PROMPT, 440, temperature=1.0, seed=seed, json_schema=schema)
                 end.ask(name + "-free", PROMPT, 100, ignore_eos=True)
             while not all(end.answers[name].ended.is_set() for name in names):
-                for extents in (16, 60):
+                for extents in (5, 60):
                     await at.limit("qwen", extents * KV_EXTENT)
                     await end.steps(4)
             await at.limit("qwen", LIMIT)

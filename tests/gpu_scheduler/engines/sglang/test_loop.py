@@ -38,6 +38,7 @@ scheduler.tree_cache.root_node.children, scheduler.tree_cache.evictable_size.ret
 type(memory).woken = property(lambda _: ranks.agreed.news)
 memory.take_reclaims = lambda: ranks.agreed.wanted
 memory.overage_bytes.return_value, memory.extent_bytes, kv.leaving.return_value, kv.used = 0, 1, 7, 0
+kv.give_up_empties.return_value = 7
 instance.counters.evicting_s = 0.0
 
 Loop(instance).pull()
