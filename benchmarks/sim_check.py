@@ -67,9 +67,8 @@ def simulated(found: dict[str, Any], settings: dict[str, str]) -> dict[str, Any]
     return total
 
 
-def lines(found: dict[str, Any], settings: dict[str, str]) -> list[list[str]]:
-    run, (system,) = found["run"], found["systems"]
-    name = f"{run['system']}, {run['slice']}, {run['rate']:g}"
+def lines(name: str, found: dict[str, Any], settings: dict[str, str]) -> list[list[str]]:
+    (system,) = found["systems"]
     try:
         modelled = simulated(found, settings)
     except FleetError as error:
@@ -95,7 +94,7 @@ def main() -> None:
     for path in sorted(given.folder.glob("*.json")):
         found = json.loads(path.read_text())
         if found.get("run", {}).get("system") in POLICIES:
-            rows += lines(found, settings if found["run"]["system"] == "prism" else {})
+            rows += lines(path.stem, found, settings if found["run"]["system"] == "prism" else {})
     for row in [header, *rows]:
         print("  ".join(f"{cell:>12}" for cell in row))
 
