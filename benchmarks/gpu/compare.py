@@ -10,6 +10,7 @@
     --limit-s 560               nothing is begun that would not be done by then
     --seconds 120               of each slice, from its beginning: to look at something, in a DIR of its own
     --models 8b-1,3b-1          these alone, with their requests and targets: what one GPU can show
+    --engine-log-level info     to see what engines did, in SYSTEM-SLICE.logs.txz beside the results
     --rehearse echo|sglang      on the CPU, small and short; the figures mean nothing
 
 A run that has its result in DIR is skipped, so the same command goes on where it ended. Parts of a run's name may be
@@ -55,7 +56,7 @@ from benchmarks.gpu.slices import (
     load,
     only,
 )
-from benchmarks.gpu.stack import Site, stack
+from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
 from services import log
 from sim.report import quantile
@@ -195,7 +196,8 @@ async def _of_system(
     latest: float,
 ) -> None:
     """One start, and a replay for each rate, none begun after `latest` (time.monotonic's)."""
-    system = SYSTEMS[todo[0].system]
+    system_name = todo[0].system
+    system = SYSTEMS[system_name]
     requests = one.requests(models[0].context_tokens, slos)
     parts = systems.plan(models, requests, one.part.seconds, site.devices, site.sizes)
     began = time.monotonic()
@@ -204,7 +206,7 @@ async def _of_system(
         print(f"up and warm after {start_s:.1f} s", flush=True)
         for each in todo:
             if time.monotonic() > latest:
-                return
+                break
             rate = each.rate * (_SHORT_RATE if given.rehearse else 1.0)
             found = await compared.replayed(
                 at, one.path, *one.arguments, "--rate", str(rate), slos=slos, names=one.names
@@ -219,6 +221,7 @@ async def _of_system(
             }
             found["slos"] = slos
             compared.write(given.out, each.name, given.commit, found)
+        keep_logs(at, given.out / f"{system_name}-{todo[0].slice}.logs.txz")
 
 
 def show(out: Path) -> None:
@@ -273,6 +276,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--part", type=_part, default=(1, 1), metavar="K/N")
     parser.add_argument("--limit-s", type=float, default=inf)
     parser.add_argument("--seconds", type=float, help="of each slice (all of it)")
+    parser.add_argument("--engine-log-level", default="warning")
     parser.add_argument("--rehearse", default="", choices=compared.REHEARSALS)
     parser.add_argument("--commit", default="unknown")
     given = parser.parse_intermixed_args(arguments)
@@ -306,6 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         models = compared.make(Path(folder), wanted, given.rehearse)
         site = compared.site(given.devices, len(models), CAPACITY_BYTES, given.rehearse)
+        site = replace(site, engine_log_level=given.engine_log_level)
         if given.what == "calibrate":
             asyncio.run(calibrate(given, models, site))
             return 0

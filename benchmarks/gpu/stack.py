@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tarfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks import systems
@@ -42,6 +44,8 @@ class Site:
     """Engines of each device with their imports done."""
     host_bytes: int
     """For weight images."""
+    engine_log_level: str = "warning"
+    """info: SGLang tells of steps as well, which costs each a little."""
 
 
 @contextlib.asynccontextmanager
@@ -57,11 +61,17 @@ async def stack(system: System, models: Sequence[Model], parts: Mapping[str, Par
         engines=2 * len(models),
         warm=site.warm,
         host_capacity_bytes=site.host_bytes,
-        engine_log_level="warning",
+        engine_log_level=site.engine_log_level,
         **local,
     ) as at:
         await warm(at, models, at_once=len(site.devices) if system.alone else len(models))
         yield at
+
+
+def keep_logs(at: World, path: Path) -> None:
+    """Of all services, as an archive."""
+    with tarfile.open(path, "w:xz") as archive:
+        archive.add(at.local.state / "logs", arcname=path.name.partition(".")[0])
 
 
 async def warm(at: World, models: Sequence[Model], at_once: int) -> None:
