@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from math import inf
 
 from gpu_scheduler import counted
@@ -355,7 +355,7 @@ class Dispatcher:
             {name: self._kv_bytes_per_token(r) for name, r in active.items()}, self._committed()
         )
         started = []
-        for step in admission.admit(agenda, self._backlog, memory, self._rules.turn):
+        for step in admission.admit(agenda, self._backlog, memory, self._rules.turn, self._places(active)):
             if isinstance(step, Start):
                 started.append(self._start(step, active, now))
             else:
@@ -410,6 +410,12 @@ class Dispatcher:
         """On each device."""
         spec = resident.spec
         return int(resident.measured.kv_bytes_per_token or share(spec.kv_bytes_per_token, spec) or 1)
+
+    def _places(self, active: Mapping[str, Resident]) -> dict[str, int]:
+        """How many more requests each engine runs, of those that said how many they do."""
+        running = Counter(request.model for request in self._at_engines.values())
+        most = {name: resident.measured.most_running for name, resident in active.items()}
+        return {name: count - running[name] for name, count in most.items() if count}
 
     def _committed(self) -> dict[str, int]:
         committed: defaultdict[str, int] = defaultdict(int)

@@ -47,6 +47,8 @@ class _Model:
         self.last_event = now
         self.requests = 0
         self.committed = 0
+        self.at_engine = 0
+        """Requests."""
 
 
 class Arbiter:
@@ -128,6 +130,7 @@ class Arbiter:
         self.changes += 1
         model.requests -= 1
         self._waiting -= not request.committed
+        model.at_engine -= bool(request.committed)
         model.committed -= request.committed
         request.committed = 0
         self._changed()
@@ -208,6 +211,7 @@ class Arbiter:
     def parked(self, engine: Engine, request: Request) -> None:
         now = self._clock.now
         model = self._models[request.model]
+        model.at_engine -= bool(request.committed)
         model.committed -= request.committed
         request.committed = 0
         self._waiting += 1
@@ -253,7 +257,9 @@ class Arbiter:
             {name: model.committed for name, model in self._models.items()},
         )
         started: list[Request] = []
-        for step in admission.admit(agenda, self._backlog, memory, self._turn):
+        most = {name: resident.cost.hardware.most_running for name, resident in active.items()}
+        places = {name: count - self._models[name].at_engine for name, count in most.items()}
+        for step in admission.admit(agenda, self._backlog, memory, self._turn, places):
             if isinstance(step, Start):
                 started.append(self._start(step, active, now))
             else:
@@ -273,6 +279,7 @@ class Arbiter:
         tokens = request.to_prefill + min(request.most_new_tokens, model.forecast.tokens)
         request.committed = tokens * active[request.model].token_bytes
         model.committed += request.committed
+        model.at_engine += 1
         self._waiting -= 1
         return request
 

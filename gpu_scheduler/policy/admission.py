@@ -1,7 +1,7 @@
 """Which of the ordered requests may start now, given memory and the prefill turn.
 
 The order is: the oldest of the second queue while its credit covers them, then what of the second queue fits into the
-room that S leaves, then S by deadline. Three things keep a request from starting:
+room that S leaves, then S by deadline. Four things keep a request from starting:
 
 - *Its model is not active.* It stays in the plan and is looked at again when the model is.
 - *The turn.* While prompts are under way, more may join if all of them together take no more than `joint_s`, or until
@@ -16,6 +16,8 @@ room that S leaves, then S by deadline. Three things keep a request from startin
   `NeedMemory` asks for a limit to be moved. A request of S that lacks memory is passed over and keeps its claim: no
   later request of its model starts before it, and what its devices have free is not given to requests after it. An aged
   request claims its model's memory alone, so that it cannot hold up what other models have in S.
+- *A place.* An engine runs so many requests at a time; whom it had beyond that would wait there in the order in which
+  they were sent, late ones before those that can be on time.
 
 Bytes are bytes on each device of the model: a tensor-parallel model holds the same on all of them.
 """
@@ -80,13 +82,16 @@ class Turn:
     +inf: what has memory starts."""
 
 
-def admit(agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> list[Start | NeedMemory]:
-    """Starts, in order, and the memory that requests before them lack (at most one for each model).
+def admit(
+    agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn, places: Mapping[str, int] | None = None
+) -> list[Start | NeedMemory]:
+    """Starts, in order, and the memory that requests before them lack (at most one for each model). `places`: how many
+    more requests the engine of a model can run; of one that is not named, any number.
 
     Reads `backlog` and changes nothing; the agenda must be of its present state. KeyError if `memory` lacks an active
     model.
     """
-    admission = _Admission(agenda, backlog, memory, turn)
+    admission = _Admission(agenda, backlog, memory, turn, places or {})
     if admission.aged():
         admission.within_room()
         admission.on_time()
@@ -137,8 +142,11 @@ class _Books:
 class _Admission:
     """One pass over an agenda."""
 
-    def __init__(self, agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn) -> None:
+    def __init__(
+        self, agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn, places: Mapping[str, int]
+    ) -> None:
         self.decisions: list[Start | NeedMemory] = []
+        self._places = dict(places)
         self._agenda = agenda
         self._backlog = backlog
         self._turn = turn
@@ -173,7 +181,7 @@ class _Admission:
 
     def within_room(self) -> None:
         """Start what of the second queue delays nothing in S past its deadline. What lacks memory claims none from
-        S."""
+        S, and places are S's first."""
         room = self._agenda.room * self._turn.room_share
         if room <= 0 or room < self._agenda.least:
             return
@@ -184,7 +192,7 @@ class _Admission:
                 break
             tries -= 1
             cost = self._backlog.prefill_cost(request.request_id)
-            if cost > room:
+            if cost > room or self._places.get(request.model, inf) <= self._agenda.of_s.get(request.model, 0):
                 continue
             if lacking := self._books.lacks(request):
                 lacks.add(request.model)
@@ -221,7 +229,7 @@ class _Admission:
             name = request.model
             if name not in left:
                 continue
-            if name in self._passed_over or name in without:
+            if name in self._passed_over or name in without or self._places.get(name, 1) <= 0:
                 del left[name]
                 continue
             left[name] -= 1
@@ -241,6 +249,8 @@ class _Admission:
 
     def _start(self, request: Waiting, why: Why) -> None:
         self._books.take(request)
+        if request.model in self._places:
+            self._places[request.model] -= 1
         self._holders.add(request.model)
         self._tokens += request.uncached_tokens
         cost = self._backlog.prefill_cost(request.request_id)

@@ -556,3 +556,21 @@ async def test_of_models_that_left_only_the_last_ones_are_known_still(desk):
     desk.submit("again", "m0")
     await desk.settle()
     assert len(desk.engines["m0"].started) == 1
+
+
+async def test_what_an_engine_could_not_run_yet_waits_here_where_one_that_can_be_on_time_goes_first(desk):
+    engine = desk.model("a")
+    desk.residents.get("a").measured.most_running = 2
+    for name in ("first", "second", "third"):
+        desk.submit(name)
+    await desk.settle()
+    assert len(engine.started) == 2
+    desk.submit("in time", ttft_ms=2000)
+    await desk.settle()
+    assert len(engine.started) == 2
+    desk.answer(engine, 0, finish=common_pb2.LENGTH)
+    await desk.settle()
+    assert [started.request_id.partition("/")[2] for started in engine.started] == ["1", "2", "4"]
+    desk.answer(engine, 2, finish=common_pb2.LENGTH)
+    await desk.settle()
+    assert [started.request_id.partition("/")[2] for started in engine.started] == ["1", "2", "4", "3"]

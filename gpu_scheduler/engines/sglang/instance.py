@@ -342,6 +342,7 @@ class Instance:
             context_tokens=self.context_tokens,
             graph_bytes=self.graphs.mapped_bytes if self.graphs is not None else 0,
             quota_bytes=max(self.ranks.gather(booked)),
+            most_running=int(self.scheduler.max_running_requests),
         )
         return self._measured
 

@@ -395,3 +395,28 @@ def test_by_arrival_each_model_is_served_in_order_and_what_one_lacks_keeps_nobod
     assert started(decisions) == ["other"]
     # Nothing that runs is stopped for it: it has no slack.
     assert [(d.for_request, d.slack) for d in decisions if isinstance(d, NeedMemory)] == [("long", inf)]
+
+
+# --- places -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_gets_no_more_than_it_runs_and_who_waits_here_keeps_the_order():
+    queue = backlog()
+    for number in range(4):
+        add(queue, f"a{number}", "a", 0.1, deadline=9.0 - number)
+    add(queue, "b0", "b", 0.1, deadline=20.0)
+    turn = Turn(1 << 30, 0.5, joint_s=inf)
+    decisions = admit(queue.plan(0.0), queue, plenty(), turn, {"a": 2})
+    assert started(carry_out(queue, decisions, 0.0)) == ["a3", "a2", "b0"], "the first of a, and all of b"
+    add(queue, "a4", "a", 0.1, deadline=1.0)
+    assert admit(queue.plan(0.0), queue, plenty(), turn, {"a": 0}) == []
+    assert started(admit(queue.plan(0.0), queue, plenty(), turn, {"a": 1})) == ["a4"]
+
+
+def test_nobody_asks_for_memory_who_has_no_place():
+    queue = backlog()
+    add(queue, "1", "a", 0.1, deadline=5.0)
+    add(queue, "2", "a", 0.1)
+    none = Memory({name: ModelMemory(limit=0, held=0) for name in ("a", "b")})
+    assert any(isinstance(d, NeedMemory) for d in admit(queue.plan(0.0), queue, none, Turn()))
+    assert admit(queue.plan(0.0), queue, none, Turn(), {"a": 0}) == []
