@@ -84,10 +84,12 @@ def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indice
     import torch
 
     envelopes = kv.envelopes
+    # A thread of a GPU copies an element: eight bytes, where it can.
+    rows = kv.rows.view(torch.int64) if envelopes.envelope_bytes % 8 == 0 else kv.rows
     together = max(1, _TOGETHER_BYTES // envelopes.envelope_bytes)
     for start in range(0, len(sources), together):
         part = slice(start, start + together)
-        kv.rows[kv.ids.send(destinations[part])] = kv.rows[kv.ids.send(sources[part])]
+        rows[kv.ids.send(destinations[part])] = rows[kv.ids.send(sources[part])]
     now = np.arange(envelopes.total)
     now[sources] = destinations
     moved = [(node, now[some]) for node, some in zip(nodes, places, strict=True) if not np.array_equal(now[some], some)]
