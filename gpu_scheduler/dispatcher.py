@@ -413,9 +413,9 @@ class Dispatcher:
 
     def _places(self, active: Mapping[str, Resident]) -> dict[str, int]:
         """How many more requests each engine runs, of those that said how many they do."""
-        running = Counter(request.model for request in self._at_engines.values())
-        most = {name: resident.measured.most_running for name, resident in active.items()}
-        return {name: count - running[name] for name, count in most.items() if count}
+        running = Counter(id(request.engine) for request in self._at_engines.values())
+        most = {name: (resident.measured.most_running, id(resident.engine)) for name, resident in active.items()}
+        return {name: count - running[engine] for name, (count, engine) in most.items() if count}
 
     def _committed(self) -> dict[str, int]:
         committed: defaultdict[str, int] = defaultdict(int)

@@ -217,6 +217,14 @@ class ElasticRange:
         below = max(0, -self._over()) // self.extent_bytes
         return min(len(self._reserve), self._reserve.tied + below)
 
+    def take_tied(self) -> list[int]:
+        """What is in the reserve of large extents of which the engine has the rest: it leaves with that, and counts as
+        the engine's as long as that stays."""
+        with self._changed:
+            taken = self._reserve.take(self._reserve.tied)
+            self._owned.update(taken)
+            return taken
+
     def offer(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
         """For an engine of several ranks, which takes what all of them have: the reserve's indices, after balloond was
         asked for what is missing of `count`, and of the lowest addresses, as in `acquire`, but never for large extents:

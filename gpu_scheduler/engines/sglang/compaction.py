@@ -99,7 +99,7 @@ def _move(kv: ElasticKv, nodes: list[Any], places: list[Places], sources: Indice
         # Whole pages: a node's tokens are as many as before.
         parts = slots.split([len(some) * kv.page_size for _, some in moved])
         for (node, _), value in zip(moved, parts, strict=True):
-            node.value = value.to(node.value.dtype)
+            node.value = value.to(node.value.dtype, copy=True)  # a view would keep all of them
     envelopes.move(sources, destinations)
     return now
 

@@ -187,6 +187,10 @@ class ElasticKv:
         for extent in extents:
             self._emptied[extent] = now
 
+    def hold_tied(self) -> None:
+        """What is mapped as one with what is held is held too: then all that counts as this range's is counted here."""
+        self._hold(self.memory.take_tied())
+
     def hold_dummy(self, wait_s: float) -> None:
         """Maps the dummy envelope. Raises NoMemory."""
         if self.has_dummy:

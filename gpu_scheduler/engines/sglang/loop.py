@@ -33,6 +33,8 @@ _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
 _EMPTIES_LOOK_S = 0.05
 """How often a running engine looks for extents that were emptied and lingered."""
+_BUSY_S = 1.0
+"""How long what is over the limit stays because others read or write KV here: a copy takes tenths of that."""
 _SCATTERED_SHARE = 0.05
 """Of the time, at most, in which those that run stand still because others want what is cached between their pages."""
 _REPORT_SHARE = 0.0025
@@ -60,6 +62,8 @@ class Loop:
         self._report_at = 0.0
         """When the next report is due, while requests run."""
         self._empties_at = 0.0
+        self._busy_since: float | None = None
+        """Since when an engine over its limit has waited for KV that is on its way."""
         self._scattered_at = 0.0
         """When prefixes between the pages of those that run may be given up again."""
         self._expected = False
@@ -243,6 +247,7 @@ class Loop:
         instance = self._instance
         memory, kv = instance.memory.kv, instance.kv
         assert memory is not None
+        kv.hold_tied()
         wanted = -(-nbytes // memory.extent_bytes) - kv.leaving()
         if wanted > 0:
             begun = time.monotonic()
@@ -264,6 +269,7 @@ class Loop:
         begun = time.monotonic()
         device.wait(instance.device)
         kv.settle()
+        kv.hold_tied()
         instance.admission.make_fit(tree, extents)
         self._move_together(extents)
         kv.give_up_empties()
@@ -296,7 +302,7 @@ class Loop:
         if self.pacer.holds and any(not r.finished() for r in running.reqs) and not self._ranks.gives_way():
             return False
         if self._over_limit():
-            if scheduler.running_batch.is_empty():
+            if running.is_empty():
                 self._shrink(retract_chunked, scheduler)
             return False
         request = scheduler.chunked_req
@@ -385,26 +391,46 @@ class Loop:
         where pages lie over the edges of extents is known when they lie there: then more goes."""
         instance = self._instance
         memory, kv, counters = instance.memory.kv, instance.kv, instance.counters
-        if memory is None or memory.overage_bytes() <= 0:
+        if memory is None or (at_first := memory.overage_bytes()) <= 0 or self._moves_later():
             return
         begun, before = time.monotonic(), counters.retractions
-        lost, exhausted = 0, False
+        lost, exhausted, moves = 0, False, self._may_move()
+
+        def stop_one() -> bool:
+            stopped = bool(retract(*arguments))
+            counters.retractions += stopped
+            kv.settle()
+            return stopped
+
         while (over := memory.overage_bytes()) > 0 and not exhausted:
             device.wait(instance.device)  # what it is at could not move
             kv.settle()
+            kv.hold_tied()
             extents = -(-over // memory.extent_bytes)
             instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)
-            while kv.beyond(extents + lost) > 0 and not exhausted:
-                exhausted = not retract(*arguments)
-                counters.retractions += not exhausted
-                kv.settle()
-                instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)  # its prompt is cached
-            self._move_together(extents)
+            if moves:
+                while kv.beyond(extents + lost) > 0 and not exhausted:
+                    exhausted = not stop_one()
+                    instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)  # its prompt is cached
+                self._move_together(extents)
+            else:
+                exhausted = not stop_one()
             self._give_up(over)
-            if memory.overage_bytes() >= over:
+            if moves and memory.overage_bytes() >= over:
                 lost = 2 * lost + 1
-        ms, retractions = 1e3 * (time.monotonic() - begun), counters.retractions - before
-        _log.info("memory left", retractions=retractions, ms=round(ms, 1), over_bytes=memory.overage_bytes())
+        left, retractions = at_first - memory.overage_bytes(), counters.retractions - before
+        if left > 0 or retractions:
+            ms = round(1e3 * (time.monotonic() - begun), 1)
+            _log.info("memory left", bytes=left, retractions=retractions, ms=ms)
+
+    def _moves_later(self) -> bool:
+        """Others go by where KV is, for a moment: by place nearly all would have to go."""
+        if not self._instance.moving.busy:
+            self._busy_since = None
+            return False
+        now = time.monotonic()
+        self._busy_since = self._busy_since or now
+        return now - self._busy_since < _BUSY_S
 
     def _may_move(self) -> bool:
         """Nobody else goes by where things are."""

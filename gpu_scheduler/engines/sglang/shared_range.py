@@ -73,6 +73,10 @@ class SharedRange:
         self._in_use += len(taken)
         return taken
 
+    def take_tied(self) -> list[int]:
+        """Ranks have no large extents."""
+        return []
+
     def release(self, indices: Sequence[int]) -> None:
         self._own.release(indices)
         self._in_use -= len(indices)

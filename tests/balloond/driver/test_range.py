@@ -421,6 +421,23 @@ def test_a_limit_that_falls_takes_whole_large_extents_and_overage_says_what_is_l
     kv.close()
 
 
+def test_what_is_tied_to_what_is_owned_can_be_had_whatever_the_limit_is_and_leaves_with_it(lease):
+    kv = bulk(lease, high=16)
+    lease.capacity = 16
+    mine = sorted(kv.acquire(16, timeout_s=TIMEOUT_S))
+    kv.release(mine[1:])
+    lease.set_limit(1)
+    lease.settle()
+    assert (kv.mapped_bytes, kv.overage_bytes()) == (4 * PAGE_BYTES, 3 * PAGE_BYTES)
+    assert kv.take_tied() == mine[1:4] and kv.take_tied() == []
+    assert kv.overage_bytes() == 3 * PAGE_BYTES
+    kv.check()
+    kv.release(mine[:4])
+    lease.settle()
+    assert (kv.mapped_bytes, kv.overage_bytes()) == (0, 0)
+    kv.close()
+
+
 def test_others_get_no_large_extent_that_reaches_below_the_floor(lease):
     kv = bulk(lease, high=8)
     lease.limit = type(lease.limit)(9, 64 * PAGE_BYTES, floor_bytes=14 * PAGE_BYTES)

@@ -46,6 +46,9 @@ class ScriptedRange:
         self.owned |= set(got)
         return got
 
+    def take_tied(self) -> list[int]:
+        return []
+
     def release(self, indices: Sequence[int]) -> None:
         assert set(indices) <= self.owned
         self.owned -= set(indices)
