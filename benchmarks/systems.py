@@ -5,9 +5,9 @@ lack one part each. All have the same engines, CUDA graphs, weight images and wa
 static       a device's models share its memory by plan, each with a limit that stays; first come, first served
 muxserve     MuxServe++: places by plan, KV memory shared on demand, nobody leaves or moves; first come, first served
 serverlessllm
-              a model has a device for itself while it serves; another's comes when that is idle, and hibernates in
-              between as Prism's do, which its authors' system does not. It waits for a device as long as all are busy;
-              its authors' choice among servers (the nearest checkpoint) is none where one node has all images
+             a model has a device for itself while it serves; another's comes when that is idle, and hibernates in
+             between as Prism's do, which its authors' system does not. It waits for a device as long as all are busy;
+             its authors' choice among servers (the nearest checkpoint) is none where one node has all images
 prism        everything
 no-...       without rebalancing, in planned places; in order of arrival, without turn and pace; with decodes that share
              the devices; the first with fixed limits as well (a part of the memory is one of a place); with engines

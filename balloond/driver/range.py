@@ -103,8 +103,6 @@ class ElasticRange:
         self._owned: set[int] = set()
         self._reserve = Reserve(max(1, large))
         self._quarantine: list[tuple[Fence, list[int]]] = []
-        self._quarantined = 0
-        """Indices there."""
         self._unmapping = 0
         """Indices that have left the reserve and count as mapped until they are not."""
         self._is_free = np.ones(self.n_extents, dtype=bool)
@@ -151,9 +149,9 @@ class ElasticRange:
 
     def __repr__(self) -> str:
         with self._changed:
-            quarantined = self._quarantined
             return (
-                f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)} + quarantined {quarantined}"
+                f"ElasticRange(owned {len(self._owned)} + reserve {len(self._reserve)}"
+                f" + quarantined {self._quarantined}"
                 f" = {self._mapped} mapped of {self.n_extents} x {self.extent_bytes} bytes)"
             )
 
@@ -285,7 +283,6 @@ class ElasticRange:
                 self._to_reserve(indices)
             else:
                 self._quarantine.append((fence, indices))
-                self._quarantined += len(indices)
             above_low = len(self._reserve) > self._marks.low
             if not done or any(self._to_give(time.monotonic())) or (above_low and not self._idle_watch):
                 self._lease.loop.call(self._tend)
@@ -313,6 +310,11 @@ class ElasticRange:
             return 0  # asked several times a step: the lock only where a glance without it says so
         with self._changed:
             return max(0, self._over())
+
+    @property
+    def _quarantined(self) -> int:
+        """Indices. May be asked without the lock, as a glance: there is hardly ever one."""
+        return sum(len(indices) for _, indices in self._quarantine)
 
     def _over(self) -> int:
         kept = self._mapped - self._reserve.whole - self._quarantined - self._unmapping
@@ -411,7 +413,7 @@ class ElasticRange:
         with self._changed:
             quarantined = [index for _, indices in self._quarantine for index in indices]
             parts = [*self._owned, *self._reserve, *quarantined]
-            assert (len(quarantined), 0) == (self._quarantined, self._unmapping)
+            assert self._unmapping == 0, "between two callbacks nothing is being unmapped"
             mapped = [index for first in self._ids for index in self._indices_of(first)]
             assert sorted(parts) == sorted(mapped), "owned + reserve + quarantined = mapped"
             assert len(mapped) == self._mapped and self._reserve.large <= self._ids.keys()
@@ -495,7 +497,6 @@ class ElasticRange:
         if len(still) < len(self._quarantine):
             self._changed.notify_all()
         self._quarantine = still
-        self._quarantined = sum(len(indices) for _, indices in still)
         if still and not self._fence_watch:
             self._fence_watch = True
             self._lease.loop.later(_FENCE_LOOK_S, self._fences_due)

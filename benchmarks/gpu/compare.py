@@ -196,8 +196,7 @@ async def _of_system(
     latest: float,
 ) -> None:
     """One start, and a replay for each rate, none begun after `latest` (time.monotonic's)."""
-    system_name = todo[0].system
-    system = SYSTEMS[system_name]
+    system = SYSTEMS[todo[0].system]
     requests = one.requests(models[0].context_tokens, slos)
     parts = systems.plan(models, requests, one.part.seconds, site.devices, site.sizes)
     began = time.monotonic()
@@ -221,7 +220,7 @@ async def _of_system(
             }
             found["slos"] = slos
             compared.write(given.out, each.name, given.commit, found)
-        keep_logs(at, given.out / f"{system_name}-{todo[0].slice}.logs.txz")
+        keep_logs(at, given.out / f"{todo[0].system}-{todo[0].slice}.logs.txz")
 
 
 def show(out: Path) -> None:

