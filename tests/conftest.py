@@ -1,9 +1,24 @@
 """For all tests."""
 
+from __future__ import annotations
+
 import services.forking  # noqa: F401  (before grpc: tests start processes)
+
+import subprocess  # isort: skip
+from typing import Any  # isort: skip
 
 from hypothesis import settings  # isort: skip
 
 # No test fails for being slow: machines are.
 settings.register_profile("prism", deadline=None)
 settings.load_profile("prism")
+
+
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """Says how a test process ended that died in the middle of a test; which test it was, the summary says."""
+    if error:
+        try:
+            status = node.gateway._io.popen.wait(10)
+        except subprocess.TimeoutExpired:
+            status = "none: it lives, and does not speak"
+        print(f"{node.gateway.id} died; exit status {status} (-N: by signal N)", flush=True)
