@@ -107,6 +107,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=inf, help="how long it is (default: to the end)")
     parser.add_argument("--rate", type=float, default=1.0, help="requests for each of the trace (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of prompts and of the draw that --rate needs")
+    parser.add_argument("--prompt-seed", type=int, help="of prompts, where it is another (default: --seed)")
     parser.add_argument("--context-tokens", type=int, default=1 << 20, help="longer requests are clipped to it")
     parser.add_argument(
         "--ids", type=_ids, default=(10, 1000), metavar="LOW:HIGH", help="prompts' token ids, below HIGH"
@@ -134,7 +135,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"replay: {error}", file=sys.stderr)
         return 2
     print(f"{len(replayed.requests)} requests in {replayed.seconds:.0f} s, {replayed.clipped} clipped", flush=True)
-    wire = Wire(given.seed, given.ids, given.text)
+    wire = Wire(given.seed if given.prompt_seed is None else given.prompt_seed, given.ids, given.text)
     uvloop.run(run(systems, wire, connections=given.connections, time_out_s=given.time_out_s))
     found = [report(system, replayed.seconds, given.late_ms) for system in systems]
     show(found)

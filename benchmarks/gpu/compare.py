@@ -10,13 +10,14 @@
     --limit-s 560               nothing is begun that would not be done by then
     --seconds 120               of each slice, from its beginning: to look at something, in a DIR of its own
     --models 8b-1,3b-1          these alone, with their requests and targets: what one GPU can show
-    --engine-log-level info     to see what engines did, in SYSTEM-SLICE.logs.txz beside the results
+    --engine-log-level info     to see what engines did, in NAME.logs.txz beside the results (of a start's first run)
     --rehearse echo|sglang      on the CPU, small and short; the figures mean nothing
 
 A run that has its result in DIR is skipped, so the same command goes on where it ended. Parts of a run's name may be
-patterns ("prism:*:8"); without any all are done. A system is started once for each slice, and replays it at each rate,
-the lowest first, with empty queues in between. A run that failed leaves nothing, one whose client did not keep the
-schedule NAME.invalid.json; they are named at the end (exit status 1), and done again the next time.
+patterns ("prism:*:8"); without any all are done. What is set alike for several slices (where no plan is in it) is
+started once for all of them. Each is replayed at each rate, the lowest first, with empty queues in between and prompts
+of its own, the same for every system. A run that failed leaves nothing, one whose client did not keep the schedule
+NAME.invalid.json; they are named at the end (exit status 1), and done again the next time.
 
 What is compared was written down before any run: SLICES with their rates, MODELS, and how names of a trace are dealt to
 them: sorted, round and round. Where a trace has more names than there are models, one model has the requests of
@@ -32,7 +33,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -58,6 +59,7 @@ from benchmarks.gpu.slices import (
 )
 from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
+from placement.policy.partition import Part
 from services import log
 from sim.report import quantile
 from sim.request import Request
@@ -82,9 +84,13 @@ class Run:
         return f"{self.system}-{self.slice}-{self.rate:g}"
 
 
+def _every() -> list[Run]:
+    return [Run(system, at, rate) for system in SYSTEMS for at, one in SLICES.items() for rate in sorted(one.rates)]
+
+
 def runs(names: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Run]:
     """Those that are named, or all. Raises ValueError for a name that matches none."""
-    every = [Run(system, at, rate) for at, one in SLICES.items() for system in SYSTEMS for rate in sorted(one.rates)]
+    every = _every()
     for name in names:
         if not any(fnmatchcase(f"{run.system}:{run.slice}:{run.rate:g}", name) for run in every):
             raise ValueError(f"{name!r} is no run: SYSTEM:SLICE:RATE of {', '.join(SYSTEMS)}; {', '.join(SLICES)}")
@@ -170,57 +176,92 @@ async def run(given: argparse.Namespace, models: Sequence[Model], site: Site) ->
     slos = json.loads((given.out / "slos.json").read_text())["slos"]
     end, missing = time.monotonic() + given.limit_s, []
     wanted = [each for each in runs(given.runs, given.part) if not (given.out / f"{each.name}.json").exists()]
-    for (system, name), grouped in groupby(wanted, key=lambda each: (each.system, each.slice)):
-        todo = list(grouped)
-        one = _load(given, name, models)
-        each_s = one.part.seconds + _END_S
-        if time.monotonic() + _START_S + each_s > end:
-            missing += [f"{each.name}: no time left" for each in todo]
+    tasks = [task_of(each, _load(given, each.slice, models), slos[each.slice], models, site) for each in wanted]
+    for todo in starts(tasks):
+        first = todo[0]
+        if time.monotonic() + _START_S + first.takes_s > end:
+            missing += [f"{task.run.name}: no time left" for task in todo]
             continue
-        print(f"== {system}, {name}", flush=True)
+        print(f"== {first.run.system}, {', '.join(dict.fromkeys(task.run.slice for task in todo))}", flush=True)
         try:
-            await _of_system(given, models, site, one, scaled(slos[name], models), todo, end - each_s)
+            await _after_one_start(given, models, site, todo, end)
         except Exception as error:  # of whatever part of a stack: the other systems are measured all the same
-            print(f"{system}, {name} failed: {error!r}", flush=True)
-        missing += [f"{each.name}: not done" for each in todo if not (given.out / f"{each.name}.json").exists()]
+            print(f"{first.run.system} failed: {error!r}", flush=True)
+        names = [task.run.name for task in todo]
+        missing += [f"{name}: not done" for name in names if not (given.out / f"{name}.json").exists()]
     return missing
 
 
-async def _of_system(
-    given: argparse.Namespace,
-    models: Sequence[Model],
-    site: Site,
-    one: Cut,
-    slos: Mapping[str, Mapping[str, float]],
-    todo: Sequence[Run],
-    latest: float,
+@dataclass(frozen=True)
+class Task:
+    """A run, and what it takes."""
+
+    run: Run
+    cut: Cut
+    slos: Mapping[str, Mapping[str, float]]
+    parts: Mapping[str, Part]
+    entries: Mapping[str, Any]
+    """Of the catalogue."""
+    settings: Mapping[str, Any]
+
+    @property
+    def takes_s(self) -> float:
+        return self.cut.part.seconds + _END_S
+
+
+def task_of(each: Run, one: Cut, alone: Mapping[str, Mapping[str, float]], models: Sequence[Model], site: Site) -> Task:
+    """With targets scaled from what each model took `alone`."""
+    system, slos = SYSTEMS[each.system], scaled(alone, models)
+    context_tokens = models[0].context_tokens if models else 0
+    parts = systems.plan(models, one.requests(context_tokens, slos), one.part.seconds, site.devices, site.sizes)
+    entries = systems.listed(system, models, parts, site.sizes)
+    return Task(each, one, slos, parts, entries, systems.local(system, parts))
+
+
+def starts(tasks: Iterable[Task]) -> list[list[Task]]:
+    """Those in a row that one start does for."""
+    alike = groupby(tasks, key=lambda task: (task.run.system, task.entries, task.settings))
+    return [list(group) for _, group in alike]
+
+
+async def _after_one_start(
+    given: argparse.Namespace, models: Sequence[Model], site: Site, todo: Sequence[Task], end: float
 ) -> None:
-    """One start, and a replay for each rate, none begun after `latest` (time.monotonic's)."""
-    system = SYSTEMS[todo[0].system]
-    requests = one.requests(models[0].context_tokens, slos)
-    parts = systems.plan(models, requests, one.part.seconds, site.devices, site.sizes)
+    """A replay each, none begun that would not be done by `end` (time.monotonic's)."""
     began = time.monotonic()
-    async with stack(system, models, parts, site) as at:
+    async with stack(SYSTEMS[todo[0].run.system], models, todo[0].parts, site) as at:
         start_s = time.monotonic() - began
         print(f"up and warm after {start_s:.1f} s", flush=True)
-        for each in todo:
-            if time.monotonic() > latest:
-                break
-            rate = each.rate * (_SHORT_RATE if given.rehearse else 1.0)
-            found = await compared.replayed(
-                at, one.path, *one.arguments, "--rate", str(rate), slos=slos, names=one.names
-            )
-            found["run"] = {"system": each.system, "slice": each.slice, "rate": each.rate, "start_s": start_s}
-            found["system"] = {
-                "catalogue": systems.listed(system, models, parts, site.sizes),
-                "settings": systems.local(system, parts),
-                "plan": {name: {"group": part.place.group, "kv_bytes": part.kv_bytes} for name, part in parts.items()},
-                "devices": dict(site.devices),
-                "shapes": {model.name: MODELS[model.name] for model in models},
-            }
-            found["slos"] = slos
-            compared.write(given.out, each.name, given.commit, found)
-        keep_logs(at, given.out / f"{todo[0].system}-{todo[0].slice}.logs.txz")
+        try:
+            for task in todo:
+                if time.monotonic() + task.takes_s > end:
+                    break
+                await _replay(given, at, task, start_s, site)
+        finally:
+            keep_logs(at, given.out / f"{todo[0].run.name}.logs.txz")
+
+
+async def _replay(given: argparse.Namespace, at: World, task: Task, start_s: float, site: Site) -> None:
+    each, one = task.run, task.cut
+    rate = each.rate * (_SHORT_RATE if given.rehearse else 1.0)
+    # Random ones that another replay of the same start has had would be found in the caches.
+    own = ["--rate", str(rate), "--prompt-seed", str(_prompts(each))]
+    found = await compared.replayed(at, one.path, *one.arguments, *own, slos=task.slos, names=one.names)
+    found["run"] = {"system": each.system, "slice": each.slice, "rate": each.rate, "start_s": start_s}
+    found["system"] = {
+        "catalogue": task.entries,
+        "settings": task.settings,
+        "plan": {name: {"group": part.place.group, "kv_bytes": part.kv_bytes} for name, part in task.parts.items()},
+        "devices": dict(site.devices),
+        "shapes": {name: MODELS[name] for name in task.entries},
+    }
+    found["slos"] = task.slos
+    compared.write(given.out, each.name, given.commit, found)
+
+
+def _prompts(each: Run) -> int:
+    """Another number for every slice and rate, the same for all systems."""
+    return [(one.slice, one.rate) for one in _every() if one.system == each.system].index((each.slice, each.rate))
 
 
 def show(out: Path) -> None:

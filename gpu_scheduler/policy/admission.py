@@ -142,9 +142,7 @@ class _Books:
 class _Admission:
     """One pass over an agenda."""
 
-    def __init__(
-        self, agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn, places: Mapping[str, int]
-    ) -> None:
+    def __init__(self, agenda: Agenda, backlog: Backlog, memory: Memory, turn: Turn, places: Mapping[str, int]) -> None:
         self.decisions: list[Start | NeedMemory] = []
         self._places = dict(places)
         self._agenda = agenda

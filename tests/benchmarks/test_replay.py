@@ -104,12 +104,13 @@ async def test_targets_go_along_scaled_and_prompts_are_of_their_length_and_of_th
         status, said, _ = await replay(url, line, *arguments, slos={"m": {"ttft_ms": 150, "tpot_ms": 9.75}})
         await replay(url, line, *arguments)
         await replay(url, line, *arguments, "--seed", "1")
+        await replay(url, line, *arguments, "--prompt-seed", "1")
     assert status == 0, said
-    (headers, body), (bare, same), (_, other) = server.asked
+    (headers, body), (bare, same), (_, other), (_, other_prompts) = server.asked
     assert (headers["x-slo-ttft-ms"], headers["x-slo-tpot-ms"]) == ("300", "20") and "x-slo-ttft-ms" not in bare
     assert len(body["prompt"]) == 7 and set(body["prompt"]) <= set(range(100, 110))
     assert body["max_tokens"] == 3 and body["ignore_eos"] and body["stream"]
-    assert same["prompt"] == body["prompt"] != other["prompt"]
+    assert same["prompt"] == body["prompt"] != other["prompt"] == other_prompts["prompt"]
 
 
 async def test_a_server_that_holds_all_connections_breaks_the_schedule_and_the_run_is_not_valid(replay):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu import compare, shapes
-from benchmarks.gpu.slices import SLICES, cut, load
+from benchmarks.gpu import compare, compared, shapes
+from benchmarks.gpu.slices import SLICES, Cut, cut, load
 from benchmarks.systems import CPU, SYSTEMS, Model, listed, local, plan
 from deploy.local.topology import Local
 from gpu_scheduler.config import GpuSchedulerConfig
@@ -107,6 +107,25 @@ def test_runs_are_chosen_by_pattern_and_what_matches_nothing_is_refused():
         compare.runs(["prism:noon:2"])
 
 
+def test_slices_share_a_start_unless_a_plan_is_in_the_settings(models, tmp_path):
+    site = compared.site(list(DEVICES), len(models), 0, "echo")
+    slices = {"busy": "a", "quiet": "d"}
+    for name, model in slices.items():
+        rows = "".join(f"{SLICES[name].from_s + second},{model},200,200\n" for second in range(60))
+        (tmp_path / f"{name}.csv").write_text("arrival_s,model,prompt_tokens,output_tokens\n" + rows)
+
+    def names(*patterns: str) -> list[list[str]]:
+        tasks = []
+        for run in compare.runs(patterns):
+            cut = Cut(tmp_path / f"{run.slice}.csv", {slices[run.slice]: slices[run.slice]}, SLICES[run.slice])
+            tasks.append(compare.task_of(run, cut, {}, models, site))
+        return [[task.run.name for task in start] for start in compare.starts(tasks)]
+
+    both = [["prism-busy-6", "prism-quiet-6"], ["no-hibernation-busy-6", "no-hibernation-quiet-6"]]
+    assert names("prism:[bq]*:6", "no-hibernation:[bq]*:6") == both
+    assert names("static:[bq]*:6") == [["static-busy-6"], ["static-quiet-6"]]
+
+
 def test_a_cut_slice_keeps_its_times_and_names_are_dealt_over_the_whole_trace(tmp_path):
     around = ((-5.0, "y"), (0.0, "z"), (239.5, "x"), (240.0, "w"))
     for name in {part.trace for part in SLICES.values()}:
@@ -125,12 +144,14 @@ def test_a_cut_slice_keeps_its_times_and_names_are_dealt_over_the_whole_trace(tm
     assert load(tmp_path / "cut", "busy", ["only"], 6.0).names["z"] == "only"
 
 
-async def test_what_has_its_result_is_skipped_and_what_there_is_no_time_for_is_named(tmp_path):
+async def test_what_has_its_result_is_skipped_and_what_there_is_no_time_for_is_named(models, tmp_path):
     (tmp_path / "slos.json").write_text(json.dumps({"slos": {name: {} for name in SLICES}}))
     cut_to = tmp_path / "cut"
     cut_to.mkdir()
-    for name in SLICES:
-        (cut_to / f"{name}.json").write_text("{}")
+    (cut_to / "busy.json").write_text('{"x": "a"}')
+    row = f"{SLICES['busy'].from_s},x,9,3\n"
+    (cut_to / "busy.csv").write_text("arrival_s,model,prompt_tokens,output_tokens\n" + row)
     (tmp_path / "prism-busy-2.json").write_text("{}")
     arguments = ["run", "prism:busy:*", "--traces", str(cut_to), "--out", str(tmp_path), "--limit-s", "30"]
-    assert await compare.run(compare.parse(arguments), [], None) == ["prism-busy-6: no time left"]
+    site = compared.site(list(DEVICES), len(models), 0, "echo")
+    assert await compare.run(compare.parse(arguments), models, site) == ["prism-busy-6: no time left"]
