@@ -60,13 +60,9 @@ class Hardware:
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 0.902
+    sharing: float = 0.904
     """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
     turns."""
-    decode_weight: float = 3.0
-    """Of a decode step's slices beside those of a prefill step, whose kernels come one by one. Not fitted: first tokens
-    beside one engine that decodes took as long as with 2.3 to 6 (docs/gpu.md), those of two engines at 28 requests/s as
-    with 7, and in `results/compare` targets were met as with 2 to 3."""
     path_s: float = 0.01218
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 2048

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from heapq import heappop, heappush
-from math import ceil
+from math import ceil, inf
 from typing import Protocol
 
 from gpu_scheduler.policy import decode_turn
@@ -31,6 +31,9 @@ _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
 _LOOK_S = 0.001
 """How often decodes that stand still look whether they may go on: a real engine's `_TURN_LOOK_S`."""
+
+
+_EXACT_S = 1e-9
 
 
 class Listener(Protocol):
@@ -64,8 +67,8 @@ class Engine:
         precedence_s: float = 0.0,
         decode_turn_s: float = 0.0,
     ) -> None:
-        """Its prefill steps that take no longer than `precedence_s` alone go before decodes of other engines; its
-        decodes wait `decode_turn_s` at most for those of others."""
+        """Its prefill steps go before decodes of other engines, for `precedence_s` at most; its decodes wait
+        `decode_turn_s` at most for those of others."""
         self.name = name
         self.cost = cost
         self.listener = listener
@@ -111,8 +114,12 @@ class Engine:
         self._lead = Lead()
         self._pause: Timer | None = None
         self._place = next(processor.places)
+        self._standing = False
+        """Its decodes stand still."""
+        self._behind_since = inf
+        """Since when they do for prefill steps of others."""
         self._look: Timer | None = None
-        """While its decodes stand still: when it looks again whether they may go on."""
+        """While they do for those of others: when it looks again whether they may go on."""
         self._decoded_at = 0.0
         """When they were given the devices last."""
 
@@ -158,6 +165,7 @@ class Engine:
             if timer is not None:
                 timer.cancel()
         self._pause = self._look = None
+        self._processor.wait_no_more(self._go_on)
         gone = self.requests
         for request in list(self._batch.values()):
             self._leave(request)
@@ -265,7 +273,7 @@ class Engine:
         """What to do now. Its task is not at anything."""
         held = self._held() if self._waiting and self._batch else 0
         decodes = held > 0 and self._decode(held)
-        stands_still = decodes and self._look is not None
+        stands_still = decodes and self._standing
         if decodes and not stands_still:
             return
         # Nothing is held for decodes that stand still themselves.
@@ -323,9 +331,8 @@ class Engine:
         self._processor.work(
             self._task,
             self.cost.prefill_devices(seconds),
-            first=min(len(self._waiting), most_at_once)
-            if self.cost.prefill(seconds, tokens) <= self._precedence_s
-            else 0,
+            first=min(len(self._waiting), most_at_once),
+            first_s=self._precedence_s,
             host_s=host_until - self._clock.now,
         )
         return True
@@ -431,32 +438,53 @@ class Engine:
             self._cut_run()
 
     def _stands_still(self) -> bool:
-        """Whether its next decode step waits for others'; then it looks again soon."""
+        """Whether its next decode step waits for steps of others; then it looks again when it need not, or soon."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        now, others = self._clock.now, [e for e in self._processor.decoding.values() if e is not self]
-        behind_prefill = self._processor.stands_still(len(self._batch))  # which stops it anyway
-        if not others or self._decode_turn_s == 0 or self.pace.step_s == 0 or behind_prefill:
-            self._decoded_at = now
-            return False
-        if now - self._decoded_at < self._decode_turn_s:
-            wanting = [other.want for other in others if other.wants]
-            if wanting and decode_turn.waits(self.want, self.wants, wanting):
-                self._count_used()
-                self._processor.rest(self._task)
-                self._look = self._clock.after(_LOOK_S, self._look_again)
-                return True
-        self._decoded_at = now
-        return False
+        self._processor.wait_no_more(self._go_on)
+        behind_prefill = self._processor.stands_still(len(self._batch))
+        if behind_prefill:
+            self._behind_since = min(self._behind_since, self._clock.now)
+        if behind_prefill and (left_s := self._behind_since + self._precedence_s - self._clock.now) > _EXACT_S:
+            self._stand()
+            self._processor.wait(len(self._batch), self._go_on)
+            self._look = self._clock.after(left_s, self._go_on)
+        elif behind_prefill:
+            self._step_begins()
+        elif self._gives_way():
+            self._stand()
+            self._look = self._clock.after(_LOOK_S, self._go_on)
+        else:
+            self._step_begins()
+        return self._standing
 
-    def _look_again(self) -> None:
-        self._look = None
+    def _step_begins(self) -> None:
+        self._standing, self._behind_since, self._decoded_at = False, inf, self._clock.now
+
+    def _gives_way(self) -> bool:
+        """To decodes of others."""
+        others = [engine for engine in self._processor.decoding.values() if engine is not self]
+        if not others or self._decode_turn_s == 0 or self.pace.step_s == 0:
+            return False
+        if self._clock.now - self._decoded_at >= self._decode_turn_s:
+            return False
+        wanting = [other.want for other in others if other.wants]
+        return bool(wanting) and decode_turn.waits(self.want, self.wants, wanting)
+
+    def _stand(self) -> None:
+        self._standing = True
+        self._count_used()
+        self._processor.rest(self._task)
+
+    def _go_on(self) -> None:
         if not self._task.busy and not self.empty:
             self._next()
 
     def _decodes(self, seconds: float) -> None:
-        self._processor.work(self._task, seconds, decodes=len(self._batch), weight=self.cost.hardware.decode_weight)
+        # The step under way goes on beside whatever comes.
+        may_stop = self._run > 1 and not self._cut
+        self._processor.work(self._task, seconds, decodes=len(self._batch) if may_stop else 0)
 
     def _starved(self) -> bool:
         """Not a step more fits. True: it has something to do nevertheless."""

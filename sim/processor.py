@@ -1,7 +1,7 @@
-"""The compute of a group's devices: engines that are busy at the same time get slices of it by weight, or those that
-prefill all of it while they do (`gpu_scheduler/policy/precedence.py`). Decodes of not too many requests stand still for
-as long as anybody does; real ones make a step each time they have waited for 50 ms, and wait as long for a prefill step
-that takes longer.
+"""The compute of a group's devices: engines that are busy at the same time get equal slices of it, or those that
+prefill all of it (`gpu_scheduler/policy/precedence.py`) until their step is over, or has gone first for as long as one
+may. Decodes of not too many requests stand still for as long as anybody goes first; real ones make a step between two
+prefill steps if they have waited so long for both.
 
 A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
 devices have something to do for it or not.
@@ -31,9 +31,9 @@ class Task:
         "done",
         "ended",
         "first",
+        "first_until",
         "host_until",
         "timer",
-        "weight",
     )
 
     def __init__(self, done: Callable[[], None]) -> None:
@@ -41,14 +41,13 @@ class Task:
         self.busy = False
         self.first = 0
         """For how many prompts what it is at goes before what others are at."""
+        self.first_until: Timer | None = None
         self.decodes = 0
         """For how many requests, if that is what it is at."""
         self.host_until = 0.0
         """By the clock, when its host is through with what it is at."""
         self.computed = False
         """Its devices are, and the host is not."""
-        self.weight = 1.0
-        """Of its slices, beside those of others."""
         self.ended = False
         """What it was at is through, and what comes next is not said yet."""
         self._left = 0.0
@@ -85,6 +84,7 @@ class Processor:
         self._busy: list[Task] = []
         self.decoding: dict[str, Decoder] = {}
         """Engines that have something to decode, by name."""
+        self._standing: dict[Callable[[], None], int] = {}
         self.places = count(1)
         """Of engines."""
 
@@ -97,24 +97,53 @@ class Processor:
         task: Task,
         seconds: float,
         first: int = 0,
+        first_s: float = 0.0,
         decodes: int = 0,
         host_s: float = 0.0,
-        weight: float = 1.0,
     ) -> None:
         """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
-        was at. `first`: for so many prompts others stand still meanwhile, but for those that decode for too many
-        requests (`decodes`)."""
+        was at. `first`: for so many prompts others stand still for `first_s` at most, but for those that decode for too
+        many requests (`decodes`)."""
         self._stop(task)
         if not task.busy:
             task.busy = True
             self._busy.append(task)
-        task._left, task.first, task.decodes, task.ended, task.computed = seconds, first, decodes, False, False
-        task.host_until, task.weight = self._clock.now + host_s, weight
+        task._left, task.decodes, task.ended, task.computed = seconds, decodes, False, False
+        task.host_until = self._clock.now + host_s
+        self._goes_first(task, first if first_s > 0 else 0, first_s)
         self._share(new=task)
+
+    def _goes_first(self, task: Task, prompts: int, seconds: float = 0.0) -> None:
+        if task.first_until is not None:
+            task.first_until.cancel()
+            task.first_until = None
+        task.first = prompts
+        if prompts:
+            task.first_until = self._clock.after(seconds, self._first_no_more, task)
+        if self._standing:
+            self._let_go()
+
+    def _first_no_more(self, task: Task) -> None:
+        self._goes_first(task, 0)
+        self._share()
 
     def stands_still(self, decodes: int) -> bool:
         """Whether decodes for so many requests do now."""
         return worth(self._prompts, decodes, self._precedence_batch)
+
+    def wait(self, decodes: int, then: Callable[[], None]) -> None:
+        """`then` is called, once, when decodes for so many requests need not stand still any more."""
+        self._standing[then] = decodes
+
+    def wait_no_more(self, then: Callable[[], None]) -> None:
+        """It is not called, if it still was to be."""
+        self._standing.pop(then, None)
+
+    def _let_go(self) -> None:
+        for then, decodes in list(self._standing.items()):
+            if not self.stands_still(decodes):
+                del self._standing[then]
+                self._clock.after(0.0, then)
 
     @property
     def _prompts(self) -> int:
@@ -130,7 +159,7 @@ class Processor:
         self._stop(task)
         if task.busy:
             task.busy = task.computed = False
-            task.first = 0
+            self._goes_first(task, 0)
             self._busy.remove(task)
             self._share()
 
@@ -143,6 +172,7 @@ class Processor:
             self._share()
             return
         task.ended = True
+        self._goes_first(task, 0)
         task.done()
 
     def _stop(self, task: Task) -> None:
@@ -153,12 +183,12 @@ class Processor:
 
     def _share(self, new: Task | None = None) -> None:
         prompts = self._prompts
-        goes = [task for task in self._busy if task.first or not worth(prompts, task.decodes, self._precedence_batch)]
-        weights = [task.weight for task in goes if not task.computed]
-        whole = 1.0 if len(weights) <= 1 else self._sharing
-        total = sum(weights) or 1.0
+        batch = self._precedence_batch
+        goes = [task for task in self._busy if not task.decodes or not worth(prompts, task.decodes, batch)]
+        sharing = sum(not task.computed for task in goes)
+        each = 1.0 if sharing <= 1 else self._sharing / sharing
         for task in self._busy:
-            rate = whole * task.weight / total if task in goes else 0.0
+            rate = each if task in goes else 0.0
             if task.ended or task.computed or (task is not new and rate == task._rate):
                 continue
             self._stop(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import services.forking  # noqa: F401  (before grpc: tests start processes)
 
+import signal  # isort: skip
 import subprocess  # isort: skip
 from typing import Any  # isort: skip
 
@@ -12,6 +13,10 @@ from hypothesis import settings  # isort: skip
 # No test fails for being slow: machines are.
 settings.register_profile("prism", deadline=None)
 settings.load_profile("prism")
+
+# In a shell's background it is ignored, and so it would be by what tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_testnodedown(node: Any, error: object | None) -> None:

@@ -1,7 +1,8 @@
 """Which of the ordered requests may start now, given memory and the prefill turn.
 
 The order is: the oldest of the second queue while its credit covers them, then what of the second queue fits into the
-room that S leaves, then S by deadline. Four things keep a request from starting:
+room that S leaves, then S by deadline. Before them all goes what the wait for the turn alone would make late and a
+share of the devices would not: a short prompt beside a long one. Four things keep a request from starting:
 
 - *Its model is not active.* It stays in the plan and is looked at again when the model is.
 - *The turn.* While prompts are under way, more may join if all of them together take no more than `joint_s`, or until
@@ -27,14 +28,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 
 from gpu_scheduler.policy.backlog import Backlog
 from gpu_scheduler.policy.decisions import Agenda, NeedMemory, Start, Why
 from gpu_scheduler.policy.slack import Waiting
 
-ROOM_CANDIDATES = 64
-"""How many requests of the second queue are tried for the room in S at a time: bounds one admission, not the queue."""
+CANDIDATES = 64
+"""How many requests of the second queue are tried for the room in S at a time, and how many to start beside the turn:
+bounds one admission, not the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,8 @@ class Turn:
     overload every larger share makes more of those late that come. A late request still goes before S where S has
     minutes."""
     joint_s: float = 0.0
-    """Seconds, alone, of all prefills in flight with one that joins them. 0: one engine at a time, and of that a chunk;
-    +inf: what has memory starts."""
+    """Seconds, alone, of all prefills in flight with one that joins them; of one that would be late if it did not, of
+    all but the longest's engine. 0: one engine at a time, and of that a chunk; +inf: what has memory starts."""
 
 
 def admit(
@@ -92,6 +95,7 @@ def admit(
     model.
     """
     admission = _Admission(agenda, backlog, memory, turn, places or {})
+    admission.beside()
     if admission.aged():
         admission.within_room()
         admission.on_time()
@@ -161,6 +165,30 @@ class _Admission:
         self._started: set[str] = set()
         self._passed_over: set[str] = set()
 
+    def beside(self) -> None:
+        """Start what only the wait for the turn would make late, beside what has the turn, if neither that nor S gets
+        late by it. Engines that prefill at once share the devices in equal parts."""
+        if not self._holders or not self._agenda.dropped or not 0 < self._turn.joint_s < inf:
+            return
+        now = self._agenda.now
+        room = min(self._agenda.room, self._backlog.slack_in_flight(now))
+        beside = sum(self._unfinished.values()) - max(self._unfinished.values())
+        for request in islice(self._able(self._agenda.dropped, self._of_second), CANDIDATES):
+            cost = self._backlog.prefill_cost(request.request_id)
+            shared = sum(min(cost, seconds) for seconds in self._unfinished.values())
+            slack = request.deadline - (now + shared + cost)
+            if (
+                # Its own engine would do it behind what it is at.
+                request.model not in self._holders
+                and slack >= 0
+                and cost <= room
+                and beside + cost <= self._turn.joint_s
+                and not self._books.lacks(request)
+            ):
+                self._start(request, Why.BESIDE)
+                room = min(room - cost, slack)
+                beside += cost
+
     def aged(self) -> bool:
         """Start what the second queue's credit covers. False if one of these has to wait for the turn: it is next."""
         credit = self._agenda.credit
@@ -184,7 +212,7 @@ class _Admission:
         if room <= 0 or room < self._agenda.least:
             return
         lacks: set[str] = set()
-        tries = ROOM_CANDIDATES
+        tries = CANDIDATES
         for request in self._able(self._agenda.second, self._of_second, lacks):
             if tries == 0:
                 break

@@ -276,10 +276,23 @@ class Backlog:
         """Seconds of prefill of them, by model, by what engines have said that they are through with."""
         seconds: dict[str, float] = {}
         for entry in self._in_flight.values():
-            request = entry.request
-            left_s = self._cost(entry) * entry.tokens_left / request.uncached_tokens
-            seconds[request.model] = seconds.get(request.model, 0.0) + left_s
+            model = entry.request.model
+            seconds[model] = seconds.get(model, 0.0) + self._left_s(entry)
         return seconds
+
+    def slack_in_flight(self, now: float) -> float:
+        """Seconds of another engine's prefill that none in flight is late by, of those that are in time now; +inf: any
+        number. Engines share the devices equally, and each does its own one after the other."""
+        of_model = self.seconds_in_flight()
+        through: dict[str, float] = {}
+        left = inf
+        for entry in self._in_flight.values():
+            request = entry.request
+            own = through[request.model] = through.get(request.model, 0.0) + self._left_s(entry)
+            ends = now + sum(min(own, seconds) for seconds in of_model.values())
+            if ends <= request.deadline:
+                left = min(left, request.deadline - ends)
+        return left
 
     def prefill_cost(self, request_id: str) -> float:
         """Seconds of the prefill turn that the request needs, without any wake-up."""
@@ -332,7 +345,7 @@ class Backlog:
             least, most = float(of_second.min()), float(of_second.max())
         self._credit.cap(most)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
-        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions), least, of_s)
+        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions), least, of_s, late)
 
     def next_deadline(self) -> float:
         """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
@@ -363,6 +376,10 @@ class Backlog:
 
     def _cost(self, entry: Entry) -> float:
         return self._models[entry.request.model].prefill_cost(entry.request)
+
+    def _left_s(self, entry: Entry) -> float:
+        """Of its prefill, by what its engine has said that it is through with."""
+        return self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
 
     def _class_of(self, request: Waiting) -> int:
         return self._models[request.model].class_of(request)

@@ -19,6 +19,8 @@ class Why(Enum):
     """The oldest of the second queue, on the credit that this queue earned."""
     ROOM = "room"
     """From the second queue, within the slack that S leaves (all of it while S is empty)."""
+    BESIDE = "beside"
+    """From the second queue, where waiting for the turn is all that would make it late: beside what has the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +84,5 @@ class Agenda:
     """Seconds of prefill of the cheapest request of the second queue; +inf: it is empty."""
     of_s: Mapping[str, int] = field(default_factory=dict)
     """Requests of S by model; who has none is left out."""
+    dropped: Order | None = None
+    """Those of the second queue whose deadlines are still to come, by deadline; None: there is nothing that waits."""

@@ -258,20 +258,21 @@ class Loop:
 
     def _give_scattered(self, nbytes: int, now: float) -> None:
         """So much more is wanted, and of what is cached no extent is without pages of those that run: what stays moves
-        together, if it all has a place. A step of those that run waits for that, so not all the time."""
-        instance, kv = self._instance, self._instance.kv
+        together, if it all has a place; where some is lost at the edges of extents, more of what is cached goes. A step
+        of those that run waits for that, so not all the time."""
+        instance, kv, tree = self._instance, self._instance.kv, self._instance.scheduler.tree_cache
         assert instance.memory.kv is not None
-        extents, tree = nbytes // instance.memory.kv.extent_bytes, instance.scheduler.tree_cache
+        extents, held, lost = nbytes // instance.memory.kv.extent_bytes, kv.envelopes.held, 0
         if extents <= 0 or now < self._scattered_at or not self._may_move():
             return
-        if kv.beyond(extents) > tree.evictable_size():
-            return
         begun = time.monotonic()
-        device.wait(instance.device)
-        kv.settle()
-        kv.hold_tied()
-        instance.admission.make_fit(tree, extents)
-        self._move_together(extents)
+        while lost <= held and kv.leaving() < extents and kv.beyond(extents + lost) <= tree.evictable_size():
+            device.wait(instance.device)
+            kv.settle()
+            kv.hold_tied()
+            instance.admission.make_fit(tree, extents + lost)
+            self._move_together(extents)
+            lost = 2 * lost + 1
         kv.give_up_empties()
         spent_s = time.monotonic() - begun
         instance.counters.evicting_s += spent_s

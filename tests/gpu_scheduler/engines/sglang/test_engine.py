@@ -192,6 +192,11 @@ async def test_tokens_equal_transformers_on_extents_of_two_sizes_while_limits_mo
         await at.until(lambda: _is(at.leased_bytes(), 0))
 
 
+TURNS = 5
+"""Which pages are next to which, and how far the rest is by then, is the machine's to say: not each time does something
+have to move."""
+
+
 async def scatter(end: EngineEnd, tag: str, prompts: list[list[int]]) -> None:
     """Between the pages of each prompt that goes on are pages of some that have ended: hardly an extent is without
     either."""
@@ -221,7 +226,7 @@ async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retract
         await at.book("qwen", floor_bytes=KV_EXTENT)
         options = {"page_size": 4, "overlap": 1, "reserve_low": 0, "reserve_high": 0}
         _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
-        for turn in range(3):
+        for turn in range(TURNS):
             await at.limit("qwen", 200 * KV_EXTENT)
             await scatter(end, f"limit {turn}", prompts[:4])
             needed = extents_of(prompts[:4], measured.kv_bytes_per_token)
@@ -245,17 +250,36 @@ async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
         options = {"page_size": 4, "overlap": 1, "reserve_low": 0, "reserve_high": 0}
         _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         await at.limit("qwen", 200 * KV_EXTENT)
-        await scatter(end, "asked", prompts[:4])
-        (device,) = (await at.client.inspect()).devices
-        more = device.leases[0].kv_bytes - (extents_of(prompts[:4], measured.kv_bytes_per_token) + 3) * KV_EXTENT
-        room = await at.client.make_room(
-            at.device, "other", bytes=device.free_bytes + more, may_retract=False, hold_ms=0, timeout_s=20.0
-        )
-        assert room.short_bytes == 0
-        for i in range(4):
-            assert (await end.answer(f"long-asked-{i}")).tokens == said["qwen"][i]
-        await end.until(lambda: not end.stats.running)
-        assert (end.stats.retractions, end.stats.moved_tokens > 0) == (0, True)
+        for turn in range(TURNS):
+            await scatter(end, f"asked {turn}", prompts[:4])
+            (device,) = (await at.client.inspect()).devices
+            stays = extents_of(prompts[:4], measured.kv_bytes_per_token) + 3
+            wanted = device.free_bytes + device.leases[0].kv_bytes - stays * KV_EXTENT
+
+            async def there(wanted: int = wanted) -> bool:
+                """A loaded machine's engine may not answer in the time that balloond gives it."""
+                room = await at.client.make_room(
+                    at.device, "other", bytes=wanted, may_retract=False, hold_ms=0, timeout_s=20.0
+                )
+                return room.short_bytes == 0
+
+            before = end.stats.moved_tokens
+
+            def moved(before: int = before) -> bool:
+                return end.stats.moved_tokens > before
+
+            def one_is_through(turn: int = turn) -> bool:
+                return any(end.answers[f"long-asked {turn}-{i}"].finish for i in range(4))
+
+            await at.until(there)
+            await end.until(lambda: moved() or one_is_through())
+            moved_while_all_ran = moved() and not one_is_through()
+            for i in range(4):
+                assert (await end.answer(f"long-asked {turn}-{i}")).tokens == said["qwen"][i]
+            await end.until(lambda: not end.stats.running)
+            if moved_while_all_ran:
+                break
+        assert (end.stats.retractions, moved_while_all_ran) == (0, True)
 
 
 async def _is(value: object, expected: int) -> bool:

@@ -1,0 +1,185 @@
+"""Short prompts beside the prefill that has the turn: who would be late for nothing but the wait for it."""
+
+from __future__ import annotations
+
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpu_scheduler.policy.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.backlog import Backlog
+from gpu_scheduler.policy.decisions import NeedMemory, Start, Why
+from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+
+SPEED = 1024.0
+MODELS = ("a", "b", "c", "d")
+TURN = Turn(chunk_tokens=512, joint_s=0.3)
+PLENTY = Memory({model: ModelMemory(limit=1 << 40, held=0) for model in MODELS})
+
+
+def backlog() -> Backlog:
+    queue = Backlog()
+    for model in MODELS:
+        queue.add_model(model, PrefillSpeed(SPEED))
+        queue.model_active(model)
+    return queue
+
+
+def add(queue: Backlog, request_id: str, model: str, seconds: float, deadline: float = inf, now: float = 0.0) -> None:
+    queue.add(Waiting(request_id, model, now, now + deadline, round(seconds * SPEED)), now)
+
+
+def under_way(queue: Backlog, request_id: str, model: str, seconds: float, deadline: float = inf) -> None:
+    add(queue, request_id, model, seconds, deadline)
+    queue.start(Start(request_id, Why.ON_TIME), 0.0)
+
+
+def decide(queue: Backlog, memory: Memory = PLENTY, turn: Turn = TURN) -> list[Start | NeedMemory]:
+    return admit(queue.plan(0.0), queue, memory, turn)
+
+
+def test_what_only_the_wait_would_make_late_goes_beside_a_long_prompt() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    assert decide(queue) == [Start("short", Why.BESIDE)]
+
+
+def test_what_can_wait_does() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "short", "b", 0.1, deadline=2.0)
+    add(queue, "no hurry", "c", 0.1)
+    assert decide(queue) == []
+
+
+def test_what_is_late_beside_it_too_waits() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "short", "b", 0.1, deadline=0.19)
+    assert decide(queue) == []
+
+
+def test_nothing_goes_beside_what_would_be_late_by_it() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=1.05)
+    add(queue, "short", "b", 0.1, deadline=0.5)
+    assert decide(queue) == []
+
+
+def test_nothing_goes_beside_where_one_that_can_be_on_time_would_be_late_by_it() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "on time", "c", 0.5, deadline=1.55)
+    add(queue, "short", "b", 0.1, deadline=0.5)
+    assert decide(queue) == []
+
+
+def test_what_is_late_already_keeps_nobody_from_going_beside_it() -> None:
+    queue = backlog()
+    under_way(queue, "late", "a", 1.0, deadline=0.5)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    assert decide(queue) == [Start("short", Why.BESIDE)]
+
+
+def test_an_engine_has_nothing_beside_itself() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "short", "a", 0.1, deadline=0.25)
+    assert decide(queue) == []
+
+
+def test_so_many_go_beside_the_longest_as_take_no_more_together_than_those_that_share_the_turn() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 2.0, deadline=9.0)
+    for model in "bcd":
+        add(queue, model, model, 0.14, deadline=0.9)
+    assert decide(queue) == [Start("b", Why.BESIDE), Start("c", Why.BESIDE)]
+
+
+def test_what_goes_beside_a_prompt_takes_its_slack_from_the_next() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=1.15)
+    for model in "bc":
+        add(queue, model, model, 0.1, deadline=0.5)
+    assert decide(queue) == [Start("b", Why.BESIDE)]
+
+
+def test_who_goes_beside_is_not_made_late_by_the_next_who_does() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "b", "b", 0.1, deadline=0.25)
+    add(queue, "c", "c", 0.1, deadline=0.5)
+    assert decide(queue) == [Start("b", Why.BESIDE)]
+
+
+def test_who_lacks_memory_goes_beside_nobody() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    memory = Memory({model: ModelMemory(limit=0, held=0) for model in MODELS})
+    assert not [decision for decision in decide(queue, memory) if isinstance(decision, Start)]
+
+
+def test_with_one_engine_at_a_time_nothing_goes_beside_it() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    assert decide(queue, turn=Turn(chunk_tokens=512)) == []
+
+
+def shared_equally(work: list[tuple[str, str, float]]) -> dict[str, float]:
+    """When each of (id, model, seconds alone) ends if models share the devices equally, each doing its own in turn."""
+    lines: dict[str, list[tuple[str, float]]] = {}
+    for request_id, model, seconds in work:
+        lines.setdefault(model, []).append((request_id, seconds))
+    now, ends = 0.0, dict[str, float]()
+    while lines:
+        step = min(line[0][1] for line in lines.values())
+        now += step * len(lines)
+        for model, line in list(lines.items()):
+            request_id, seconds = line.pop(0)
+            if seconds > step:
+                line.insert(0, (request_id, seconds - step))
+            else:
+                ends[request_id] = now
+            if not line:
+                del lines[model]
+    return ends
+
+
+PROMPTS = st.tuples(st.sampled_from(MODELS), st.integers(1, 2048), st.floats(0.01, 6.0))
+EXACT_S = 1e-6
+
+
+@settings(max_examples=400)
+@given(st.lists(PROMPTS, min_size=1, max_size=4), st.lists(PROMPTS, min_size=1, max_size=8))
+def test_who_goes_beside_is_on_time_and_nobody_is_late_by_it(
+    first: list[tuple[str, int, float]], then: list[tuple[str, int, float]]
+) -> None:
+    queue = backlog()
+    work, deadlines = list[tuple[str, str, float]](), dict[str, float]()
+    for number, (model, tokens, deadline) in enumerate(first):
+        name = f"under way {number}"
+        under_way(queue, name, model, tokens / SPEED, deadline)
+        work.append((name, model, tokens / SPEED))
+        deadlines[name] = deadline
+    for number, (model, tokens, deadline) in enumerate(then):
+        add(queue, f"{number}", model, tokens / SPEED, deadline)
+        deadlines[f"{number}"] = deadline
+    before = shared_equally(work)
+    agenda = queue.plan(0.0)
+    s = [queue.request(request_id) for request_id in agenda.on_time]
+    joined = [d.request_id for d in admit(agenda, queue, PLENTY, TURN) if isinstance(d, Start) and d.why is Why.BESIDE]
+    for request_id in joined:
+        request = queue.request(request_id)
+        work.append((request_id, request.model, request.prompt_tokens / SPEED))
+    after = shared_equally(work)
+    for name in before:
+        assert after[name] <= deadlines[name] + EXACT_S or before[name] > deadlines[name] - EXACT_S
+    assert all(after[request_id] <= deadlines[request_id] + EXACT_S for request_id in joined)
+    ends = max(after.values())
+    for request in s:
+        ends += request.prompt_tokens / SPEED
+        assert ends <= request.deadline + EXACT_S

@@ -1,0 +1,69 @@
+"""Decodes that stand still for a neighbour's prefill steps. worlds.ROUND: such a step takes 0.1 s and 1 ms for each
+token."""
+
+import pytest
+
+from sim.clock import Clock
+from sim.cost import Cost, Shape
+from sim.engine import Engine
+from sim.processor import Processor
+from sim.request import Request
+from tests.sim.test_decode_turn import Plenty
+from tests.sim.worlds import GB, ROUND
+
+
+class Told:
+    """First tokens, by request."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self.first = {}
+
+    def first_token(self, engine, request):
+        self.first[request.id] = self._clock.now
+
+    def stepped(self, engine, steps, tokens):
+        """Of no interest, as what follows."""
+
+    def prefilled(self, engine, request):
+        pass
+
+    finished = prefilled
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def told(clock):
+    return Told(clock)
+
+
+def engines(clock, told, precedence_s):
+    processor = Processor(clock, sharing=1.0)
+    cost = Cost(Shape(GB, 1), ROUND)
+    return [Engine(clock, name, cost, processor, Plenty(), told, precedence_s) for name in ("decodes", "prefills")]
+
+
+def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(clock, told):
+    decodes, prefills = engines(clock, told, precedence_s=5.0)
+    decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))
+    clock.at(1.0, prefills.generate, Request("long", "prefills", 1.0, 3000, 0))
+    clock.at(2.0, decodes.generate, Request("short", "decodes", 2.0, 100, 0))
+    clock.run(8.0)
+    # 0.2 s beside the other, after the step that was under way: twice as long.
+    assert told.first["short"] == pytest.approx(2.4, abs=0.03)
+    assert told.first["long"] == pytest.approx(1.0 + 3.1 + 0.2, abs=0.03)
+
+
+def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may(clock, told):
+    decodes, prefills = engines(clock, told, precedence_s=0.5)
+    decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))
+    clock.at(1.0, prefills.generate, Request("long", "prefills", 1.0, 8000, 0))
+    clock.run(1.45)
+    before = decodes.decode_tokens()
+    clock.run(5.5)
+    # Equal slices from 1.5 on.
+    assert decodes.decode_tokens() - before == pytest.approx(4.0 / 2 / 0.01, abs=3)
