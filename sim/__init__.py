@@ -23,10 +23,9 @@ requests of equal length (TTFT 15 % more than was measured, TPOT 14 % less), a l
 slow), a wake-up while other GPUs of the host are busy (15 % too fast). Fitted with models of 1B and 8B only. Whole
 systems, and two models that share a GPU: `benchmarks/sim_check.py`, docs/gpu.md.
 
-24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 179 to 287 s of a core, on shared
-hosts whose speed varies by two (186 s before engines looked before each decode step whose goes first). With models of
-32B, 14B and 8B, which overload them at times so that thousands of requests wait on one group, it took 517 s beside
-other work, before plans were computed in arrays.
+24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 179 to 287 s of a core, on
+shared hosts whose speed varies by two. With models of 32B, 14B and 8B, which overload them at times so that thousands
+of requests wait on one group, it took 517 s beside other work, before plans were computed in arrays.
 
 Not modelled: prefixes that are found again (every prompt is computed whole), and so whose prefixes go first; KV that
 moves along with a migration (the source finishes what it runs); weights over several links or from another GPU, and

@@ -119,7 +119,7 @@ class Engine:
         self._behind_since = inf
         """Since when they do for prefill steps of others."""
         self._look: Timer | None = None
-        """While they do for those of others: when it looks again whether they may go on."""
+        """While they do: when it looks again whether they may go on."""
         self._decoded_at = 0.0
         """When they were given the devices last."""
 
@@ -244,10 +244,9 @@ class Engine:
         self._cut = True
         batch = len(self._batch)
         passed = self._run_s - self._processor.left(self._task)
-        steps = self.cost.steps_in(passed, batch, self._context) + 1
-        if steps < self._run:
-            self._run, self._run_s = steps, self.cost.decode(steps, batch, self._context)
-            self._decodes(max(0.0, self._run_s - passed))
+        self._run = min(self._run, self.cost.steps_in(passed, batch, self._context) + 1)
+        self._run_s = self.cost.decode(self._run, batch, self._context)
+        self._decodes(max(0.0, self._run_s - passed))
 
     def _through(self) -> None:
         """A prefill step or a decode run has ended."""
@@ -320,6 +319,7 @@ class Engine:
             return False
         self._count_used()
         self._began = self._clock.now
+        self._behind_since = inf
         if not self._batch:
             self._lead.alone()
         tokens = most - left

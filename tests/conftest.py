@@ -8,6 +8,7 @@ import signal  # isort: skip
 import subprocess  # isort: skip
 from typing import Any  # isort: skip
 
+import pytest  # isort: skip
 from hypothesis import settings  # isort: skip
 
 # No test fails for being slow: machines are.
@@ -19,6 +20,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any, error: object | None) -> None:
     """Says how a test process ended that died in the middle of a test; which test it was, the summary says."""
     if error:

@@ -233,21 +233,33 @@ async def _after_one_start(
         start_s = time.monotonic() - began
         print(f"up and warm after {start_s:.1f} s", flush=True)
         try:
-            for task in todo:
+            for number, task in enumerate(todo):
                 if time.monotonic() + task.takes_s > end:
                     break
-                await _replay(given, at, task, start_s, site)
+                before = [other.run.name for other in todo[:number]]
+                try:
+                    await _replay(given, at, task, before, start_s, site)
+                except (compared.ReplayFailed, TimeoutError) as error:
+                    print(f"{task.run.name} failed: {error!r}", flush=True)
         finally:
             keep_logs(at, given.out / f"{todo[0].run.name}.logs.txz")
 
 
-async def _replay(given: argparse.Namespace, at: World, task: Task, start_s: float, site: Site) -> None:
+async def _replay(
+    given: argparse.Namespace, at: World, task: Task, before: Sequence[str], start_s: float, site: Site
+) -> None:
     each, one = task.run, task.cut
     rate = each.rate * (_SHORT_RATE if given.rehearse else 1.0)
     # Random ones that another replay of the same start has had would be found in the caches.
     own = ["--rate", str(rate), "--prompt-seed", str(_prompts(each))]
     found = await compared.replayed(at, one.path, *one.arguments, *own, slos=task.slos, names=one.names)
-    found["run"] = {"system": each.system, "slice": each.slice, "rate": each.rate, "start_s": start_s}
+    found["run"] = {
+        "system": each.system,
+        "slice": each.slice,
+        "rate": each.rate,
+        "start_s": start_s,
+        "after": list(before),
+    }
     found["system"] = {
         "catalogue": task.entries,
         "settings": task.settings,
@@ -267,7 +279,7 @@ def _prompts(each: Run) -> int:
 def show(out: Path) -> None:
     """What there is, a line for each run."""
     rows = []
-    for each in runs():
+    for each in sorted(runs(), key=lambda each: (each.slice, each.rate)):
         path = out / f"{each.name}.json"
         if path.exists():
             found = json.loads(path.read_text())

@@ -27,8 +27,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 
 from gpu_scheduler.policy.backlog import Backlog
@@ -38,6 +39,8 @@ from gpu_scheduler.policy.slack import Waiting
 CANDIDATES = 64
 """How many requests of the second queue are tried for the room in S at a time, and how many to start beside the turn:
 bounds one admission, not the queue."""
+_LOOKED_AT = 512
+"""Of what was dropped, for the latter: models that are not active may have thousands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,11 @@ class _Books:
         for name, model in memory.models.items():
             self._use(name, model.growth)
 
+    def copy(self) -> _Books:
+        other = copy(self)
+        other._free, other._left, other._reclaimable = dict(self._free), dict(self._left), dict(self._reclaimable)
+        return other
+
     def wants(self, request: Waiting) -> int:
         """Bytes of each device of its model that it needs beyond what the model has already."""
         return max(0, self._models[request.model].bytes_for(request) - self._reclaimable[request.model])
@@ -173,21 +181,33 @@ class _Admission:
         now = self._agenda.now
         room = min(self._agenda.room, self._backlog.slack_in_flight(now))
         beside = sum(self._unfinished.values()) - max(self._unfinished.values())
-        for request in islice(self._able(self._agenda.dropped, self._of_second), CANDIDATES):
+        books: _Books | None = None
+        dropped = islice(self._agenda.dropped, _LOOKED_AT)
+        # Not of the holders: their own engines would do it behind what they are at.
+        for request in islice(self._able(dropped, self._agenda.of_dropped, self._holders), CANDIDATES):
             cost = self._backlog.prefill_cost(request.request_id)
             shared = sum(min(cost, seconds) for seconds in self._unfinished.values())
             slack = request.deadline - (now + shared + cost)
-            if (
-                # Its own engine would do it behind what it is at.
-                request.model not in self._holders
-                and slack >= 0
-                and cost <= room
-                and beside + cost <= self._turn.joint_s
-                and not self._books.lacks(request)
-            ):
+            if slack < 0 or cost > room or beside + cost > self._turn.joint_s:
+                continue
+            if self._places.get(request.model, inf) <= self._agenda.of_s.get(request.model, 0):
+                continue
+            books = books or self._books_for_others()
+            if not books.lacks(request):
+                books.take(request)
                 self._start(request, Why.BESIDE)
                 room = min(room - cost, slack)
                 beside += cost
+
+    def _books_for_others(self) -> _Books:
+        """What is left when those have theirs that are next: S, and the oldest that no haste makes on time."""
+        books, now = self._books.copy(), self._agenda.now
+        oldest = islice(self._able(self._agenda.second, self._of_second), CANDIDATES)
+        patient = islice((request for request in oldest if not now < request.deadline < inf), 1)
+        on_time = islice(self._able(self._agenda.on_time, self._agenda.of_s), CANDIDATES)
+        for request in chain(patient, on_time):
+            books.take(request)
+        return books
 
     def aged(self) -> bool:
         """Start what the second queue's credit covers. False if one of these has to wait for the turn: it is next."""

@@ -284,12 +284,14 @@ class Backlog:
         """Seconds of another engine's prefill that none in flight is late by, of those that are in time now; +inf: any
         number. Engines share the devices equally, and each does its own one after the other."""
         of_model = self.seconds_in_flight()
+        # A step says nothing before it has ended: what it has done by now is known by the clock.
+        part = max(0.0, self._busy_until - now) / (sum(of_model.values()) or 1.0)
         through: dict[str, float] = {}
         left = inf
         for entry in self._in_flight.values():
             request = entry.request
             own = through[request.model] = through.get(request.model, 0.0) + self._left_s(entry)
-            ends = now + sum(min(own, seconds) for seconds in of_model.values())
+            ends = now + part * sum(min(own, seconds) for seconds in of_model.values())
             if ends <= request.deadline:
                 left = min(left, request.deadline - ends)
         return left
@@ -335,6 +337,7 @@ class Backlog:
         if self._droppable and (drops := self._drop([*just_missed, *late.entries()], now)):
             decisions += drops
             stay = left_out[np.isin(seqs[left_out], line.seqs())]
+        of_dropped = self._models.counted(classes[stay])
         self._late_of = self._models.counted(np.concatenate((classes[stay], self._lines.missed.classes())))
         second = self._lines.by_age(seqs[stay], arrivals[stay], self.rules.best_effort_yield_s)
 
@@ -345,7 +348,8 @@ class Backlog:
             least, most = float(of_second.min()), float(of_second.max())
         self._credit.cap(most)
         self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
-        return Agenda(now, start, on_time, second, room, self._credit.seconds, tuple(decisions), least, of_s, late)
+        credit, thrown = self._credit.seconds, tuple(decisions)
+        return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, of_dropped)
 
     def next_deadline(self) -> float:
         """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as

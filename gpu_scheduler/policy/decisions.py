@@ -86,3 +86,5 @@ class Agenda:
     """Requests of S by model; who has none is left out."""
     dropped: Order | None = None
     """Those of the second queue whose deadlines are still to come, by deadline; None: there is nothing that waits."""
+    of_dropped: Mapping[str, int] = field(default_factory=dict)
+    """How many they are, by model."""

@@ -58,6 +58,15 @@ def test_a_prompt_whose_engines_decodes_stand_still_does_not_wait_with_them(cloc
     assert told.first["long"] == pytest.approx(1.0 + 3.1 + 0.2, abs=0.03)
 
 
+def test_nor_does_one_that_comes_in_the_last_step_of_a_run(clock, told):
+    decodes, prefills = engines(clock, told, precedence_s=5.0)
+    decodes.generate(Request("decodes", "decodes", 0.0, 10, 20))
+    clock.at(0.305, prefills.generate, Request("long", "prefills", 0.305, 3000, 0))
+    clock.at(0.4, decodes.generate, Request("short", "decodes", 0.4, 100, 1))
+    clock.run(8.0)
+    assert told.first["short"] == pytest.approx(0.8, abs=0.03)
+
+
 def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may(clock, told):
     decodes, prefills = engines(clock, told, precedence_s=0.5)
     decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))

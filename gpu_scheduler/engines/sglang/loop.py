@@ -262,11 +262,11 @@ class Loop:
         of those that run waits for that, so not all the time."""
         instance, kv, tree = self._instance, self._instance.kv, self._instance.scheduler.tree_cache
         assert instance.memory.kv is not None
-        extents, held, lost = nbytes // instance.memory.kv.extent_bytes, kv.envelopes.held, 0
+        extents, lost = nbytes // instance.memory.kv.extent_bytes, 0
         if extents <= 0 or now < self._scattered_at or not self._may_move():
             return
         begun = time.monotonic()
-        while lost <= held and kv.leaving() < extents and kv.beyond(extents + lost) <= tree.evictable_size():
+        while lost <= extents and kv.leaving() < extents and kv.beyond(extents + lost) <= tree.evictable_size():
             device.wait(instance.device)
             kv.settle()
             kv.hold_tied()

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.admission import CANDIDATES, Memory, ModelMemory, Turn, admit
 from gpu_scheduler.policy.backlog import Backlog
 from gpu_scheduler.policy.decisions import NeedMemory, Start, Why
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
@@ -120,6 +120,45 @@ def test_who_lacks_memory_goes_beside_nobody() -> None:
     add(queue, "short", "b", 0.1, deadline=0.25)
     memory = Memory({model: ModelMemory(limit=0, held=0) for model in MODELS})
     assert not [decision for decision in decide(queue, memory) if isinstance(decision, Start)]
+
+
+def test_what_is_under_way_keeps_its_slack_while_its_engine_says_nothing() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=1.05)
+    for now in (0.04, 0.06, 0.5):
+        add(queue, f"short at {now}", "b", 0.1, deadline=0.25, now=now)
+        assert admit(queue.plan(now), queue, PLENTY, TURN) == []
+
+
+def test_memory_and_places_of_those_that_are_next_are_left_to_them() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "on time", "b", 0.2, deadline=2.0)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    assert decide(queue) == [Start("short", Why.BESIDE)]
+    for more, starts in ((0, []), (103, [Start("short", Why.BESIDE)])):
+        models = {**PLENTY.models, "b": ModelMemory(limit=205 + more, held=0)}
+        assert decide(queue, Memory(models)) == starts
+    for places, starts in ((1, []), (2, [Start("short", Why.BESIDE)])):
+        assert admit(queue.plan(0.0), queue, PLENTY, TURN, {"b": places}) == starts
+
+
+def test_an_old_request_that_lacks_memory_is_not_overtaken_by_one_of_its_model() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 1.0, deadline=5.0)
+    add(queue, "old", "b", 1.0)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    models = {**PLENTY.models, "b": ModelMemory(limit=1000, held=0)}
+    assert not [decision for decision in decide(queue, Memory(models)) if isinstance(decision, Start)]
+
+
+def test_requests_of_the_engine_that_has_the_turn_hide_nobody() -> None:
+    queue = backlog()
+    under_way(queue, "long", "a", 2.0, deadline=9.0)
+    for number in range(2 * CANDIDATES):
+        add(queue, f"{number}", "a", 0.1, deadline=0.2)
+    add(queue, "short", "b", 0.1, deadline=0.25)
+    assert decide(queue) == [Start("short", Why.BESIDE)]
 
 
 def test_with_one_engine_at_a_time_nothing_goes_beside_it() -> None:
