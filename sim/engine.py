@@ -31,9 +31,8 @@ _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
 _LOOK_S = 0.001
 """How often decodes that stand still look whether they may go on: a real engine's `_TURN_LOOK_S`."""
-
-
 _EXACT_S = 1e-9
+"""Of sums of times on the clock."""
 
 
 class Listener(Protocol):
@@ -443,24 +442,22 @@ class Engine:
             self._look.cancel()
             self._look = None
         self._processor.wait_no_more(self._go_on)
-        behind_prefill = self._processor.stands_still(len(self._batch))
-        if behind_prefill:
-            self._behind_since = min(self._behind_since, self._clock.now)
-        if behind_prefill and (left_s := self._behind_since + self._precedence_s - self._clock.now) > _EXACT_S:
-            self._stand()
-            self._processor.wait(len(self._batch), self._go_on)
-            self._look = self._clock.after(left_s, self._go_on)
-        elif behind_prefill:
-            self._step_begins()
+        now, look_s = self._clock.now, 0.0
+        if self._processor.stands_still(len(self._batch)):
+            self._behind_since = min(self._behind_since, now)
+            look_s = self._behind_since + self._precedence_s - now
+            if look_s > _EXACT_S:
+                self._processor.wait(len(self._batch), self._go_on)
         elif self._gives_way():
-            self._stand()
-            self._look = self._clock.after(_LOOK_S, self._go_on)
+            look_s = _LOOK_S
+        self._standing = look_s > _EXACT_S
+        if self._standing:
+            self._count_used()
+            self._processor.rest(self._task)
+            self._look = self._clock.after(look_s, self._go_on)
         else:
-            self._step_begins()
+            self._behind_since, self._decoded_at = inf, now
         return self._standing
-
-    def _step_begins(self) -> None:
-        self._standing, self._behind_since, self._decoded_at = False, inf, self._clock.now
 
     def _gives_way(self) -> bool:
         """To decodes of others."""
@@ -471,11 +468,6 @@ class Engine:
             return False
         wanting = [other.want for other in others if other.wants]
         return bool(wanting) and decode_turn.waits(self.want, self.wants, wanting)
-
-    def _stand(self) -> None:
-        self._standing = True
-        self._count_used()
-        self._processor.rest(self._task)
 
     def _go_on(self) -> None:
         if not self._task.busy and not self.empty:

@@ -85,6 +85,7 @@ class Processor:
         self.decoding: dict[str, Decoder] = {}
         """Engines that have something to decode, by name."""
         self._standing: dict[Callable[[], None], int] = {}
+        """Whom to tell when nothing goes first any more, and for how many requests they decode."""
         self.places = count(1)
         """Of engines."""
 
@@ -182,8 +183,7 @@ class Processor:
         task._left, task._rate, task.at = self.left(task), 0.0, self._clock.now
 
     def _share(self, new: Task | None = None) -> None:
-        prompts = self._prompts
-        batch = self._precedence_batch
+        prompts, batch = self._prompts, self._precedence_batch
         goes = [task for task in self._busy if not task.decodes or not worth(prompts, task.decodes, batch)]
         sharing = sum(not task.computed for task in goes)
         each = 1.0 if sharing <= 1 else self._sharing / sharing
