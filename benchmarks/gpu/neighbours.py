@@ -26,6 +26,8 @@ LOADING_BYTES = 3 << 30
 """Booked for an engine until it has measured what it takes."""
 SET_ASIDE_BYTES = 130 << 20
 """A GPU's spares, which balloond keeps of its capacity."""
+_UNESTIMATED_BYTES = 1 << 30
+"""Of a GPU for what an engine has in extents beside its weights, graphs for example; what is left is taken away."""
 
 
 class Shared:
@@ -69,7 +71,7 @@ class Shared:
         if kv_bytes is None:
             capacity = backends.look(self.device).free_bytes - RESERVE_BYTES
         else:
-            each = self.weights_bytes + stated
+            each = self.weights_bytes + stated + (0 if self.on_host else _UNESTIMATED_BYTES)
             capacity = len(names) * each + kv_bytes + (0 if self.on_host else SET_ASIDE_BYTES)
         async with harness.node(folder, capacity, self.device) as at:
             for name in names:

@@ -3,11 +3,12 @@
     python -m benchmarks.gpu.same_answers --out DIR --commit HASH [--device cuda:0] [--shape 1b]
 
 Greedy answers with the same random weights and deterministic kernels, the prefix cache on, a third of the prompts
-sharing prefixes. The reference runs three times: all prompts at once, some at a time in another order with its cache
-warm, and with a fifth of the memory, so that it evicts by itself. Where these three part is what SGLang's own answers
-depend on: ties. The elastic engine runs several times, its limit moving every 200 ms between a fifth of what the run
-needs and all of it; in the middle of each second run it hands back what runs, its weights leave for host memory and
-come back, and it goes on. New KV is NaN, and SGLang recounts its pool after every step.
+sharing prefixes. The reference runs all prompts at once; some at a time in other orders with its cache warm, as often
+as the elastic engine runs, since the widest of few is narrower than that of many; and twice with a fifth of the memory,
+so that it evicts by itself. Where these part is what SGLang's own answers depend on: ties. The elastic engine runs
+several times, its limit moving every 200 ms between a fifth of what the run needs and all of it; in the middle of each
+second run it hands back what runs, its weights leave for host memory and come back, and it goes on. New KV is NaN, and
+SGLang recounts its pool after every step.
 
 Exit status 1 if an answer parts from the reference's by more than the reference's part from each other, or if no prefix
 was evicted, no request retracted, or the engine never hibernated.
@@ -48,7 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--longest", type=int, default=1500, help="prompt, in tokens")
     parser.add_argument("--new", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--in-flight", type=int, default=96)
-    parser.add_argument("--runs", type=int, default=4, help="of the elastic engine")
+    parser.add_argument("--runs", type=int, default=4, help="of the elastic engine, and of the warm reference")
     parser.add_argument("--options", default="{}", help="engine options as JSON, for both sides")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
@@ -186,11 +187,12 @@ class Comparison:
     ) -> None:
         given = self._given
         await image.take(elastic.lease_id)
-        reruns = {
-            "at once": await self._run(reference).answers(len(self._prompts)),
-            "warm, another order": await self._run(reference).answers(max(2, given.in_flight // 4), 2),
-            "little memory, another order": await self._run(little).answers(given.in_flight, 3),
-        }
+        reruns = {"at once": await self._run(reference).answers(len(self._prompts))}
+        for order in range(given.runs):
+            warm = await self._run(reference).answers(max(2, given.in_flight // 4), 2 + order)
+            reruns[f"warm, order {order}"] = warm
+        for order in range(2):
+            reruns[f"little memory, order {order}"] = await self._run(little).answers(given.in_flight, order)
         base = reruns["at once"]
         own = {
             f"{a}; {b}": partings(reruns[a], reruns[b])
