@@ -1,8 +1,11 @@
 """What work costs: seconds of prefill and decode steps, of wake-ups and of memory on its way.
 
-A decode step reads all weights, once, and the KV of every request of the batch:
+A decode step reads all weights, once, and the KV of every request of the batch, and computes with each weight for each
+request, which takes two thirds of the time that it takes for a token of a prompt. A layer takes some time whatever its
+size, and weights are read in that, too: `weight_bytes_per_s` is of what more there are, and above the memory's rate.
 
-    decode  = step_s + weights / weight_bytes_per_s + batch * sequence_s + KV / kv_bytes_per_s
+    decode  = layers * step_layer_s + weights / weight_bytes_per_s + batch * weights * request_s_per_byte
+              + KV / kv_bytes_per_s
 
 A prefill step needs its devices for
 
@@ -39,13 +42,13 @@ class Hardware:
 
     capacity_bytes: int = 149_500_000_000
     """Of one device, for models: an H200's 150.8 GB less balloond's reserve and spares."""
-    step_s: float = 0.000566
-    weight_bytes_per_s: float = 3.442e12
-    sequence_s: float = 0.0
-    kv_bytes_per_s: float = 4.94e12
-    prefill_host_s: float = 0.00124
+    step_layer_s: float = 5.53e-5
+    weight_bytes_per_s: float = 5.406e12
+    request_s_per_byte: float = 1.036e-15
+    kv_bytes_per_s: float = 4.377e12
+    prefill_host_s: float = 0.00243
     """No number of devices changes it, nor the next two."""
-    prefill_after_s: float = 0.00855
+    prefill_after_s: float = 0.00735
     """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
     for it."""
     prefill_layer_s: float = 0.0004925
@@ -60,10 +63,10 @@ class Hardware:
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 0.904
+    sharing: float = 0.903
     """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
     turns."""
-    path_s: float = 0.01218
+    path_s: float = 0.01099
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 2048
     """Tokens of an engine's prefill step at most."""
@@ -131,8 +134,8 @@ class Cost:
         self.hardware = hardware
         weights, kv = shape.weights_bytes / shape.devices, shape.kv_bytes_per_token / shape.devices
         exchange = hardware.exchange_s if shape.devices > 1 else 0.0
-        self._decode_fixed = hardware.step_s + exchange + weights / hardware.weight_bytes_per_s
-        self._each = hardware.sequence_s
+        self._decode_fixed = shape.layers * hardware.step_layer_s + exchange + weights / hardware.weight_bytes_per_s
+        self._each = weights * hardware.request_s_per_byte
         self._kv = kv / hardware.kv_bytes_per_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
         host = hardware.prefill_host_s + exchange

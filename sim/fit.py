@@ -2,13 +2,14 @@
 
     python -m sim.fit --results benchmarks/results
 
-Fitted to: steps and starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
-(`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), the steps of 16 long streams (`gpu_reclaim`), four
-GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
-(`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
-and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host
-does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B
-model at once (`compare/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
+Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
+(`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), decode steps of 8B by the number of requests in a
+running system (`decode_steps`) and of 16 long streams (`gpu_reclaim`), four GPUs loading at once (`gpu_load_group`),
+how much longer the first token of a lone 8B request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a
+layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine
+at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host does in a step) and two
+(`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B model at once
+(`compare/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
 Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
 of the model.
 The rest of what it prints was held out.
@@ -19,12 +20,14 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from sim.catalogue import SHAPES, Spec
 from sim.clock import Clock
@@ -40,6 +43,10 @@ _BURST = 4
 """Prompts of one whose first tokens are looked at: after the last of all no other step is launched."""
 _SHORT, _LONG = 16, 1024
 """Tokens of a step with graphs, and of one without."""
+_STREAMS = 16
+"""Of `benchmarks/gpu/reclaim.py`."""
+_BIN, _LEAST_WINDOWS = 16, 4
+"""Decode steps of so many numbers of requests are looked at together, where there are so many."""
 _CHUNK_TOKENS = H200.prefill_chunk
 _GRAPH_TOKENS = 512
 """Larger steps had no graphs in what this is fitted to, whatever the model."""
@@ -164,6 +171,27 @@ def burst_step_s(results: Results, shape: str, chunk: int) -> float:
     return median(steps)
 
 
+def batches(results: Results, shape: str) -> list[tuple[float, float, float]]:
+    """(requests, bytes of KV, seconds of a step), medians of windows with about as many requests."""
+    bins: dict[int, list[Any]] = {}
+    for window in results.read("decode_steps")["windows"]:
+        if window["shape"] == shape:
+            bins.setdefault(int(window["requests"]) // _BIN, []).append(window)
+    keys = ("requests", "kv_bytes", "step_s")
+    enough = [some for _, some in sorted(bins.items()) if len(some) >= _LEAST_WINDOWS]
+    return [
+        (of["requests"], of["kv_bytes"], of["step_s"])
+        for of in ({key: median(window[key] for window in some) for key in keys} for some in enough)
+    ]
+
+
+def plane(points: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
+    """Through such points: seconds of a step, more for each request, and more for each byte of KV."""
+    table = np.array([(1.0, requests, kv_bytes / 1e9) for requests, kv_bytes, _ in points])
+    (fixed, each, kv), *_ = np.linalg.lstsq(table, np.array([step_s for *_, step_s in points]))
+    return float(fixed), float(each), float(kv) / 1e9
+
+
 def lone_prefill_s(shape: Shape, hardware: Hardware, tokens: int) -> float:
     """Of a request of 16 tokens, in a step that counts as one of `tokens`."""
     cost = Cost(shape, _as_measured(hardware))
@@ -202,17 +230,18 @@ def fit(results: Results) -> Hardware:
 
     group = results.read("gpu_load_group")["rows"][0]
 
-    # Decode steps: one request of 8B, one of 1B, and 16 of 8B with much KV.
+    # Decode steps: batches of 8B, among them 16 requests with much KV, and one request of 1B.
     reclaim = results.read("gpu_reclaim")
     tensor = results.read("gpu_tensor_parallel")["measured"]
     alone = results.read("gpu_overhead_one_graphs")["measured"]["elastic-0"]
-    eight_s = fmean([alone["decode_step_ms"], *(each["decode_step_ms"] for each in reclaim["measured"].values())]) / 1e3
+    much = (_STREAMS, reclaim["stats"]["steady"]["kv_used_bytes"], reclaim["between_tokens_s"]["after"]["p50"])
+    eight_s, request_s, kv_s = plane([*batches(results, "8b"), much])
     one_s = tensor["ours-on-one"]["decode_step_ms"] / 1e3
     # That engine's embeddings were not tied: what it loaded is what it measured.
     one_bytes = tensor["ours-on-one"]["weights_bytes"]
-    weight_rate = (eight.weights_bytes - one_bytes) / (eight_s - one_s)
-    step = one_s - one_bytes / weight_rate
-    kv_rate = reclaim["stats"]["steady"]["kv_used_bytes"] / (reclaim["between_tokens_s"]["after"]["p50"] - eight_s)
+    ratio = eight.layers / one.layers
+    weight_rate = (eight.weights_bytes - ratio * one_bytes) / (eight_s - ratio * one_s)
+    step_layer = (one_s - one_bytes / weight_rate) / one.layers
 
     hardware = replace(
         H200,
@@ -222,9 +251,9 @@ def fit(results: Results) -> Hardware:
         cold_base_s=cold_8b - eight.layers * cold_layer,
         cold_layer_s=cold_layer,
         weight_bytes_per_s=weight_rate,
-        step_s=step,
-        kv_bytes_per_s=kv_rate,
-        sequence_s=0.0,
+        step_layer_s=step_layer,
+        kv_bytes_per_s=1 / kv_s,
+        request_s_per_byte=request_s / eight.weights_bytes,
         path_s=0.0,
     )
     chunk_rate = fmean(
@@ -297,6 +326,11 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         turn["sides"]["neither"]["between_tokens_s"]["alone"]["p50"],
         eight.decode(1, 16, 1600),
     )
+    for shape, fitted in (("8b", True), ("3b", False), ("1b", False)):
+        for requests, kv_bytes, step_s in batches(results, shape):
+            context = int(kv_bytes / SHAPES[shape].kv_bytes_per_token)
+            modelled = Cost(SHAPES[shape], hardware).decode(1, round(requests), context)
+            line(f"step of {requests:.0f} requests in a running system, {shape.upper()}, s", step_s, modelled, fitted)
     beside = turn["sides"]["neither"]
     line(
         "step beside a prefill, s",

@@ -6,7 +6,7 @@
 An engine of ours and unmodified SGLang with a pool of the same size have the same batches in turn: so many prompts at
 once, none like another, and answers of which the last steps count, when all of them decode and nobody prefills.
 Reported is the median time from one step to the next in milliseconds, greedy and sampled; and for the cost model of
-`sim/cost.py` what each request more costs, in microseconds, beside the KV that it reads (`sequence_s`).
+`sim/cost.py` what each request more costs, in microseconds, beside the KV that it reads (`request_s_per_byte`).
 
 Exit status 1 if a request failed.
 """
@@ -75,7 +75,7 @@ async def measure(given: Any, shared: Shared, clients: Sequence[Client]) -> tupl
     return rows, problems
 
 
-def sequence_s(rows: Sequence[Row], kv_bytes_per_token: int) -> float:
+def request_s(rows: Sequence[Row], kv_bytes_per_token: int) -> float:
     """Of a line through these steps, without the time that reading their KV takes by the cost model."""
     batches = np.array([row.batch for row in rows], float)
     kv_s = batches * [row.context_tokens * kv_bytes_per_token / H200.kv_bytes_per_s for row in rows]
@@ -108,7 +108,7 @@ async def main() -> None:
     for side, temperature in product((OURS, REFERENCE), given.temperature):
         mine = [row for row in rows if (row.side, row.temperature) == (side, temperature)]
         if len(mine) > 1:
-            found[f"{side}, temperature {temperature:g}"] = sequence_s(mine, shared.kv_bytes_per_token)
+            found[f"{side}, temperature {temperature:g}"] = request_s(mine, shared.kv_bytes_per_token)
     cells = [
         (row.side, f"{row.temperature:g}", row.batch, f"{row.context_tokens:.0f}", f"{1e3 * row.step_s:.2f}")
         for row in rows
@@ -118,7 +118,7 @@ async def main() -> None:
     body = {
         "arguments": {key: str(value) for key, value in vars(given).items() if key != "out"},
         "rows": [vars(row) for row in rows],
-        "sequence_s": found,
+        "request_s": found,
         "problems": problems,
     }
     report.write(given.out, f"gpu_batches_{given.shape}", given.commit, body)

@@ -64,7 +64,7 @@ def test_after_an_idle_time_the_host_begins_anew():
 
 def second_token_after(step_s, came):
     """When a prompt that came at `came` had its first token, beside another that decodes in steps of `step_s`."""
-    _, second = first_tokens(replace(SMALL, step_s=step_s), (1000, 0.0, 1000), (1000, came, 1))
+    _, second = first_tokens(replace(SMALL, step_layer_s=step_s / 32), (1000, 0.0, 1000), (1000, came, 1))
     return second
 
 

@@ -14,9 +14,9 @@ from sim.trace import Trace
 GB = 10**9
 ROUND = replace(
     H200,
-    step_s=0.01,
+    step_layer_s=0.01 / 32,
     weight_bytes_per_s=inf,
-    sequence_s=0.0,
+    request_s_per_byte=0.0,
     kv_bytes_per_s=inf,
     prefill_host_s=0.0,
     prefill_after_s=0.0,
