@@ -375,8 +375,7 @@ class Dispatcher:
         self._order += 1
         forecast = request.prompt_tokens + min(request.most_new_tokens, self.counters[request.model].forecast.tokens)
         request.kv_bytes = forecast * self._kv_bytes_per_token(resident)
-        least = self.counters[request.model].forecast.least
-        self._protection.started(request.model, request.id, self._tpot_s(request), least)
+        self._protection.started(request.model, request.id, self._tpot_s(request))
         counted.STARTED.labels(request.model, start.why.value).inc()
         if request.trace is not None:
             request.trace.sent(now, start.why.value, resident)

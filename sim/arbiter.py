@@ -275,7 +275,7 @@ class Arbiter:
         request = self._requests[start.request_id]
         model = self._models[request.model]
         self._backlog.start(start, now)
-        self._protection.started(request.model, request.id, self._tpot_s(request), model.forecast.least)
+        self._protection.started(request.model, request.id, self._tpot_s(request))
         tokens = request.to_prefill + min(request.most_new_tokens, model.forecast.tokens)
         request.committed = tokens * active[request.model].token_bytes
         model.committed += request.committed

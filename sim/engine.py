@@ -1,7 +1,7 @@
 """One model's engine on a group: continuous batching with chunked prefill over elastic KV, as SGLang does it.
 
 An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
-of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as their lead lasts
+of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as they have a lead
 (`gpu_scheduler/policy/lead.py`). A run goes on, in one event, until its first request ends or its memory does;
 whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run: whose
 goes first is looked at before each (`gpu_scheduler/policy/decode_turn.py`).
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.decode_turn import Want
-from gpu_scheduler.policy.lead import Lead
+from gpu_scheduler.policy.lead import Hold, Stream, lead_s
 from gpu_scheduler.policy.pace import FREE, Pace
 from sim.clock import Clock, Timer
 from sim.cost import Cost
@@ -110,7 +110,11 @@ class Engine:
         """The prefill step or the decode run under way."""
         self._host_free = 0.0
         """When its host was, or will be, through with the step that it was last at, and may begin another."""
-        self._lead = Lead()
+        self._hold = Hold()
+        self._lead_s, self._lead_at = inf, 0.0
+        """Of the batch, and when that was."""
+        self._lead_of = (-1, -1, 0.0)
+        """After which step, of how many that ever joined, and with what bound."""
         self._pause: Timer | None = None
         self._place = next(processor.places)
         self._standing = False
@@ -258,7 +262,6 @@ class Engine:
                 # Of a decode step the host has little to do: a graph is all.
                 step_s = (self._clock.now - self._began) / run
                 self._host_free = max(self._host_free, self._clock.now - step_s)
-                self._lead.decoded(self._began, self._clock.now, self.pace, run)
             self.listener.stepped(self, run, run * len(self._batch))
             while self._ends and self._ends[0][0] <= self._steps:
                 _, _, request = heappop(self._ends)
@@ -286,14 +289,25 @@ class Engine:
         """Decode steps to make before the next prefill step; 0: none. Slower ones than they are alone are looked at
         again."""
         now = self._clock.now
-        hold_s = self._lead.hold_s(now)
-        if hold_s == 0:
+        hold_s, lead = self._hold.left_s(now), self._lead(now)
+        if hold_s == 0 or lead >= 0:
             return 0
-        alone_s = self.cost.decode(1, len(self._batch), self._context)
-        steps = ceil(hold_s / alone_s)
-        if alone_s < self.pace.step_s:
-            steps = min(steps, ceil(-self._lead.ahead_s(now) / (self.pace.step_s - alone_s)))
-        return steps
+        # Somebody can still be brought in time: the target allows more than a step.
+        return min(ceil(hold_s / self._step_s), ceil(-lead / (self.pace.step_s - self._step_s)))
+
+    @property
+    def _step_s(self) -> float:
+        """A decode step alone."""
+        return self.cost.decode(1, len(self._batch), self._context)
+
+    def _lead(self, now: float) -> float:
+        if self.pace.step_s == 0:
+            return inf
+        of = (self._steps, self._joined, self.pace.step_s)
+        if of != self._lead_of:
+            streams = (Stream(each.joined_at, self._steps - each.joined_step) for each in self._batch.values())
+            self._lead_s, self._lead_at, self._lead_of = lead_s(streams, now, self._step_s, self.pace.step_s), now, of
+        return self._lead_s - (now - self._lead_at)
 
     # --- prefill
 
@@ -319,8 +333,6 @@ class Engine:
         self._count_used()
         self._began = self._clock.now
         self._behind_since = inf
-        if not self._batch:
-            self._lead.alone()
         tokens = most - left
         begins = self._clock.now
         if self._task.busy:
@@ -363,7 +375,7 @@ class Engine:
             else:
                 self.listener.prefilled(self, request)
         took_s = now - self._began
-        self._lead.prefilled(now, took_s, self.pace)
+        self._hold.prefilled(now, took_s)
         if self._waiting and self.pace.pause_ratio > 0:
             self._pause = self._clock.after(self.pace.pause_ratio * took_s, self._unpause)
         for request in done:
@@ -382,7 +394,7 @@ class Engine:
         self._context += request.to_prefill + 1
         request.generated += 1
         self._decoded += 1
-        request.joined_step = self._steps
+        request.joined_step, request.joined_at = self._steps, self._clock.now
         request.finish_step = self._steps + request.most_new_tokens
         if not self._batch:
             self._processor.decoding[self.name] = self
@@ -420,8 +432,7 @@ class Engine:
 
     @property
     def want(self) -> Want:
-        step_s = self.cost.decode(1, len(self._batch), self._context)
-        return Want(decode_turn.need(step_s, self.pace.step_s), self._place)
+        return decode_turn.want(decode_turn.need(self._step_s, self.pace.step_s), len(self._batch), self._place)
 
     @property
     def wants(self) -> bool:
@@ -430,7 +441,7 @@ class Engine:
             return False
         if self._waiting and self._pause is None and not self._held():
             return False
-        return decode_turn.wants(self._lead.ahead_s(self._clock.now), self.pace.lead_s)
+        return decode_turn.wants(self._lead(self._clock.now), self._step_s)
 
     def joined(self) -> None:
         if self._run > 1 and self._decode_turn_s > 0:

@@ -4,12 +4,12 @@
 
 Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
 (`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), decode steps of 8B by the number of requests in a
-running system (`decode_steps`) and of 16 long streams (`gpu_reclaim`), four GPUs loading at once (`gpu_load_group`),
-how much longer the first token of a lone 8B request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a
-layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine
-at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host does in a step) and two
-(`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B model at once
-(`compare/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
+running system (`decode_steps`) and of 16 long streams (`gpu_reclaim`), four GPUs that load at once
+(`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
+(`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
+and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host
+does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B
+model at once (`compare/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
 Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
 of the model.
 The rest of what it prints was held out.

@@ -19,6 +19,7 @@ class Request:
         "generated",
         "given_at",
         "id",
+        "joined_at",
         "joined_step",
         "model",
         "output_tokens",
@@ -65,6 +66,8 @@ class Request:
         """When its engine had it last."""
         self.joined_step = self.finish_step = 0
         """Of its engine's count of decode steps: when it joined the batch, and when its last token is out."""
+        self.joined_at = nan
+        """When it joined it."""
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.model}, {self.prompt_tokens}+{self.output_tokens}, {self.generated} out)"

@@ -2,12 +2,12 @@
 
 The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
 start a prefill step. Then come two words for each engine: the most prompt tokens of its next prefill steps with how
-long the pause after each is, for each second that it took; and the mean that its own decode steps may take with how far
-they can be ahead of it. Engines read them between two steps, which costs nothing; a message would wait for the step.
+long the pause after each is, for each second that it took; and the mean that its own decode steps may take. Engines
+read them between two steps, which costs nothing; a message would wait for the step.
 
 At the end engines write themselves what the gpu_scheduler would hear of too late: until when a prefill step of theirs
 goes before decode steps of the others, and for how many prompts (`policy/precedence.py`); and until when they want to
-decode, with how much of the devices they need for it (`policy/decode_turn.py`).
+decode, with how much of the devices they need for it, for how many requests (`policy/decode_turn.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import mmap
 import os
 import struct
 
+from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.decode_turn import Want
 from gpu_scheduler.policy.pace import Pace
 
@@ -28,7 +29,7 @@ _PRECEDENCE = struct.Struct("<I")
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
-"""Microseconds: the step in the lower half, 0 for no bound, the lead in the upper one."""
+"""Microseconds; 0 for no bound."""
 _EACH = _PACE.size + _STEP.size
 _HALF = (1 << 32) - 1
 _PLACES = 64
@@ -38,7 +39,8 @@ _CLAIM = struct.Struct("<Q")
 _CLAIMS = struct.Struct(f"<{_PLACES}Q")
 _CLAIMS_AT = _EACH * (1 + MOST_INDEX)
 _WANTS_AT = _CLAIMS_AT + _CLAIMS.size
-"""As claims are, with the need, in thousandths."""
+"""As claims are, with the need, in hundredths, in the lowest 8 bits, and the requests in the next ones."""
+_MOST_BYTE = (1 << 8) - 1
 _MOST_LOW = (1 << 16) - 1
 _WANTED_S = 0.05
 """How long an engine wants without saying so again: it does with every step."""
@@ -74,14 +76,13 @@ class Turn:
         """For the engine with `index`, until the next one."""
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
         _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
-        step_us, lead_us = (max(0, min(_HALF, round(1e6 * seconds))) for seconds in (pace.step_s, pace.lead_s))
-        _STEP.pack_into(self._words, _EACH * index + _PACE.size, lead_us << 32 | step_us)
+        _STEP.pack_into(self._words, _EACH * index + _PACE.size, max(0, min(_HALF, round(1e6 * pace.step_s))))
 
     def pace(self, index: int) -> Pace:
         """What holds for the engine with `index` now."""
         (word,) = _PACE.unpack_from(self._words, _EACH * index)
         (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
-        return Pace(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, (own >> 32) / 1e6)
+        return Pace(word & _HALF, (word >> 32) / 1e6, own / 1e6)
 
     @property
     def precedence_s(self) -> float:
@@ -127,11 +128,10 @@ class Turn:
         """For all engines."""
         _PRECEDENCE.pack_into(self._words, _TURN.size + _PRECEDENCE.size, min(_HALF, round(1e6 * seconds)))
 
-    def want(self, index: int, need: float | None, now: float) -> None:
-        """The engine with `index` wants to decode, for a moment from now on (monotonic seconds). None: it does not."""
-        word = 0
-        if need is not None:
-            word = int(1e6 * (now + _WANTED_S)) << 16 | min(_MOST_LOW, round(1e3 * need))
+    def want(self, index: int, need: float | None, now: float, requests: int = 1) -> None:
+        """The engine with `index` wants to decode so many requests, for a moment from now on (monotonic seconds). None:
+        it does not."""
+        word = 0 if need is None else int(1e6 * (now + _WANTED_S)) << 16 | _told(need, requests)
         _CLAIM.pack_into(self._words, _place(index, _WANTS_AT), word)
 
     def wanting(self, index: int, now: float) -> list[Want]:
@@ -140,15 +140,23 @@ class Turn:
         if not any(words):
             return []
         return [
-            Want((word & _MOST_LOW) / 1e3, place)
+            _heard(word & _MOST_LOW, place)
             for place, word in enumerate(words)
             if word >> 16 > 1e6 * now and place != own
         ]
 
 
-def wanted(index: int, need: float) -> Want:
-    """What others see if the engine with `index` wants to decode."""
-    return Want(min(_MOST_LOW, round(1e3 * need)) / 1e3, index % _PLACES)
+def wanted(index: int, need: float, requests: int = 1) -> Want:
+    """What others see if the engine with `index` wants to decode so many requests."""
+    return _heard(_told(need, requests), index % _PLACES)
+
+
+def _told(need: float, requests: int) -> int:
+    return min(_MOST_BYTE, requests) << 8 | min(_MOST_BYTE, round(1e2 * need))
+
+
+def _heard(low: int, place: int) -> Want:
+    return decode_turn.want((low & _MOST_BYTE) / 1e2, low >> 8, place)
 
 
 def _place(index: int, table: int = _CLAIMS_AT) -> int:

@@ -1,5 +1,5 @@
 """Whose decode steps go first where several engines of a group decode at once and there is not enough for all: those
-of who needs the least of the devices to keep its TPOT target.
+of who needs the least of the devices for each request that is to be on time.
 
 The driver gives processes on a GPU equal slices, and a little is lost between them. Two engines of which each needs
 half of the device thus get 0.45 of it, and both miss their targets by a tenth; of three all do. It is the choice that
@@ -7,12 +7,13 @@ Moore-Hodgson makes of first tokens: with not enough for all, leave out who cost
 
 **The need** of an engine is the share of the devices that keeps its tightest target: a decode step alone over the mean
 that the target allows (`Pace.step_s`). Where all that want something need more than `ENOUGH` together, whoever needs
-less goes before; a need of 1 or more is last, because no share keeps that target. Else they have equal slices: who goes
-first would take more than it needs, as it can hardly know when it has enough for a request of a few tokens.
+less for each of its requests goes before. Else they have equal slices: who goes first would take more than it needs,
+as it can hardly know when it has enough for a request of a few tokens.
 
-**What it wants** is bounded by the target: an engine whose decodes have their lead (`lead.py`) wants nothing more than
-others, and stands still while somebody does. It falls behind by that until it wants again, and so goes at the pace of
-its target while neighbours need the rest, and as fast as it can while they do not.
+**What it wants** is bounded by what its requests have in hand (`lead.py`): an engine that need not begin a step within
+the time of one wants nothing more than others, and stands still while somebody does. So it goes at the pace of its
+target while neighbours need the rest, and as fast as it can while they do not. One that nobody could bring in time
+wants nothing, either, and has what the others leave.
 
 Whoever prefills, or stands still for who does (`precedence.py`), wants nothing meanwhile: others would wait for steps
 that are not made.
@@ -28,17 +29,20 @@ from typing import NamedTuple
 
 ENOUGH = 0.9
 """What engines can make of the devices in equal slices."""
-FULL = 0.9
-"""Share of its lead above which an engine wants nothing. Whoever has a long one stands still for a tenth of it between
-two steps, which is the pace of its target; where requests are short the lead is one step, and no time to wait in."""
 
 
 class Want(NamedTuple):
     """Of one engine that decodes. They are compared: what is less goes before."""
 
-    need: float
+    each: float
+    """The need for each of its requests."""
     place: int
     """Tells equals apart, the same way for everybody."""
+    need: float
+
+
+def want(need: float, requests: int, place: int) -> Want:
+    return Want(need / max(1, requests), place, need)
 
 
 def need(step_s: float, target_step_s: float) -> float:
@@ -46,9 +50,9 @@ def need(step_s: float, target_step_s: float) -> float:
     return step_s / target_step_s
 
 
-def wants(ahead_s: float, lead_s: float) -> bool:
-    """Whether decodes that are so far ahead of their target's pace want more of the devices."""
-    return ahead_s < FULL * lead_s
+def wants(lead_s: float, step_s: float) -> bool:
+    """Whether decodes whose next step has to begin within `lead_s` want more of the devices; one takes `step_s`."""
+    return lead_s < step_s
 
 
 def waits(own: Want, wanting: bool, others: Collection[Want]) -> bool:

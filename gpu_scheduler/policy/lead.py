@@ -1,71 +1,72 @@
-"""How long an engine's own decodes may stand still behind its own prefills.
+"""How long the next decode step of an engine can wait: of each request that decodes, what it has had so far.
 
-An engine prefills or decodes, never both, and SGLang prefills as long as there is something to prefill: behind a queue
-that does not end, what has its first token never gets the second. Neighbours are protected from that by pauses
-(`pace.py`), of which each is a share of the step before. Here the loss is exactly 1, and the engine itself sees every
-step, so that it needs to know nothing but the mean step that its tightest target allows, `step_s` (`Pace.step_s`).
+A TPOT target is a mean, (last - first) / (n - 1), so that a request is on time as long as its k-th token after the
+first comes k times the target after that one. What comes faster is in hand, however much, until the request ends;
+nobody needs to know when that is. **The lead** of an engine is the least that any of its requests has in hand: the next
+step must begin within it for every next token to be in time. Two choices are made by it:
 
-**The lead** is how far decodes are ahead of one step each `step_s`: it grows by `step_s` with every decode step and
-falls with the time that passes. While it is above zero everything is as without it: prefill first. Then decode steps
-come first until it is above zero again, at least one. Prefills that never end thus get 1 - s / step_s of the time,
-where s is a decode step, and decodes a mean of step_s.
+- An engine prefills or decodes, never both, and SGLang prefills as long as there is something to prefill: behind a
+  queue that does not end, what has its first token never gets the second. While there is a lead everything is as
+  without it, prefill first. Without one decode steps come first (`Hold`).
+- Engines that have a lead of a step and more stand still for the decode steps of those that have not
+  (`decode_turn.py`). What has just got its first token has nothing in hand, and what ran alone for a second half of it.
 
-It has a bound, `lead_s`: what has just got its first token has decoded nothing yet, and is protected with the others. A
-time that it stands still is spread over all of its tokens, so that the bound is a step for every twelve tokens that
-nearly all requests of the model come to (`OutputForecast.least`), and one where they are fewer.
+**Who is lost does not count.** A request that is behind by more than it can make good, if it goes on for twice as long
+as it has already and `RECOVERY_TOKENS` more, would keep its engine in a hurry, its first tokens waiting, and neighbours
+standing still, for nothing. Where the target is below a step alone that is everybody.
 
-So has the debt: that lead and the prefill step before. It is never more where the target can be kept, since each step
-is then made good before the next one. Where it cannot, what is beyond was lost by requests that have ended by and by:
-later ones get nothing for it, and first tokens would wait a third longer until all of it were paid.
-
-**At most** a third of what the prefill step before took is spent on that (`PaceRules.own_least_share`), more than one
-step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it brings: where even
-an engine that did nothing else could not keep the target, because its neighbours decode too, every first token would
-wait for nothing.
+**At most** a third of what the prefill step before took is spent on decode steps (`PaceRules.own_least_share`), more
+than one step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it brings:
+where even an engine that did nothing else could not keep the target, because its neighbours decode too, every first
+token would wait for nothing.
 """
 
 from __future__ import annotations
 
-from gpu_scheduler.policy.pace import Pace, PaceRules
+from collections.abc import Iterable
+from math import inf
+from typing import NamedTuple
+
+from gpu_scheduler.policy.pace import PaceRules
+
+RECOVERY_RATIO = 2
+RECOVERY_TOKENS = 12
+"""Tokens in which a request has to be able to make good what it is behind: so many for each that it has, and so many
+more. With a ratio of 1 or a half less is met (docs/policies.md)."""
 
 
-class Lead:
-    """Of one engine. Seconds, on the caller's clock."""
+class Stream(NamedTuple):
+    """A request that decodes."""
+
+    first_at: float
+    """When its first token was out. Seconds."""
+    tokens: int
+    """After that one, those on their way included."""
+
+
+def lead_s(streams: Iterable[Stream], now: float, step_s: float, target_s: float) -> float:
+    """Seconds until the next decode step has to begin; below 0: some next token is late already. +inf if nobody can be
+    brought in time, or nobody decodes. `step_s`: a step alone; `target_s`: the mean that is allowed."""
+    spare_s = target_s - step_s
+    least = inf
+    for first_at, tokens in streams:
+        one = first_at + tokens * target_s + spare_s - now
+        if one < least and one >= -spare_s * (RECOVERY_RATIO * tokens + RECOVERY_TOKENS):
+            least = one
+    return least
+
+
+class Hold:
+    """For how long an engine's decode steps may come before its next prefill step. Seconds, on the caller's clock."""
 
     def __init__(self, rules: PaceRules | None = None) -> None:
-        self._hold_ratio = 1 / (rules or PaceRules()).own_least_share - 1
-        self._ahead_s: float | None = None
-        """At `_at`. None: nothing has begun to decode since `alone`, or nothing bounded."""
-        self._at = 0.0
-        self._most_behind_s = 0.0
-        self._hold_until = 0.0
+        self._ratio = 1 / (rules or PaceRules()).own_least_share - 1
+        self._until = 0.0
 
-    def alone(self) -> None:
-        """A prefill step begins while nothing decodes."""
-        self._ahead_s = None
+    def prefilled(self, now: float, took_s: float) -> None:
+        """A prefill step ended."""
+        self._until = now + self._ratio * took_s
 
-    def prefilled(self, now: float, took_s: float, pace: Pace) -> None:
-        """A prefill step ended. Where nothing decoded before, what does now has all of the lead."""
-        self._hold_until = now + self._hold_ratio * took_s
-        self._most_behind_s = pace.lead_s + took_s
-        if self._ahead_s is None and pace.step_s > 0:
-            self._ahead_s, self._at = pace.lead_s, now
-
-    def decoded(self, began: float, now: float, pace: Pace, steps: int = 1) -> None:
-        """So many decode steps began at `began`, of which the last ends `now`. For one that only begins both are the
-        same."""
-        if pace.step_s == 0:
-            self._ahead_s = None
-        elif self._ahead_s is not None:
-            most_s = pace.lead_s - (now - began) / steps
-            ahead_s = self._ahead_s - (now - self._at) + steps * pace.step_s
-            self._ahead_s, self._at = max(-self._most_behind_s, min(most_s, ahead_s)), now
-
-    def ahead_s(self, now: float) -> float:
-        """Below 0: decodes are behind. 0 where there is no lead."""
-        return 0.0 if self._ahead_s is None else max(-self._most_behind_s, self._ahead_s - (now - self._at))
-
-    def hold_s(self, now: float) -> float:
-        """For how long decode steps come before the next prefill step, unless the lead is there before. Decode steps
-        are not broken off: one that began in time runs to its end."""
-        return max(0.0, self._hold_until - now) if self.ahead_s(now) < 0 else 0.0
+    def left_s(self, now: float) -> float:
+        """Decode steps are not broken off: one that began in time runs to its end."""
+        return max(0.0, self._until - now)

@@ -53,8 +53,6 @@ class Pace:
     """Seconds from the end of a step to the next one's start, for each second that it took."""
     step_s: float = 0.0
     """The mean that decode steps of the engine itself may take, its own prefills included (`lead.py`); 0: no bound."""
-    lead_s: float = 0.0
-    """The most that they can be ahead of that."""
 
     @property
     def share(self) -> float:
@@ -81,9 +79,6 @@ class PaceRules:
     """Of the time, that prefills get together whatever the targets are."""
     own_least_share: float = 0.75
     """The same, of an engine's prefills before its own decodes."""
-    lead_tokens: int = 12
-    """Tokens over which a time in which decodes stand still has to be spread, for each step that their lead may have.
-    Of 4, TPOT was missed where outputs differ (docs/policies.md)."""
     cycle_steps: int = 16
     """Steps alone, of the neighbour, that a cycle may last: a request of a few dozen tokens sees several cycles."""
     fixed_costs: float = 3.0

@@ -55,8 +55,6 @@ class _Model:
     own_targets: _Targets = field(default_factory=_Targets)
     """Of all that its engine has: known before there is something to protect, so that the engine need not be told in
     the middle of its steps."""
-    least_tokens: int = 1
-    """Of its requests' outputs."""
     pace: Pace = FREE
     prefills_since: float = 0.0
     """While it prefills."""
@@ -96,11 +94,9 @@ class Protection:
         self._models.pop(model, None)
         self._prefilling -= {model}
 
-    def started(self, model: str, request_id: str, target_s: float, least_tokens: int = 1) -> None:
-        """The model's engine gets the request; nearly all of the model's come to `least_tokens` of output."""
-        known = self._models[model]
-        known.own_targets.put(request_id, target_s)
-        known.least_tokens = least_tokens
+    def started(self, model: str, request_id: str, target_s: float) -> None:
+        """The model's engine gets the request."""
+        self._models[model].own_targets.put(request_id, target_s)
 
     def decodes(self, model: str, request_id: str, target_s: float) -> None:
         """The request's first token is out."""
@@ -154,6 +150,5 @@ class Protection:
             known.pace = pace.within(known.prefilling, others, at_once, self._rules) if others else FREE
             if known.own_targets:
                 step_s = self._rules.margin * known.own_targets.least
-                lead_s = step_s * max(1.0, known.least_tokens / self._rules.lead_tokens)
-                known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, lead_s)
+                known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s)
         return {name: known.pace for name, known in self._models.items()}

@@ -211,10 +211,10 @@ async def test_a_neighbours_prefill_is_paced_while_a_model_decodes_and_free_as_s
     await desk.settle()
     pace = desk.turn.pace(b.index)
     assert pace.pause_ratio > 0.2 and pace.chunk_tokens >= 128
-    assert desk.turn.pace(a.index) == Pace(step_s=0.0144, lead_s=0.0144), "nobody beside it decodes"
+    assert desk.turn.pace(a.index) == Pace(step_s=0.0144), "nobody beside it decodes"
     desk.answer(a, finish=common_pb2.STOP)
     await desk.settle()
-    assert desk.turn.pace(b.index) == Pace(step_s=0.09, lead_s=0.09), "what it has without a target has the default one"
+    assert desk.turn.pace(b.index) == Pace(step_s=0.09), "what it has without a target has the default one"
     assert desk.turn.pace(a.index) == FREE
 
 

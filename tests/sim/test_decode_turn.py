@@ -62,8 +62,8 @@ def test_short_answers_of_one_do_not_stop_another_where_there_is_enough_for_both
 
 
 def test_one_that_no_share_would_help_goes_on_nevertheless():
-    hopeless, other = both(0.005, 0.011, {"decode_turn_ms": "40"}, output=60)
-    assert hopeless < 0.045 and other <= 0.015
+    hopeless, other = both(0.005, 0.021, {"decode_turn_ms": "40"}, output=60)
+    assert hopeless < 0.045 and other <= 0.021
 
 
 class Plenty:
@@ -92,15 +92,15 @@ class Steps(Counter):
 
 
 def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
-    """Of too many for one prompt they do not stand still for that, nor for few who do, though those need less."""
+    """Of too many for one prompt they do not stand still for that."""
     clock, steps = Clock(), Steps()
     processor = Processor(clock, sharing=1.0, precedence_batch=2)
     engines = {
         name: Engine(clock, name, Cost(Shape(GB, 1), ROUND), processor, Plenty(), steps, 9.0, 9.0)
         for name in ("few", "many", "prefills")
     }
-    for name, step_s, requests in (("few", 0.03, 1), ("many", 0.012, 3)):
-        engines[name].set_pace(Pace(step_s=step_s, lead_s=step_s))
+    for name, step_s, requests in (("few", 0.05, 1), ("many", 0.012, 3)):
+        engines[name].set_pace(Pace(step_s=step_s))
         for i in range(requests):
             engines[name].generate(Request(f"{name} {i}", name, 0.0, 1, 10**6))
 
@@ -111,7 +111,8 @@ def test_many_go_on_beside_few_that_stand_still_for_a_prefill():
         return {name: steps[name] - before.get(name, 0) for name in ("few", "many")}
 
     apart = steps_between(1.0, 2.0)
-    assert apart["few"] == pytest.approx(100, abs=2) and apart["many"] == 0
+    assert apart["few"] == pytest.approx(20, abs=2), "as its target asks for"
+    assert apart["many"] == pytest.approx(80, abs=2), "all that is left, which is nearly enough"
     clock.at(2.5, engines["prefills"].generate, Request("prefills", "prefills", 2.5, 2000, 0))
     beside = steps_between(2.6, 3.6)
     assert beside["few"] == 0 and beside["many"] == pytest.approx(50, abs=2)

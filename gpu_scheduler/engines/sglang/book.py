@@ -24,6 +24,8 @@ class Open:
     """Its client named a seed, and expects the same draws whatever runs beside it."""
     told: bool = False
     """The first chunk was sent."""
+    first_at: float | None = None
+    """When its first token was seen here, by the time that all ranks agree on."""
     ending: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     """How it is to end once SGLang lets go of it, when it is we who end it."""
     error: str = ""

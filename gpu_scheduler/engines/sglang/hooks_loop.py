@@ -156,7 +156,7 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
     return retracted, ratio, []
 
 
-def before_step(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
     instance = current.instance()
     counters = instance.counters
     counters.forward_steps += 1
@@ -164,14 +164,16 @@ def before_step(scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None
         instance.loop.decode_begins()
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
-        instance.loop.prefill_begins(len(batch.reqs), alone=scheduler.running_batch.is_empty())
+        instance.loop.prefill_begins(len(batch.reqs))
         counters.prefill_tokens += batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, instance.book):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
 
 
 def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
-    if batch.forward_mode.is_extend():
+    if batch.forward_mode.is_decode():
+        current.instance().loop.decode_ended()
+    elif batch.forward_mode.is_extend():
         current.instance().loop.prefill_ended()
     return result
 

@@ -4,6 +4,7 @@ where it sleeps when idle, before it forms a prefill batch, before it decodes, a
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from gpu_scheduler.engines.sglang.pacer import Pacer
 from gpu_scheduler.engines.sglang.residency import State
 from gpu_scheduler.engines.sglang.retraction import retract_chunked, retract_one
 from gpu_scheduler.engines.sglang.stats import EVERY_S, engine_stats
+from gpu_scheduler.policy.lead import Stream
 from gpu_scheduler.policy.pace import FREE, Pace
 from protos import engine_pb2
 from services import log
@@ -100,7 +102,7 @@ class Loop:
                 channel.unread(messages[number:])
                 raise
         now = self._ranks.now()
-        self._tell_want(_going_on(self._instance.scheduler.running_batch), now)
+        self._decodes(self._instance.scheduler.running_batch, now)
         inputs += self._commands.tick(now)
         self._probe(inputs)
         self._attend(now)
@@ -167,12 +169,12 @@ class Loop:
     def _wait_for_way(self) -> None:
         """Until no step of another engine goes first any more, an event, or time has come for a prompt of its own."""
         held = self._prefill_held()
-        running = self._instance.scheduler.running_batch
-        self._tell_want(_going_on(running), time.monotonic())
-        while _going_on(running) and self._ranks.gives_way_now():
+        requests = len(_going_on(self._instance.scheduler.running_batch))
+        self._tell_want(requests, time.monotonic())
+        while requests and self._ranks.gives_way_now():
             if self._instance.channel.wait(_TURN_LOOK_S, self._wake_fds()):
                 return
-            self._tell_want(_going_on(running), time.monotonic())  # what stands still falls behind
+            self._tell_want(requests, time.monotonic())  # what stands still falls behind
             if (held and not self._prefill_held()) or self._commands.next_deadline_s(time.monotonic()) == 0:
                 return
 
@@ -300,7 +302,7 @@ class Loop:
         if not self._my_turn():
             return False
         # Nothing is held for decodes that stand still themselves.
-        if self.pacer.holds and any(not r.finished() for r in running.reqs) and not self._ranks.gives_way():
+        if self.pacer.holds and _going_on(running) and not self._ranks.gives_way():
             return False
         if self._over_limit():
             if running.is_empty():
@@ -335,20 +337,35 @@ class Loop:
     def gives_way(self, batch: Any) -> bool:
         """Whether the decode step of this batch, which is due, waits: another engine goes first. Never that of a
         probe. Requests that are over, or told to end, are not kept for it."""
-        requests = _going_on(batch)
-        if not requests:
+        if not self._decodes(batch, self._ranks.now()):
             return False
-        self._tell_want(requests, self._ranks.now())
         self._gave_way = self._instance.state is not State.PROVING and self._ranks.gives_way()
         if self._gave_way:
             self.pacer.stood_still()
         return self._gave_way
 
+    def _decodes(self, batch: Any, now: float) -> int:
+        """Looks at what the requests of this batch have had so far. How many of them go on."""
+        requests = _going_on(batch)
+        self.pacer.decoding(self._streams(requests, now), now, self._instance.decode_step_s)
+        self._tell_want(len(requests), now)
+        return len(requests)
+
+    def _streams(self, requests: list[Any], now: float) -> Iterator[Stream]:
+        """Of those that have their first token. Its time is when it is seen here, which is right behind the step."""
+        for request in requests:
+            tokens = len(request.output_ids)
+            entry = self._instance.book.by_rid(request.rid) if tokens else None
+            if entry is not None:
+                if entry.first_at is None:
+                    entry.first_at = now
+                yield Stream(entry.first_at, tokens - 1)
+
     def _tell_want(self, requests: int, now: float) -> None:
         """What other engines are to know of its decodes, which are of so many requests."""
         if self._instance.state is State.PROVING:
             requests = 0
-        need = self.pacer.need(self._instance.decode_step_s) if requests else None
+        need = self.pacer.need if requests else None
         self._ranks.decodes(requests, need, need is not None and self.pacer.wants(now))
 
     # --- steps
@@ -364,11 +381,15 @@ class Loop:
         self.pacer.decodes(self._ranks.alone())
         self._ranks.stepped()
 
-    def prefill_begins(self, prompts: int, alone: bool) -> None:
-        """A prefill step of so many prompts goes to the device; `alone`: nothing waits to decode meanwhile."""
+    def decode_ended(self) -> None:
+        """Its results are here."""
+        self.pacer.decoded()
+
+    def prefill_begins(self, prompts: int) -> None:
+        """A prefill step of so many prompts goes to the device."""
         self._prefill_next = False
         self._prefill_prompts = prompts
-        self.pacer.began(alone)
+        self.pacer.began()
         self._ranks.stepped()
         self._claim()
 
@@ -502,7 +523,7 @@ class Loop:
         self._told_idle = False
 
 
-def _going_on(batch: Any) -> int:
-    """How many requests of a batch go on. Those that are over stay in it until the next decode step is formed, which
-    may have to wait."""
-    return sum(not request.finished() and request.to_finish is None for request in batch.reqs)
+def _going_on(batch: Any) -> list[Any]:
+    """Those requests of a batch that go on. What is over stays in it until the next decode step is formed, which may
+    have to wait."""
+    return [request for request in batch.reqs if not request.finished() and request.to_finish is None]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from math import inf
 
 from gpu_scheduler.policy import decode_turn
-from gpu_scheduler.policy.lead import Lead
+from gpu_scheduler.policy.lead import Hold, Stream, lead_s
 from gpu_scheduler.policy.pace import FREE, Pace
 
 _STEPS = 16
@@ -25,30 +26,39 @@ class Pacer:
         self._now = 0.0
         self._under_way: deque[float] = deque()
         """When each step was given to the device. They end in this order."""
+        self._decodes_under_way = 0
+        """Decode steps whose results are not here."""
         self._results: float | None = None
         """When a step began whose end is the next `look`."""
         self._ended_at = -inf
         self._took_s = 0.0
-        self._lead = Lead()
+        self._hold = Hold()
+        self._lead_s = inf
+        """Of those that decode, at `_lead_at`."""
+        self._lead_at = 0.0
+        self._step_s = 0.0
+        """A decode step of them alone, as far as that is known."""
         self._pace = FREE
         self._decoded_at: float | None = None
         """The last decode step, if it had the device for itself, and nothing was begun or waited for since."""
         self._steps: deque[float] = deque(maxlen=_STEPS)
         """From one decode step that had the device for itself to the next."""
 
-    def began(self, alone: bool) -> None:
-        """A prefill step was given to the device; `alone`: nothing waits to decode meanwhile."""
+    def began(self) -> None:
+        """A prefill step was given to the device."""
         self._under_way.append(self._now)
         self._decoded_at = None
-        if alone:
-            self._lead.alone()
 
     def decodes(self, undisturbed: bool) -> None:
         """A decode step was given to the device; `undisturbed`: which no other engine uses meanwhile."""
         if self._decoded_at is not None:
             self._steps.append(self._now - self._decoded_at)
         self._decoded_at = self._now if undisturbed else None
-        self._lead.decoded(self._now, self._now, self._pace)
+        self._decodes_under_way += 1
+
+    def decoded(self) -> None:
+        """The results of a decode step are here."""
+        self._decodes_under_way = max(0, self._decodes_under_way - 1)
 
     def stood_still(self) -> None:
         """A decode step that was due was not begun."""
@@ -69,7 +79,17 @@ class Pacer:
             self._took_s = now - max(self._results, self._ended_at)
             self._ended_at = now
             self._results = None
-            self._lead.prefilled(now, self._took_s, self._pace)
+            self._hold.prefilled(now, self._took_s)
+
+    def decoding(self, streams: Iterable[Stream], now: float, least_step_s: float) -> None:
+        """These decode, and have so many tokens, those of steps under way left out. A step alone takes `least_step_s`
+        with one request (0: not known), and with these what the quickest of the last undisturbed ones took."""
+        self._lead_s, self._lead_at = inf, now
+        if self._pace.step_s > 0:
+            self._step_s = max(least_step_s, min(self._steps, default=0.0))
+            coming = self._decodes_under_way
+            streams = (Stream(first_at, tokens + coming) for first_at, tokens in streams)
+            self._lead_s = lead_s(streams, now, self._step_s, self._pace.step_s)
 
     @property
     def under_way(self) -> bool:
@@ -84,18 +104,19 @@ class Pacer:
 
     def holds_at(self, now: float) -> bool:
         """The same at `now`, not before the last `look`."""
-        return self._lead.hold_s(now) > 0 or (bool(self._under_way) and self._lead.ahead_s(now) < 0)
+        return self._lead(now) < 0 and (bool(self._under_way) or self._hold.left_s(now) > 0)
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
-        return decode_turn.wants(self._lead.ahead_s(now), self._pace.lead_s)
+        return decode_turn.wants(self._lead(now), self._step_s)
 
-    def need(self, least_s: float) -> float | None:
-        """Share of the devices that keeps the target; None without one. A decode step alone takes `least_s` with one
-        request, and with these what the quickest of the last undisturbed ones took."""
-        if self._pace.step_s == 0:
-            return None
-        return decode_turn.need(max(least_s, min(self._steps, default=0.0)), self._pace.step_s)
+    @property
+    def need(self) -> float | None:
+        """Share of the devices that keeps the target of those that decode; None without one."""
+        return decode_turn.need(self._step_s, self._pace.step_s) if self._pace.step_s > 0 else None
+
+    def _lead(self, now: float) -> float:
+        return self._lead_s - (now - self._lead_at)
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

@@ -141,7 +141,7 @@ class _Turn:
             return self._behind_prefill
         is_others = False
         if self._need is not None:
-            own, others = wanted(self._index, self._need), self._turn.wanting(self._index, now)
+            own, others = wanted(self._index, self._need, self._requests), self._turn.wanting(self._index, now)
             is_others = decode_turn.waits(own, self._wanting, others)
             self._alone = not prompts and decode_turn.alone(own, self._wanting, others)
         return self._precedence.waits(is_others, now, self._turn.decode_turn_s)
@@ -158,7 +158,7 @@ class _Turn:
         does not come."""
         wants = self._need is not None and self._wanting and not self._prefills and not self._behind_prefill
         if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
-            self._turn.want(self._index, self._need if wants else None, now)
+            self._turn.want(self._index, self._need if wants else None, now, self._requests)
             self._told_want = wants
 
     def stepped(self) -> None:

@@ -4,6 +4,7 @@ import sys
 
 from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.pace import FREE, Pace
 
 
@@ -37,18 +38,18 @@ def test_each_engine_has_its_own_pace_to_the_last_index():
     words = Turn(turn.create())
     most = (1 << 32) - 1
     words.give(2)
-    words.set_pace(1, Pace(224, 0.0125, 0.045, 0.09))
-    words.set_pace(turn.MOST_INDEX, Pace(1 << 40, 1e9, 1e9, 1e9))  # as much as the words hold
-    assert words.pace(1) == Pace(224, 0.0125, 0.045, 0.09) and words.pace(2) == FREE and words.holder == 2
-    assert words.pace(turn.MOST_INDEX) == Pace(most, most / 1e6, most / 1e6, most / 1e6)
+    words.set_pace(1, Pace(224, 0.0125, 0.045))
+    words.set_pace(turn.MOST_INDEX, Pace(1 << 40, 1e9, 1e9))  # as much as the words hold
+    assert words.pace(1) == Pace(224, 0.0125, 0.045) and words.pace(2) == FREE and words.holder == 2
+    assert words.pace(turn.MOST_INDEX) == Pace(most, most / 1e6, most / 1e6)
     words.set_pace(1, FREE)
     assert words.pace(1) == FREE
 
 
 def test_a_pace_below_zero_is_none_at_all():
     words = Turn(turn.create())
-    words.set_pace(1, Pace(224, 0.0, -1.0, -2.0))
-    assert words.pace(1) == Pace(224, 0.0, 0.0, 0.0)
+    words.set_pace(1, Pace(224, 0.0, -1.0))
+    assert words.pace(1) == Pace(224, 0.0, 0.0)
 
 
 def test_a_claim_stops_all_others_until_it_is_released_or_ends_by_itself():
@@ -91,10 +92,13 @@ def test_who_wants_to_decode_is_seen_by_all_others_until_it_does_not_or_says_no_
     assert words.wanting(8, 100.05) == [] == words.wanting(7, 101.0), "one has ended, the other died"
 
 
-def test_needs_are_told_to_a_thousandth_and_compared_as_they_are_told():
+def test_needs_are_told_to_a_hundredth_and_compared_as_they_are_told():
     words = Turn(turn.create())
-    words.want(1, 0.33349, 1e7)
-    assert words.wanting(2, 1e7) == [turn.wanted(1, 0.3333)] and turn.wanted(1, 0.333)[0] == 0.333
+    words.want(1, 0.3349, 1e7, 3)
+    assert words.wanting(2, 1e7) == [turn.wanted(1, 0.3301, 3)] != [turn.wanted(1, 0.3301, 2)]
+    assert turn.wanted(1, 0.33, 3) == decode_turn.want(0.33, 3, 1)
+    words.want(1, 9.0, 1e7, 1000)
+    assert words.wanting(2, 1e7) == [decode_turn.want(2.55, 255, 1)], "as much as a word holds"
 
 
 def test_wants_leave_everything_else_as_it_is():

@@ -39,19 +39,13 @@ def test_an_engine_knows_the_tightest_target_of_all_that_it_has_before_anything_
     group.started("a", "r1", 0.050)
     group.started("a", "r2", 0.020)
     near = pytest.approx(0.018)
-    assert group.paces() == {"a": Pace(step_s=near, lead_s=near), "b": FREE, "c": FREE}
+    assert group.paces() == {"a": Pace(step_s=near), "b": FREE, "c": FREE}
     group.decodes("a", "r2", 0.020)
     assert group.paces()["a"].step_s == pytest.approx(0.018)
     group.ended("a", "r2")
     assert group.paces()["a"].step_s == pytest.approx(0.045)
     group.ended("a", "r1")
     assert group.paces()["a"] == FREE
-
-
-@pytest.mark.parametrize(("least_tokens", "steps"), [(1, 1), (12, 1), (60, 5)])
-def test_where_all_outputs_are_long_decodes_may_stand_still_for_longer(group, least_tokens, steps):
-    group.started("a", "r1", 0.020, least_tokens)
-    assert group.paces()["a"].lead_s == pytest.approx(steps * 0.018)
 
 
 def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(group):

@@ -1,5 +1,4 @@
-"""A real engine beside one that decodes, too: the one that needs less of the devices goes first, and what it says is
-the same."""
+"""A real engine beside one that decodes, too, and wants to be first: it stands still, and what it says is the same."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import time
 import pytest
 
 from gpu_scheduler.engines import turn
-from gpu_scheduler.policy.pace import Pace
+from gpu_scheduler.policy.pace import FREE, Pace
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
@@ -16,11 +15,11 @@ pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
 NEIGHBOUR = INDEX + 1
 LONG_S, SHORT_S = 1000.0, 0.02
-PACE = Pace(step_s=0.001, lead_s=0.05)
-"""More than one engine could keep, on a fast machine too: a need of several."""
+PACE = Pace(step_s=0.0001)
+"""No machine keeps it: the engine wants nothing."""
 
 
-async def test_decodes_stand_still_for_a_neighbour_that_needs_less_and_not_for_one_that_needs_more(
+async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_not_where_they_have_no_target(
     turns: turn.Turn,
     llama: EngineEnd,
     prompts: list[list[int]],
@@ -37,10 +36,12 @@ async def test_decodes_stand_still_for_a_neighbour_that_needs_less_and_not_for_o
     for number in range(3):
         assert (await llama.answer(f"{number}")).tokens == said["llama"][number]
 
-    turns.want(NEIGHBOUR, 65.0, time.monotonic() + LONG_S)
-    llama.ask("needs less", prompts[3], 10, ignore_eos=True)
-    assert (await llama.answer("needs less")).tokens == said["llama"][3][:10]
+    turns.set_pace(INDEX, FREE)
+    turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
+    llama.ask("no target", prompts[3], 10, ignore_eos=True)
+    assert (await llama.answer("no target")).tokens == said["llama"][3][:10]
 
+    turns.set_pace(INDEX, PACE)
     turns.set_decode_turn(SHORT_S)
     turns.want(NEIGHBOUR, 0.0, time.monotonic() + LONG_S)
     llama.ask("slow", prompts[3], 10, ignore_eos=True)

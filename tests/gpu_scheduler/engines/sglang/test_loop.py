@@ -93,7 +93,7 @@ began = []
 loop.pacer.look(clock.now)
 for _ in range(4):
     began.append(round(clock.now, 2))
-    loop.pacer.began(alone=True)
+    loop.pacer.began()
     clock.now += 1.0
     loop.pacer.ended()
     loop.pull()
@@ -138,11 +138,12 @@ def test_no_step_is_begun_whose_requests_all_end_with_the_results_of_the_last(im
 PING = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.loop import Loop
+from gpu_scheduler.policy.pace import FREE
 from protos import engine_pb2
 
 instance = MagicMock()
 instance.probe, instance.ranks.size, instance.channel.closed = None, 1, False
-instance.ranks.now.return_value = 100.0
+instance.ranks.now.return_value, instance.ranks.pace.return_value = 100.0, FREE
 instance.channel.receive.return_value = [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
 instance.memory.kv = None
 
@@ -171,7 +172,7 @@ request = MagicMock(to_finish=None)
 request.finished.return_value = False
 scheduler.running_batch.reqs = [request]
 loop.pacer.look(clock.now)
-loop.pacer.began(alone=False)
+loop.pacer.began()
 clock.now += 1.0
 loop.pacer.ended()
 loop._gave_way = True
@@ -198,14 +199,15 @@ OVER = (
     + """
 way_is_free, scheduler.chunked_req, scheduler.waiting_queue = 200.0, None, []
 instance.decode_step_s = 0.005
-loop.pacer.look(clock.now, Pace(step_s=0.01, lead_s=0.01))
-module.Loop._pace = lambda loop: Pace(step_s=0.01, lead_s=0.01)
-runs, over = MagicMock(to_finish=None), MagicMock(to_finish=None)
+loop.pacer.look(clock.now, Pace(step_s=0.008))
+module.Loop._pace = lambda loop: Pace(step_s=0.008)
+runs, over = MagicMock(to_finish=None, output_ids=[7]), MagicMock(to_finish=None, output_ids=[7])
+instance.book.by_rid.return_value.first_at = None
 runs.finished.return_value, over.finished.return_value = False, True
 scheduler.running_batch.reqs = [over, runs]
 way_is_free, loop._gave_way = clock.now + 1.0, True
 loop.pull()
-assert clock.now >= way_is_free and instance.ranks.told == (0.5, True), instance.ranks.told
+assert clock.now >= way_is_free and instance.ranks.told == (0.625, True), instance.ranks.told
 
 scheduler.running_batch.reqs = [over]
 began, way_is_free, loop._gave_way = clock.now, clock.now + 1.0, True
@@ -214,7 +216,7 @@ assert clock.now == began and instance.ranks.told == (None, False), instance.ran
 
 scheduler.running_batch.reqs = [runs]
 loop.pull()
-assert instance.ranks.told == (0.5, True)
+assert instance.ranks.told == (0.625, True)
 loop.sleep()
 assert instance.ranks.told == (None, False)
 """
@@ -262,12 +264,12 @@ scheduler = instance.scheduler
 scheduler.waiting_queue, scheduler.running_batch.reqs = ["behind them"] * 3, ["decodes"]
 slots = 4  # of requests that run: one prompt of those that wait finds one
 scheduler.get_num_allocatable_reqs = lambda running: slots - running
-loop.prefill_begins(2, alone=True)
+loop.prefill_begins(2)
 assert first(prefill, prefill)
 loop.prefill_ended()
 assert ranks.claim.call_args_list == [call(3), call(3)] and not ranks.release.called
 slots = 2
-loop.prefill_begins(2, alone=True)
+loop.prefill_begins(2)
 assert ranks.claim.call_args == call(2), "more requests than slots take nothing from those in the step"
 assert not first(decode, prefill)
 loop.prefill_ended()

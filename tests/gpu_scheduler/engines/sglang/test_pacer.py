@@ -3,6 +3,7 @@ from math import inf
 import pytest
 
 from gpu_scheduler.engines.sglang.pacer import Pacer
+from gpu_scheduler.policy.lead import Stream
 from gpu_scheduler.policy.pace import FREE, Pace
 
 
@@ -18,7 +19,7 @@ def test_the_first_step_waits_for_nothing(pacer):
 
 
 def test_the_pause_counts_from_the_end_of_the_last_step_and_is_as_many_times_as_long(pacer):
-    pacer.began(alone=False)
+    pacer.began()
     assert pacer.rest(5.0, 101.0) == inf
     pacer.ended()
     assert pacer.rest(5.0, 101.0) == inf, "nobody has said yet what time it is"
@@ -29,7 +30,7 @@ def test_the_pause_counts_from_the_end_of_the_last_step_and_is_as_many_times_as_
 
 def test_with_several_steps_on_the_device_it_counts_from_the_last_one_which_began_when_the_other_ended(pacer):
     for _ in range(2):
-        pacer.began(alone=False)
+        pacer.began()
     pacer.ended()
     pacer.look(110.0)
     assert pacer.rest(5.0, 200.0) == inf
@@ -39,106 +40,118 @@ def test_with_several_steps_on_the_device_it_counts_from_the_last_one_which_bega
 
 
 def test_without_a_pause_the_next_step_may_be_formed_while_one_runs(pacer):
-    pacer.began(alone=False)
+    pacer.began()
     assert pacer.rest(0.0, 100.0) == 0
 
 
-def test_decodes_want_to_be_first_until_they_have_their_lead_and_again_when_it_is_gone(pacer):
-    pacer.look(100.0, Pace(step_s=0.010, lead_s=0.040))
-    assert pacer.wants(100.0), "nothing is known of it yet"
-    pacer.began(alone=True)
-    pacer.ended()
-    pacer.look(101.0)
-    assert not pacer.wants(101.0), "what has its first token has all of the lead"
-    assert not pacer.wants(101.003) and pacer.wants(101.005)
+def decoding(pacer, now, *streams):
+    """Whether they want to be first; a step takes 5 ms."""
+    pacer.decoding([Stream(*each) for each in streams], now, 0.005)
+    return pacer.wants(now)
+
+
+def test_decodes_want_to_be_first_until_they_have_a_step_in_hand_and_again_when_it_is_gone(pacer):
+    pacer.look(100.0, Pace(step_s=0.009))
+    assert not decoding(pacer, 100.0), "nothing has a first token"
+    assert decoding(pacer, 100.0, (100.0, 0))
+    assert not decoding(pacer, 100.010, (100.0, 2)), "12 ms"
+    assert not pacer.wants(100.016) and pacer.wants(100.018), "as the time passes"
+    assert decoding(pacer, 100.010, (100.0, 2), (100.010, 0))
+
+
+def test_tokens_that_are_on_their_way_count(pacer):
+    pacer.look(100.0, Pace(step_s=0.009))
+    pacer.decodes(True)
+    assert not decoding(pacer, 100.0, (100.0, 0)), "13 ms"
+    pacer.decoded()
+    assert decoding(pacer, 100.0, (100.0, 0))
+
+
+def test_without_a_target_nothing_is_wanted(pacer):
+    assert not decoding(pacer, 100.0, (0.0, 0)) and pacer.need is None
+
+
+def need(pacer):
+    pacer.decoding([], 0.0, 0.005)
+    return pacer.need
 
 
 def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_request_takes(pacer):
-    assert pacer.need(0.005) is None, "no target"
-    pace = Pace(step_s=0.010, lead_s=0.010)
+    assert need(pacer) is None, "no target"
+    pace = Pace(step_s=0.010)
 
     def step(now):
         pacer.look(now, pace)
         pacer.decodes(True)
 
     step(101.0)
-    assert pacer.need(0.005) == 0.5, "the first one is known when the second begins"
+    assert need(pacer) == 0.5, "the first one is known when the second begins"
     for now in (101.012, 101.018, 101.040):
         step(now)
-    assert pacer.need(0.005) == pytest.approx(0.6)
+    assert need(pacer) == pytest.approx(0.6)
     for number in range(1, 17):
         step(101.040 + 0.004 * number)
-    assert pacer.need(0.005) == 0.5
+    assert need(pacer) == 0.5
 
 
 def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need(pacer):
-    pace = Pace(step_s=0.010, lead_s=0.010)
+    pace = Pace(step_s=0.010)
     for number in range(20):
         pacer.look(101.0 + 0.05 * number, pace)
         pacer.decodes(True)
         pacer.stood_still()
-    assert pacer.need(0.005) == 0.5
+    assert need(pacer) == 0.5
     for number in range(20):
         pacer.look(105.0 + 0.02 * number, pace)
         pacer.decodes(False)
-    assert pacer.need(0.005) == 0.5, "other engines were at their steps, too"
+    assert need(pacer) == 0.5, "other engines were at their steps, too"
     pacer.look(110.0, pace)
     pacer.decodes(True)
-    pacer.began(alone=False)
+    pacer.began()
     pacer.look(110.001, pace)
     pacer.decodes(True)
     pacer.look(110.008, pace)
     pacer.decodes(True)
-    assert pacer.need(0.005) == pytest.approx(0.7)
+    assert need(pacer) == pytest.approx(0.7)
 
 
 @pytest.fixture
 def behind(pacer):
-    """Something decodes, with 10 ms for each step, and stood still for a prefill step of a second."""
-    pacer.look(100.0, Pace(step_s=0.010, lead_s=0.010))
-    for now, alone in ((101.0, True), (102.0, False)):
-        pacer.began(alone)
-        pacer.ended()
-        pacer.look(now)
+    """Something decodes, with 10 ms for each step, and stood still for a prefill step of 60 ms."""
+    pacer.look(100.0, Pace(step_s=0.010))
+    pacer.began()
+    pacer.ended()
+    pacer.look(100.060)
+    assert decoding(pacer, 100.060, (100.0, 0))
     return pacer
 
 
-def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first_token_need_not(pacer):
-    pacer.look(100.0, Pace(step_s=0.010, lead_s=0.010))
-    pacer.began(alone=True)
-    pacer.ended()
-    pacer.look(101.0)
-    assert not pacer.holds
-    pacer.began(alone=False)
-    assert not pacer.holds
-    pacer.ended()
-    pacer.look(101.030)
-    assert pacer.holds
-    for step in range(3):
-        pacer.decodes(True)
-        pacer.look(101.030 + 0.001 * step)
-    assert not pacer.holds
+def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first_token_need_not(behind):
+    assert behind.holds
+    assert decoding(behind, 100.060, (100.0, 6)) and not behind.holds, "5 ms before its time"
+    decoding(behind, 100.060, (100.060, 0))
+    assert not behind.holds
 
 
 def test_decodes_come_first_for_a_third_of_the_step_before_and_no_longer(behind):
-    behind.look(102.333)
+    behind.look(100.0799)
     assert behind.holds
-    behind.look(102.334)
+    behind.look(100.0801)
     assert not behind.holds
 
 
 def test_what_is_behind_decodes_after_the_step_that_runs_although_nobody_knows_how_long_that_takes(behind):
-    behind.look(102.334)
-    behind.began(alone=False)
+    behind.look(100.0801)
+    behind.began()
     assert behind.holds
 
 
 def test_another_engines_turn_takes_nothing_from_what_decodes_may_take(behind):
-    behind.look(102.1, None)
+    behind.look(100.070, None)
     assert behind.holds
 
 
 def test_without_a_bound_nothing_is_held(behind):
-    behind.look(102.1, FREE)
-    behind.decodes(True)
+    behind.look(100.070, FREE)
+    decoding(behind, 100.070, (100.0, 0))
     assert not behind.holds

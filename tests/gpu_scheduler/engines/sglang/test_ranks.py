@@ -150,11 +150,11 @@ def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_
     few, many = Alone(turn.Turn(fd), 1), Alone(turn.Turn(fd), 2)
 
     def look() -> tuple[bool, bool]:
-        few.decodes(1, 0.4, True)
-        many.decodes(17, 0.8, True)
+        few.decodes(1, 0.04, True)
+        many.decodes(17, 0.9, True)
         return few.gives_way_now(), many.gives_way_now()
 
-    assert look() == (False, True), "the few need less"
+    assert look() == (False, True), "the few need less for each"
     words.claim(3, time.monotonic(), 1)
     assert look() == (True, False)
     words.release(3)
