@@ -12,6 +12,8 @@ from gpu_scheduler.policy.pace import FREE, Pace
 
 _STEPS = 16
 """Decode steps that the quickest is looked for among: of the same requests, nearly."""
+_LOOK_S = 0.05
+"""How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
 
 
 class Pacer:
@@ -34,8 +36,8 @@ class Pacer:
         self._took_s = 0.0
         self._hold = Hold()
         self._lead_s = inf
-        """Of those that decode, at `_lead_at`."""
-        self._lead_at = 0.0
+        """Of those that decode, as if it were `_lead_at` still: with what was begun since."""
+        self._lead_at = -inf
         self._step_s = 0.0
         """A decode step of them alone, as far as that is known."""
         self._pace = FREE
@@ -55,6 +57,7 @@ class Pacer:
             self._steps.append(self._now - self._decoded_at)
         self._decoded_at = self._now if undisturbed else None
         self._decodes_under_way += 1
+        self._lead_s += self._pace.step_s
 
     def decoded(self) -> None:
         """The results of a decode step are here."""
@@ -73,13 +76,20 @@ class Pacer:
         could."""
         self._now = now
         if pace is not None:
+            if pace.step_s != self._pace.step_s:
+                self._lead_at = -inf
             self._pace = pace
         if self._results is not None:
             # Behind another step it began when that one ended.
             self._took_s = now - max(self._results, self._ended_at)
             self._ended_at = now
             self._results = None
+            self._lead_at = -inf
             self._hold.prefilled(now, self._took_s)
+
+    def is_blind(self, now: float) -> bool:
+        """Whether it has to be told again what decodes."""
+        return now - self._lead_at > _LOOK_S
 
     def decoding(self, streams: Iterable[Stream], now: float, least_step_s: float) -> None:
         """These decode, and have so many tokens, those of steps under way left out. A step alone takes `least_step_s`
@@ -116,7 +126,7 @@ class Pacer:
         return decode_turn.need(self._step_s, self._pace.step_s) if self._pace.step_s > 0 else None
 
     def _lead(self, now: float) -> float:
-        return self._lead_s - (now - self._lead_at)
+        return self._lead_s - (now - self._lead_at) if self._lead_at > -inf else inf
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

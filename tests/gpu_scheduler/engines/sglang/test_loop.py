@@ -87,7 +87,7 @@ memory.woken, memory.overage_bytes.return_value = False, 0
 instance.options.park_after_ms = 1e9
 
 loop = module.Loop(instance)
-loop._commands, loop._attend, loop._tell = MagicMock(), MagicMock(), MagicMock()
+loop._commands, loop._giving, loop._tell = MagicMock(), MagicMock(), MagicMock()
 loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
 began = []
 loop.pacer.look(clock.now)
@@ -165,7 +165,7 @@ WAY = (
     )
     + """
 loop = module.Loop(instance)
-loop._commands, loop._attend, loop._tell = MagicMock(), MagicMock(), MagicMock()
+loop._commands, loop._giving, loop._tell = MagicMock(), MagicMock(), MagicMock()
 loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
 way_is_free, scheduler.chunked_req = 200.0, None
 request = MagicMock(to_finish=None)

@@ -67,6 +67,28 @@ def test_tokens_that_are_on_their_way_count(pacer):
     assert decoding(pacer, 100.0, (100.0, 0))
 
 
+def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for_each_step(pacer):
+    pacer.look(100.0, Pace(step_s=0.009))
+    assert pacer.is_blind(100.0)
+    assert decoding(pacer, 100.0, (100.0, 0)) and not pacer.is_blind(100.049) and pacer.is_blind(100.051)
+    pacer.decodes(True)
+    assert not pacer.wants(100.0) and not pacer.wants(100.007) and pacer.wants(100.009)
+
+
+def test_it_is_seen_anew_when_a_prefill_step_has_ended_or_the_target_changed(pacer):
+    pacer.look(100.0, Pace(step_s=0.009))
+    decoding(pacer, 100.0, (100.0, 0))
+    pacer.began()
+    pacer.ended()
+    pacer.look(100.001)
+    assert pacer.is_blind(100.001)
+    decoding(pacer, 100.001, (100.0, 0))
+    pacer.look(100.002, Pace(step_s=0.009))
+    assert not pacer.is_blind(100.002)
+    pacer.look(100.003, Pace(step_s=0.010))
+    assert pacer.is_blind(100.003)
+
+
 def test_without_a_target_nothing_is_wanted(pacer):
     assert not decoding(pacer, 100.0, (0.0, 0)) and pacer.need is None
 
