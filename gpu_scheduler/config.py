@@ -76,9 +76,9 @@ class Arbitration(Section):
     """Engines that decode for more requests than this, for each prompt that is prefilled or waits behind it at its
     engine, share the devices with it at once. 0: they wait, however many."""
     decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
-    """How long decode steps wait at most for those of engines that need less of the devices to keep their TPOT targets,
-    where there is not enough for all, and for any that are less far ahead of them (policy/decode_turn.py). 0: they
-    share the devices."""
+    """How long decode steps wait at most for those of engines that need less of the devices for each request that is to
+    keep its TPOT target, where there is not enough for all, and, where each request has a step in hand, for any of
+    which one has not (policy/decode_turn.py). 0: they share the devices."""
     stop_decodes: bool = False
     """Running requests of other models stop, and are computed again later, for one that can still meet its TTFT target
     and whose model is past its floor. Up to its floor a model always gets its memory so."""

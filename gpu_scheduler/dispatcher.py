@@ -387,7 +387,7 @@ class Dispatcher:
         in_flight = self._backlog.in_flight()
         if self._rules.protect_decodes:
             self._protection.prefills({waiting.model for waiting in in_flight}, self._now())
-            for model, pace in self._protection.paces(self._backlog.pressed).items():
+            for model, pace in self._protection.paces(self._backlog.pressed, self._backlog.late_models()).items():
                 self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens)
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:

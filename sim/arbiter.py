@@ -292,7 +292,7 @@ class Arbiter:
         in_flight = self._backlog.in_flight()
         self._protection.prefills({waiting.model for waiting in in_flight}, self._clock.now)
         engines = self._group.active
-        for name, pace in self._protection.paces(self._backlog.pressed).items():
+        for name, pace in self._protection.paces(self._backlog.pressed, self._backlog.late_models()).items():
             if pace == self._paces.get(name):
                 continue
             self._paces[name] = pace

@@ -113,8 +113,8 @@ class Engine:
         self._hold = Hold()
         self._lead_s, self._lead_at = inf, 0.0
         """Of the batch, and when that was."""
-        self._lead_of = (-1, -1, 0.0)
-        """After which step, of how many that ever joined, and with what bound."""
+        self._lead_of = (-1, -1, -1, 0.0)
+        """After which step, of how many that ever joined and how many that are left, and with what bound."""
         self._pause: Timer | None = None
         self._place = next(processor.places)
         self._standing = False
@@ -290,10 +290,10 @@ class Engine:
         again."""
         now = self._clock.now
         hold_s, lead = self._hold.left_s(now), self._lead(now)
-        if hold_s == 0 or lead >= 0:
+        spare_s = self.pace.step_s - self._step_s
+        if hold_s == 0 or lead >= 0 or spare_s <= 0:
             return 0
-        # Somebody can still be brought in time: the target allows more than a step.
-        return min(ceil(hold_s / self._step_s), ceil(-lead / (self.pace.step_s - self._step_s)))
+        return min(ceil(hold_s / self._step_s), ceil(-lead / spare_s))
 
     @property
     def _step_s(self) -> float:
@@ -303,9 +303,13 @@ class Engine:
     def _lead(self, now: float) -> float:
         if self.pace.step_s == 0:
             return inf
-        of = (self._steps, self._joined, self.pace.step_s)
+        steps = self._steps
+        if self._run > 1:
+            passed = self._run_s - self._processor.left(self._task)
+            steps += min(self._run, self.cost.steps_in(passed, len(self._batch), self._context))
+        of = (steps, self._joined, len(self._batch), self.pace.step_s)
         if of != self._lead_of:
-            streams = (Stream(each.joined_at, self._steps - each.joined_step) for each in self._batch.values())
+            streams = (Stream(each.joined_at, steps - each.joined_step) for each in self._batch.values())
             self._lead_s, self._lead_at, self._lead_of = lead_s(streams, now, self._step_s, self.pace.step_s), now, of
         return self._lead_s - (now - self._lead_at)
 
@@ -441,7 +445,7 @@ class Engine:
             return False
         if self._waiting and self._pause is None and not self._held():
             return False
-        return decode_turn.wants(self._lead(self._clock.now), self._step_s)
+        return self.pace.hurries or decode_turn.wants(self._lead(self._clock.now), self._step_s)
 
     def joined(self) -> None:
         if self._run > 1 and self._decode_turn_s > 0:

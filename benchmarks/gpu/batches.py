@@ -6,7 +6,7 @@
 An engine of ours and unmodified SGLang with a pool of the same size have the same batches in turn: so many prompts at
 once, none like another, and answers of which the last steps count, when all of them decode and nobody prefills.
 Reported is the median time from one step to the next in milliseconds, greedy and sampled; and for the cost model of
-`sim/cost.py` what each request more costs, in microseconds, beside the KV that it reads (`request_s_per_byte`).
+`sim/cost.py` what each request more costs, in microseconds, beside its KV (`request_s_per_byte`: by weights).
 
 Exit status 1 if a request failed.
 """

@@ -194,11 +194,7 @@ class Comparison:
         for order in range(2):
             reruns[f"little memory, order {order}"] = await self._run(little).answers(given.in_flight, order)
         base = reruns["at once"]
-        own = {
-            f"{a}; {b}": partings(reruns[a], reruns[b])
-            for number, a in enumerate(reruns)
-            for b in list(reruns)[number + 1 :]
-        }
+        own = {f"at once; {name}": partings(base, answers) for name, answers in reruns.items() if answers is not base}
         bound = max(widest(found) for found in own.values())
         mover = Mover(at, "elastic", self._needed)
         moving = tasks.spawn(mover.move(given.seed), "move the limit")

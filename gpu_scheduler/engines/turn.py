@@ -2,8 +2,8 @@
 
 The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
 start a prefill step. Then come two words for each engine: the most prompt tokens of its next prefill steps with how
-long the pause after each is, for each second that it took; and the mean that its own decode steps may take. Engines
-read them between two steps, which costs nothing; a message would wait for the step.
+long the pause after each is, for each second that it took; and the mean that its own decode steps may take,
+and whether they hurry. Engines read them between two steps, which costs nothing; a message would wait for the step.
 
 At the end engines write themselves what the gpu_scheduler would hear of too late: until when a prefill step of theirs
 goes before decode steps of the others, and for how many prompts (`policy/precedence.py`); and until when they want to
@@ -29,7 +29,7 @@ _PRECEDENCE = struct.Struct("<I")
 _PACE = struct.Struct("<Q")
 """Tokens, 0 for no bound, in the lower half; the ratio of the pause, in millionths, in the upper one."""
 _STEP = struct.Struct("<Q")
-"""Microseconds; 0 for no bound."""
+"""Microseconds in the lower half, 0 for no bound; in the upper one whether it hurries."""
 _EACH = _PACE.size + _STEP.size
 _HALF = (1 << 32) - 1
 _PLACES = 64
@@ -76,13 +76,14 @@ class Turn:
         """For the engine with `index`, until the next one."""
         millionths = min(_HALF, round(1e6 * pace.pause_ratio))
         _PACE.pack_into(self._words, _EACH * index, millionths << 32 | min(_HALF, pace.chunk_tokens))
-        _STEP.pack_into(self._words, _EACH * index + _PACE.size, max(0, min(_HALF, round(1e6 * pace.step_s))))
+        step_us = max(0, min(_HALF, round(1e6 * pace.step_s)))
+        _STEP.pack_into(self._words, _EACH * index + _PACE.size, pace.hurries << 32 | step_us)
 
     def pace(self, index: int) -> Pace:
         """What holds for the engine with `index` now."""
         (word,) = _PACE.unpack_from(self._words, _EACH * index)
         (own,) = _STEP.unpack_from(self._words, _EACH * index + _PACE.size)
-        return Pace(word & _HALF, (word >> 32) / 1e6, own / 1e6)
+        return Pace(word & _HALF, (word >> 32) / 1e6, (own & _HALF) / 1e6, bool(own >> 32))
 
     @property
     def precedence_s(self) -> float:

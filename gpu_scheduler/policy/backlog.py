@@ -29,7 +29,7 @@ Not thread-safe. Times are seconds on the caller's clock; an earlier `now` than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import islice
@@ -258,6 +258,10 @@ class Backlog:
     def waiting_by_model(self) -> dict[str, int]:
         """How many wait of each model."""
         return self._models.waiting()
+
+    def late_models(self) -> Collection[str]:
+        """Models of which requests wait that are late, by the last plan."""
+        return [model for model, count in self._late_of.items() if count]
 
     def waiting_of(self, model: str) -> tuple[int, int]:
         """How many wait of a model, and how many of them are late by the last plan; none of one that is not known."""

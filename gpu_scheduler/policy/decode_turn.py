@@ -13,7 +13,8 @@ as it can hardly know when it has enough for a request of a few tokens.
 **What it wants** is bounded by what its requests have in hand (`lead.py`): an engine that need not begin a step within
 the time of one wants nothing more than others, and stands still while somebody does. So it goes at the pace of its
 target while neighbours need the rest, and as fast as it can while they do not. One that nobody could bring in time
-wants nothing, either, and has what the others leave.
+wants nothing, either, and has what the others leave. But while late requests of its model wait, which is for those that
+decode to end, an engine wants more whatever is in hand (`Pace.hurries`): at its target's pace a queue may never end.
 
 Whoever prefills, or stands still for who does (`precedence.py`), wants nothing meanwhile: others would wait for steps
 that are not made.

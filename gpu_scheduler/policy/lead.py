@@ -13,7 +13,7 @@ step must begin within it for every next token to be in time. Two choices are ma
 
 **Who is lost does not count.** A request that is behind by more than it can make good, if it goes on for twice as long
 as it has already and `RECOVERY_TOKENS` more, would keep its engine in a hurry, its first tokens waiting, and neighbours
-standing still, for nothing. Where the target is below a step alone that is everybody.
+standing still, for nothing. Where the target is below a step alone that is everybody with nothing in hand.
 
 **At most** a third of what the prefill step before took is spent on decode steps (`PaceRules.own_least_share`), more
 than one step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it brings:

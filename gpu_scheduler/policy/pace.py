@@ -53,6 +53,9 @@ class Pace:
     """Seconds from the end of a step to the next one's start, for each second that it took."""
     step_s: float = 0.0
     """The mean that decode steps of the engine itself may take, its own prefills included (`lead.py`); 0: no bound."""
+    hurries: bool = False
+    """Requests of the model wait that are late, for those that decode to end: these want more of the devices, whatever
+    they have in hand (`decode_turn.py`)."""
 
     @property
     def share(self) -> float:

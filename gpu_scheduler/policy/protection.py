@@ -28,6 +28,10 @@ class _Targets:
     def __bool__(self) -> bool:
         return bool(self.of)
 
+    def least_from(self, target_s: float) -> float:
+        """The least that is not below this; the least of all if there is none."""
+        return min((target for target in self.counts if target >= target_s), default=self.least)
+
     def put(self, request_id: str, target_s: float) -> None:
         self.pop(request_id)
         self.of[request_id] = target_s
@@ -136,9 +140,9 @@ class Protection:
             self._prefilled_s += more_s
         self._counted_to = now
 
-    def paces(self, pressed: bool = False) -> dict[str, Pace]:
+    def paces(self, pressed: bool = False, late: Collection[str] = ()) -> dict[str, Pace]:
         """Of each model, from now on. `pressed`: first tokens are late for want of time, so that nobody pauses for
-        neighbours (`pace.py`, "Who wins")."""
+        neighbours (`pace.py`, "Who wins"). `late`: models of which requests wait that are late."""
         bounds: dict[str, tuple[float, float]] = {}
         for name, known in self._models.items():
             if known.targets and not pressed:
@@ -149,6 +153,8 @@ class Protection:
             at_once = len(self._prefilling) + (name not in self._prefilling)
             known.pace = pace.within(known.prefilling, others, at_once, self._rules) if others else FREE
             if known.own_targets:
-                step_s = self._rules.margin * known.own_targets.least
-                known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s)
+                # What no step alone keeps is lost; its engine goes by what the others' clients asked for.
+                target_s = known.own_targets.least_from(known.prefilling.least_s / self._rules.margin)
+                step_s = self._rules.margin * target_s
+                known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, name in late)
         return {name: known.pace for name, known in self._models.items()}

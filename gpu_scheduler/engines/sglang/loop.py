@@ -73,6 +73,8 @@ class Loop:
         gave_way, self._gave_way = self._gave_way, False
         if not messages and (gave_way or self._stalls()) and not self._memory_news():
             if gave_way:
+                # First tokens may have come: they count from now on.
+                self._decodes(instance.scheduler.running_batch, self._ranks.now())
                 self._wait_for_way()
             else:
                 self._wait_stalled()
@@ -251,7 +253,8 @@ class Loop:
         """Looks at what the requests of this batch have had so far. How many of them go on."""
         requests = _going_on(batch)
         if self.pacer.is_blind(now):
-            self.pacer.decoding(self._streams(requests, now), now, self._instance.decode_step_s)
+            step_s = self._ranks.decode_step(self.pacer.step_alone_s(self._instance.decode_step_s, now))
+            self.pacer.decoding(self._streams(requests, now), now, step_s)
         self._tell_want(len(requests), now)
         return len(requests)
 

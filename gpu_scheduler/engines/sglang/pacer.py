@@ -11,7 +11,10 @@ from gpu_scheduler.policy.lead import Hold, Stream, lead_s
 from gpu_scheduler.policy.pace import FREE, Pace
 
 _STEPS = 16
-"""Decode steps that the quickest is looked for among: of the same requests, nearly."""
+"""Decode steps that the quickest is looked for among."""
+_STEPS_S = 2.0
+"""How long one says something: requests come and go. An engine that thinks of itself as too slow for its target asks
+for nothing, and would never learn better."""
 _LOOK_S = 0.05
 """How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
 
@@ -43,8 +46,8 @@ class Pacer:
         self._pace = FREE
         self._decoded_at: float | None = None
         """The last decode step, if it had the device for itself, and nothing was begun or waited for since."""
-        self._steps: deque[float] = deque(maxlen=_STEPS)
-        """From one decode step that had the device for itself to the next."""
+        self._steps: deque[tuple[float, float]] = deque(maxlen=_STEPS)
+        """(when, seconds) from one decode step that had the device for itself to the next."""
 
     def began(self) -> None:
         """A prefill step was given to the device."""
@@ -54,7 +57,7 @@ class Pacer:
     def decodes(self, undisturbed: bool) -> None:
         """A decode step was given to the device; `undisturbed`: which no other engine uses meanwhile."""
         if self._decoded_at is not None:
-            self._steps.append(self._now - self._decoded_at)
+            self._steps.append((self._now, self._now - self._decoded_at))
         self._decoded_at = self._now if undisturbed else None
         self._decodes_under_way += 1
         self._lead_s += self._pace.step_s
@@ -91,15 +94,18 @@ class Pacer:
         """Whether it has to be told again what decodes."""
         return now - self._lead_at > _LOOK_S
 
-    def decoding(self, streams: Iterable[Stream], now: float, least_step_s: float) -> None:
-        """These decode, and have so many tokens, those of steps under way left out. A step alone takes `least_step_s`
-        with one request (0: not known), and with these what the quickest of the last undisturbed ones took."""
-        self._lead_s, self._lead_at = inf, now
+    def step_alone_s(self, least_s: float, now: float) -> float:
+        """A decode step alone takes `least_s` with one request (0: not known), and with those that decode what the
+        quickest of the last undisturbed ones took."""
+        return max(least_s, min((took_s for at, took_s in self._steps if now - at < _STEPS_S), default=0.0))
+
+    def decoding(self, streams: Iterable[Stream], now: float, step_s: float) -> None:
+        """These decode, and have so many tokens, those of steps under way left out. A step alone takes `step_s`."""
+        self._lead_s, self._lead_at, self._step_s = inf, now, step_s
         if self._pace.step_s > 0:
-            self._step_s = max(least_step_s, min(self._steps, default=0.0))
             coming = self._decodes_under_way
             streams = (Stream(first_at, tokens + coming) for first_at, tokens in streams)
-            self._lead_s = lead_s(streams, now, self._step_s, self._pace.step_s)
+            self._lead_s = lead_s(streams, now, step_s, self._pace.step_s)
 
     @property
     def under_way(self) -> bool:
@@ -118,7 +124,7 @@ class Pacer:
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
-        return decode_turn.wants(self._lead(now), self._step_s)
+        return self._pace.hurries or decode_turn.wants(self._lead(now), self._step_s)
 
     @property
     def need(self) -> float | None:
@@ -126,7 +132,10 @@ class Pacer:
         return decode_turn.need(self._step_s, self._pace.step_s) if self._pace.step_s > 0 else None
 
     def _lead(self, now: float) -> float:
-        return self._lead_s - (now - self._lead_at) if self._lead_at > -inf else inf
+        """The next step begins when those under way have ended, and these may have just begun."""
+        if self._lead_at == -inf:
+            return inf
+        return self._lead_s - (now - self._lead_at) - self._decodes_under_way * self._step_s
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

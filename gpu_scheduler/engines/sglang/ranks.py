@@ -90,6 +90,10 @@ class Ranks(Protocol):
         """It has ended."""
         ...
 
+    def decode_step(self, own_s: float) -> float:
+        """What a decode step takes alone, in seconds: `own_s`, or what the first rank said of it before this step."""
+        ...
+
     def seed(self) -> int:
         """63 random bits, the same in all ranks."""
         ...
@@ -189,6 +193,9 @@ class Alone(_Turn):
     def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
         pass
 
+    def decode_step(self, own_s: float) -> float:
+        return own_s
+
     def seed(self) -> int:
         return secrets.randbits(63)
 
@@ -218,6 +225,7 @@ class _Step:
     now: float
     pace: Pace | None
     gives_way: bool
+    step_s: float
     messages: tuple[bytes, ...]
     closed: bool
     agreed: Agreed
@@ -232,8 +240,10 @@ class _Several(ABC):
     def __init__(self) -> None:
         self._facts: Callable[[], Facts] = Facts
         self._wake_fd = -1
-        self._step = _Step(0, time.monotonic(), None, False, (), False, Agreed())
+        self._step = _Step(0, time.monotonic(), None, False, 0.0, (), False, Agreed())
         self._random = random.Random()
+        self._step_s = 0.0
+        """What a decode step takes alone, as this rank knows it."""
 
     @property
     def agreed(self) -> Agreed:
@@ -250,6 +260,10 @@ class _Several(ABC):
 
     def gives_way(self) -> bool:
         return self._step.gives_way
+
+    def decode_step(self, own_s: float) -> float:
+        self._step_s = own_s
+        return self._step.step_s
 
     def seed(self) -> int:
         return self._random.getrandbits(63)
@@ -298,7 +312,8 @@ class Leader(_Several, _Turn):
         except Parted as error:
             raise SystemExit(str(error)) from None
         now = time.monotonic()
-        self._step = _Step(number, now, self.pace_now(), self.gives_way_now(), tuple(messages), closed, agreed)
+        pace, gives_way = self.pace_now(), self.gives_way_now()
+        self._step = _Step(number, now, pace, gives_way, self._step_s, tuple(messages), closed, agreed)
         self._told = [None] * len(self._others)
         self._tell(self._step)
 

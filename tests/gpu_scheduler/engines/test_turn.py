@@ -38,9 +38,9 @@ def test_each_engine_has_its_own_pace_to_the_last_index():
     words = Turn(turn.create())
     most = (1 << 32) - 1
     words.give(2)
-    words.set_pace(1, Pace(224, 0.0125, 0.045))
+    words.set_pace(1, Pace(224, 0.0125, 0.045, True))
     words.set_pace(turn.MOST_INDEX, Pace(1 << 40, 1e9, 1e9))  # as much as the words hold
-    assert words.pace(1) == Pace(224, 0.0125, 0.045) and words.pace(2) == FREE and words.holder == 2
+    assert words.pace(1) == Pace(224, 0.0125, 0.045, True) and words.pace(2) == FREE and words.holder == 2
     assert words.pace(turn.MOST_INDEX) == Pace(most, most / 1e6, most / 1e6)
     words.set_pace(1, FREE)
     assert words.pace(1) == FREE

@@ -48,6 +48,20 @@ def test_an_engine_knows_the_tightest_target_of_all_that_it_has_before_anything_
     assert group.paces()["a"] == FREE
 
 
+def test_a_target_that_no_step_keeps_is_not_what_an_engine_goes_by(group):
+    group.started("a", "r1", 0.050)
+    group.started("a", "impossible", 1e-6)
+    assert group.paces()["a"].step_s == pytest.approx(0.045)
+    group.ended("a", "r1")
+    assert group.paces()["a"].step_s == pytest.approx(0.9e-6), "where there is no other"
+
+
+def test_engines_hurry_of_whose_models_late_requests_wait(group):
+    group.started("a", "r1", 0.050)
+    group.started("b", "r2", 0.050)
+    assert [group.paces(late=["a", "c"])[name].hurries for name in "abc"] == [True, False, False]
+
+
 def test_an_engine_is_held_for_its_neighbours_and_for_its_own_decodes_at_once(group):
     group.decodes("a", "r1", 0.016)
     neighbours = group.paces()["b"]

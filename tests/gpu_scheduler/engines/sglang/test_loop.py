@@ -22,6 +22,8 @@ class Ranks:
     pace_now = pace
     def decodes(self, requests, need, wanting):
         pass
+    def decode_step(self, own_s):
+        return own_s
 
 ranks, instance = Ranks(), MagicMock()
 agreements = [Agreed(news=True, wanted=7), Agreed()]
@@ -30,7 +32,7 @@ def receive():
     ranks.agreed = agreements.pop(0)
     return []
 
-instance.ranks, instance.probe = ranks, None
+instance.ranks, instance.probe, instance.decode_step_s = ranks, None, 0.0
 instance.channel.receive, instance.channel.closed = receive, False
 scheduler, memory, kv = instance.scheduler, instance.memory.kv, instance.kv
 scheduler.waiting_queue, scheduler.chunked_req, scheduler.last_batch = ["waits for its turn"], None, None
@@ -76,10 +78,12 @@ class Ranks:
     told = None
     def decodes(self, requests, need, wanting):
         self.told = need, wanting
+    def decode_step(self, own_s):
+        return own_s
 
 clock, instance = Clock(), MagicMock()
 module.time = clock
-instance.ranks, instance.probe = Ranks(), None
+instance.ranks, instance.probe, instance.decode_step_s = Ranks(), None, 0.0
 instance.channel.receive, instance.channel.closed, instance.channel.wait = lambda: [], False, clock.wait
 scheduler, memory, kv = instance.scheduler, instance.memory.kv, instance.kv
 scheduler.waiting_queue, scheduler.last_batch = ["a long prompt"], None
@@ -142,7 +146,7 @@ from gpu_scheduler.policy.pace import FREE
 from protos import engine_pb2
 
 instance = MagicMock()
-instance.probe, instance.ranks.size, instance.channel.closed = None, 1, False
+instance.probe, instance.ranks.size, instance.channel.closed, instance.decode_step_s = None, 1, False, 0.0
 instance.ranks.now.return_value, instance.ranks.pace.return_value = 100.0, FREE
 instance.channel.receive.return_value = [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
 instance.memory.kv = None
@@ -206,8 +210,14 @@ instance.book.by_rid.return_value.first_at = None
 runs.finished.return_value, over.finished.return_value = False, True
 scheduler.running_batch.reqs = [over, runs]
 way_is_free, loop._gave_way = clock.now + 1.0, True
+told = []
+clock.wait = lambda seconds, fds: (told.append(instance.ranks.told), setattr(clock, "now", clock.now + seconds))[2:]
+instance.channel.wait = clock.wait
+seen = clock.now
 loop.pull()
-assert clock.now >= way_is_free and instance.ranks.told == (0.625, True), instance.ranks.told
+assert clock.now >= way_is_free and instance.ranks.told[0] == 0.625, instance.ranks.told
+assert told[0] == (0.625, True), "its first token is seen before it stands still"
+assert instance.book.by_rid.return_value.first_at == seen
 
 scheduler.running_batch.reqs = [over]
 began, way_is_free, loop._gave_way = clock.now, clock.now + 1.0, True
@@ -216,7 +226,7 @@ assert clock.now == began and instance.ranks.told == (None, False), instance.ran
 
 scheduler.running_batch.reqs = [runs]
 loop.pull()
-assert instance.ranks.told == (0.625, True)
+assert instance.ranks.told[0] == 0.625
 loop.sleep()
 assert instance.ranks.told == (None, False)
 """

@@ -59,12 +59,28 @@ def test_decodes_want_to_be_first_until_they_have_a_step_in_hand_and_again_when_
     assert decoding(pacer, 100.010, (100.0, 2), (100.010, 0))
 
 
-def test_tokens_that_are_on_their_way_count(pacer):
-    pacer.look(100.0, Pace(step_s=0.009))
+def test_tokens_that_are_on_their_way_count_and_so_does_the_time_until_they_are_there(pacer):
+    pacer.look(100.0, Pace(step_s=0.014))
     pacer.decodes(True)
-    assert not decoding(pacer, 100.0, (100.0, 0)), "13 ms"
+    assert not decoding(pacer, 100.0, (100.0, 0)), "23 ms, and a step under way of 5"
+    assert not pacer.wants(100.012) and pacer.wants(100.014)
     pacer.decoded()
-    assert decoding(pacer, 100.0, (100.0, 0))
+    assert not decoding(pacer, 100.0, (100.0, 0)), "9 ms"
+    assert pacer.wants(100.005)
+
+
+def test_an_engine_of_whose_model_late_requests_wait_wants_more_whatever_it_has_in_hand(pacer):
+    pacer.look(100.0, Pace(step_s=0.014, hurries=True))
+    assert decoding(pacer, 100.0, (100.0, 50)) and not pacer.holds
+
+
+def test_steps_of_a_while_ago_say_nothing_of_those_that_come(pacer):
+    """Or an engine that was too slow for its target once would ask for nothing, and so never learn better."""
+    for number in range(20):
+        pacer.look(100.0 + 0.02 * number)
+        pacer.decodes(True)
+    assert pacer.step_alone_s(0.005, 100.4) == pytest.approx(0.020)
+    assert pacer.step_alone_s(0.005, 103.0) == 0.005
 
 
 def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for_each_step(pacer):
@@ -72,6 +88,7 @@ def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for
     assert pacer.is_blind(100.0)
     assert decoding(pacer, 100.0, (100.0, 0)) and not pacer.is_blind(100.049) and pacer.is_blind(100.051)
     pacer.decodes(True)
+    pacer.decoded()
     assert not pacer.wants(100.0) and not pacer.wants(100.007) and pacer.wants(100.009)
 
 
@@ -93,13 +110,13 @@ def test_without_a_target_nothing_is_wanted(pacer):
     assert not decoding(pacer, 100.0, (0.0, 0)) and pacer.need is None
 
 
-def need(pacer):
-    pacer.decoding([], 0.0, 0.005)
+def need(pacer, now):
+    pacer.decoding([], now, pacer.step_alone_s(0.005, now))
     return pacer.need
 
 
 def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_request_takes(pacer):
-    assert need(pacer) is None, "no target"
+    assert need(pacer, 101.0) is None, "no target"
     pace = Pace(step_s=0.010)
 
     def step(now):
@@ -107,13 +124,13 @@ def test_a_need_is_of_the_quickest_of_the_last_steps_and_at_least_what_one_reque
         pacer.decodes(True)
 
     step(101.0)
-    assert need(pacer) == 0.5, "the first one is known when the second begins"
+    assert need(pacer, 101.0) == 0.5, "the first one is known when the second begins"
     for now in (101.012, 101.018, 101.040):
         step(now)
-    assert need(pacer) == pytest.approx(0.6)
+    assert need(pacer, 101.04) == pytest.approx(0.6)
     for number in range(1, 17):
         step(101.040 + 0.004 * number)
-    assert need(pacer) == 0.5
+    assert need(pacer, 101.1) == 0.5
 
 
 def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need(pacer):
@@ -122,11 +139,11 @@ def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need
         pacer.look(101.0 + 0.05 * number, pace)
         pacer.decodes(True)
         pacer.stood_still()
-    assert need(pacer) == 0.5
+    assert need(pacer, 102.0) == 0.5
     for number in range(20):
         pacer.look(105.0 + 0.02 * number, pace)
         pacer.decodes(False)
-    assert need(pacer) == 0.5, "other engines were at their steps, too"
+    assert need(pacer, 105.4) == 0.5, "other engines were at their steps, too"
     pacer.look(110.0, pace)
     pacer.decodes(True)
     pacer.began()
@@ -134,7 +151,7 @@ def test_what_it_stood_still_or_prefilled_before_a_step_says_nothing_of_its_need
     pacer.decodes(True)
     pacer.look(110.008, pace)
     pacer.decodes(True)
-    assert need(pacer) == pytest.approx(0.7)
+    assert need(pacer, 110.01) == pytest.approx(0.7)
 
 
 @pytest.fixture

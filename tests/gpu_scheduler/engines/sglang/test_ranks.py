@@ -187,6 +187,17 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
     assert give_way(0.6, True) == [False] * 3
 
 
+def test_all_ranks_go_by_what_the_first_one_knew_of_decode_steps_before_this_step() -> None:
+    three = Three()
+
+    def known(*own_s: float) -> list[float]:
+        return [rank.decode_step(own) for rank, own in zip(three.ranks, own_s, strict=True)]
+
+    assert known(0.008, 0.005, 0.0) == [0.0] * 3
+    three.all(lambda rank: three.channels[rank].receive())
+    assert known(0.009, 0.005, 0.0) == [0.008] * 3
+
+
 def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:
     three = Three()
     doorbell = os.eventfd(0)
