@@ -38,6 +38,13 @@ def test_what_waiting_requests_lack_counts_and_no_more_leave_than_that_takes():
     assert leave(on("busy", 290, kv_used=290, kv_lacking=285), *idle) == ["i2", "i1", "i0"]
 
 
+def test_what_was_not_found_is_lacking_however_little_is_in_use():
+    """Floors of idle models hold it."""
+    hungry, idle = on("hungry", 290, kv_used=10, kv_lacking=20), on("idle", 290, idle_s=60.0)
+    assert lacking(GROUP, [hungry, idle], RULES) == {"d0": 20}
+    assert leave(hungry, idle) == ["idle"]
+
+
 def test_a_reason_says_whose_kv_lacks_memory():
     (decision,) = relieve(
         GROUP, [on("busy", 490, kv_used=300, kv_lacking=50), on("idle", 290, idle_s=60.0)], RULES
