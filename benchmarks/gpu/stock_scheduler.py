@@ -93,7 +93,7 @@ class Front:
 
     # --- called by the hooks
 
-    def prefill_begins(self, prompts: int, alone: bool) -> None:
+    def prefill_begins(self, prompts: int) -> None:
         """The reference prefills whenever it can."""
 
     def decode_begins(self) -> None:
