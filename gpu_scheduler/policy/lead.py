@@ -15,10 +15,10 @@ step must begin within it for every next token to be in time. Two choices are ma
 as it has already and `RECOVERY_TOKENS` more, would keep its engine in a hurry, its first tokens waiting, and neighbours
 standing still, for nothing. Where the target is below a step alone that is everybody with nothing in hand.
 
-**At most** a third of what the prefill step before took is spent on decode steps (`PaceRules.own_least_share`), more
+**At most** a ninth of what the prefill step before took is spent on decode steps (`PaceRules.own_least_share`), more
 than one step only within it. Neighbours get three quarters, their prefills one. Here that costs more than it brings:
 where even an engine that did nothing else could not keep the target, because its neighbours decode too, every first
-token would wait for nothing.
+token would wait for nothing; and one that stands still for neighbours is without a lead by that alone.
 """
 
 from __future__ import annotations

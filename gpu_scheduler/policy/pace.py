@@ -80,7 +80,7 @@ class PaceRules:
     others: a cycle begun and not ended, steps that grow with the context, its own model's prefills."""
     least_share: float = 0.25
     """Of the time, that prefills get together whatever the targets are."""
-    own_least_share: float = 0.75
+    own_least_share: float = 0.9
     """The same, of an engine's prefills before its own decodes."""
     cycle_steps: int = 16
     """Steps alone, of the neighbour, that a cycle may last: a request of a few dozen tokens sees several cycles."""

@@ -83,13 +83,13 @@ def test_whoever_counts_is_in_time_again_if_it_goes_on_for_long_enough(step_s, t
         assert lead == inf or caught_up >= -1e-6
 
 
-def test_a_hold_is_a_third_of_the_prefill_step_before():
+def test_a_hold_is_a_ninth_of_the_prefill_step_before():
     hold = Hold()
     assert hold.left_s(9.0) == 0
-    hold.prefilled(10.0, 0.3)
+    hold.prefilled(10.0, 0.9)
     assert hold.left_s(10.0) == pytest.approx(0.1) and hold.left_s(10.06) == pytest.approx(0.04)
     assert hold.left_s(10.2) == 0
-    hold.prefilled(11.0, 0.03)
+    hold.prefilled(11.0, 0.09)
     assert hold.left_s(11.0) == pytest.approx(0.01)
 
 

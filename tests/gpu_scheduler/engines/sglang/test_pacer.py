@@ -172,25 +172,25 @@ def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first
     assert not behind.holds
 
 
-def test_decodes_come_first_for_a_third_of_the_step_before_and_no_longer(behind):
-    behind.look(100.0799)
+def test_decodes_come_first_for_a_ninth_of_the_step_before_and_no_longer(behind):
+    behind.look(100.0666)
     assert behind.holds
-    behind.look(100.0801)
+    behind.look(100.0667)
     assert not behind.holds
 
 
 def test_what_is_behind_decodes_after_the_step_that_runs_although_nobody_knows_how_long_that_takes(behind):
-    behind.look(100.0801)
+    behind.look(100.0667)
     behind.began()
     assert behind.holds
 
 
 def test_another_engines_turn_takes_nothing_from_what_decodes_may_take(behind):
-    behind.look(100.070, None)
+    behind.look(100.064, None)
     assert behind.holds
 
 
 def test_without_a_bound_nothing_is_held(behind):
-    behind.look(100.070, FREE)
-    decoding(behind, 100.070, (100.0, 0))
+    behind.look(100.064, FREE)
+    decoding(behind, 100.064, (100.0, 0))
     assert not behind.holds
