@@ -20,6 +20,8 @@ _AGAIN_S = 0.05
 is in the way), the question is put again only after this: nothing else would hold the questions up."""
 _FOUND_S = 0.25
 """What is found at all is found sooner: 20 GiB of neighbours' caches take 0.17 s."""
+_NEWS_S = 1.0
+"""How long it counts that something was not found: a queue that still lacks it asks again before."""
 
 
 class RoomMaker:
@@ -43,15 +45,22 @@ class RoomMaker:
         self._found_s = found_s
         self._asking: dict[str, tuple[int, float]] = {}
         """Model -> the bytes of its question, and when it was put."""
+        self._not_found: dict[str, tuple[int, float]] = {}
+        """Model -> the bytes of its last question, where balloond found less, and when it said so: at once where nothing
+        is left to be taken."""
         self._answered: dict[str, str] = {}
         """Model -> the request that there was room for a moment ago."""
         self._again: set[str] = set()
         """Models whose request of that moment lacked memory once more."""
 
     def lacking(self, model: str) -> int:
-        """Bytes on each device that balloond was asked for and does not find, or it would have by now."""
+        """Bytes on each device that balloond was asked for and has not found, or it would have said so by now."""
+        now = asyncio.get_running_loop().time()
         nbytes, since = self._asking.get(model, (0, 0.0))
-        return nbytes if asyncio.get_running_loop().time() - since >= self._found_s else 0
+        if nbytes and now - since >= self._found_s:
+            return nbytes
+        nbytes, at = self._not_found.get(model, (0, 0.0))
+        return nbytes if now - at < _NEWS_S else 0
 
     def need(self, need: NeedMemory) -> None:
         """Asks, unless that is being done already."""
@@ -74,6 +83,9 @@ class RoomMaker:
                 hold_ms=int(1e3 * _HELD_S),
                 timeout_s=_TIMEOUT_S,
             )
+            self._not_found.pop(need.model, None)
+            if short > 0:
+                self._not_found[need.model] = need.bytes, asyncio.get_running_loop().time()
             _log.debug("room", request=need.for_request, model=need.model, bytes=need.bytes, short=short, on=where)
         except PrismError as error:
             _log.info("no room", request=need.for_request, model=need.model, why=str(error))
