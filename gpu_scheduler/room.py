@@ -46,8 +46,8 @@ class RoomMaker:
         self._asking: dict[str, tuple[int, float]] = {}
         """Model -> the bytes of its question, and when it was put."""
         self._not_found: dict[str, tuple[int, float]] = {}
-        """Model -> the bytes of its last question, where balloond found less, and when it said so: at once where nothing
-        is left to be taken."""
+        """Model -> the bytes of its last question, where balloond found less, and when it said so: at once where there
+        is nothing to be taken."""
         self._answered: dict[str, str] = {}
         """Model -> the request that there was room for a moment ago."""
         self._again: set[str] = set()
