@@ -20,8 +20,6 @@ class Open:
     prompt_tokens: int
     resumed_tokens: int = 0
     """The last ones of its prompt, which it said itself where it ran before."""
-    seeded: bool = False
-    """Its client named a seed, and expects the same draws whatever runs beside it."""
     told: bool = False
     """The first chunk was sent."""
     first_at: float | None = None

@@ -123,7 +123,6 @@ class Commands:
             return []
         try:
             entry = instance.book.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
-            entry.seeded = generate.sampling.HasField("seed")
         except ValueError as error:
             self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
             return []

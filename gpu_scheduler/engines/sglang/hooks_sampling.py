@@ -15,19 +15,12 @@ from gpu_scheduler.engines.sglang.plugin import Hook
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
     """Every request draws by its own seed and the position of the token: the same after a retraction. Where nobody
-    draws there are no seeds to carry along.
-
-    SGLang has two ways to draw, over the vocabulary as it is and over the most likely first, and takes the second, for
-    the whole batch, as soon as one request limits its choices. The same seed draws differently in either; so where
-    somebody named one, it is always the second."""
+    draws there are no seeds to carry along."""
     if not result.is_all_greedy:
         from gpu_scheduler.engines.sglang import device
 
         numbers = [request.sampling_params.sampling_seed or 0 for request in batch.reqs]
         result.sampling_seed = device.put(numbers, result.temperatures.device)
-        open_here = [current.instance().book.by_rid(request.rid) for request in batch.reqs]
-        if any(entry is not None and entry.seeded for entry in open_here):
-            result.need_top_p_sampling = True
     return result
 
 
@@ -73,30 +66,20 @@ def count_resolved_tokens(result: Any, batch: Any, *_args: Any) -> Any:
     return result
 
 
-_DRAWN_TOGETHER = 32
-"""Rows: drawing takes a dozen times the bytes of the probabilities, most of them as 64-bit numbers."""
+def draw(
+    original: Callable[..., Any], sampler: Any, probs: Any, sampling_info: Any, positions: Any, unlimited: bool
+) -> Any:
+    """Tokens by seeds, of which SGLang has none where all are greedy, and without sorting the vocabulary."""
+    from gpu_scheduler.engines.sglang import drawing
 
-
-def draw_in_parts(original: Callable[..., Any], probs: Any, *arguments: Any, **named: Any) -> Any:
-    """The same for every row, with less memory at a time. What has not one value for each row is for all."""
-    import torch
-
-    rows = len(probs)
-    if rows <= _DRAWN_TOGETHER:
-        return original(probs, *arguments, **named)
-
-    def part(value: Any, start: int) -> Any:
-        return value[start : start + _DRAWN_TOGETHER] if isinstance(value, torch.Tensor) else value
-
-    drawn = []
-    for start in range(0, rows, _DRAWN_TOGETHER):
-        some = [part(value, start) for value in (probs, *arguments)]
-        drawn.append(original(*some, **{name: part(value, start) for name, value in named.items()}))
-    return torch.cat(drawn)
+    if sampling_info.sampling_seed is None:
+        return original(sampler, probs, sampling_info, positions, unlimited)
+    limits = None if unlimited else drawing.Limits(sampling_info.top_ks, sampling_info.top_ps)
+    return drawing.draw(probs, sampling_info.sampling_seed, positions, limits)
 
 
 _SAMPLING = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
-_SAMPLER = "sglang.srt.layers.sampler"
+_SAMPLER = "sglang.srt.layers.sampler.Sampler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
 HOOKS = [
     Hook(f"{_SAMPLING}.from_schedule_batch", seeds, "AFTER"),
@@ -104,6 +87,5 @@ HOOKS = [
     Hook(f"{_SAMPLING}.merge_batch", seeds_in_both, "BEFORE"),
     Hook(f"{_BATCH}.cumulate_penalty_output_tokens", count_last_tokens, "AROUND"),
     Hook("sglang.srt.managers.overlap_utils.resolve_forward_inputs", count_resolved_tokens, "AFTER"),
-    Hook(f"{_SAMPLER}.top_k_top_p_min_p_sampling_from_probs_torch", draw_in_parts, "AROUND"),
-    Hook(f"{_SAMPLER}.sampling_from_probs_torch", draw_in_parts, "AROUND"),
+    Hook(f"{_SAMPLER}._sample_from_probs", draw, "AROUND"),
 ]

@@ -30,7 +30,6 @@ class Hook:
 
 def all_hooks() -> list[Hook]:
     from gpu_scheduler.engines.sglang import (
-        hooks_cpu,
         hooks_grammar,
         hooks_graphs,
         hooks_loop,
@@ -46,7 +45,6 @@ def all_hooks() -> list[Hook]:
         hooks_grammar,
         hooks_memory,
         hooks_graphs,
-        hooks_cpu,
     )
     return [hook for module in modules for hook in module.HOOKS]
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers import sampler
 
-from gpu_scheduler.engines.sglang import device
+from gpu_scheduler.engines.sglang import device, drawing
 from gpu_scheduler.engines.sglang.errors import NoMemory
 from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.options import one_line
@@ -38,10 +37,11 @@ def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
     logits = torch.zeros(rows, vocabulary, dtype=torch.float32, device=where)
     told = torch.log_softmax(logits, dim=-1)
     logits[:] = torch.softmax(logits, dim=-1)
-    whole = torch.full((rows,), vocabulary, dtype=torch.int32, device=where)
-    ones, zeros = torch.ones(rows, device=where), torch.zeros(rows, device=where)
     seeds = torch.zeros(rows, dtype=torch.int64, device=where)
-    sampler.top_k_top_p_min_p_sampling_from_probs_torch(logits, whole, ones, zeros, False, seeds, seeds)
+    limits = drawing.Limits(torch.ones(rows, dtype=torch.int32, device=where), torch.ones(rows, device=where))
+    # Both, because kernels are compiled when they are first launched.
+    drawing.draw(logits, seeds, seeds, None)
+    drawing.draw(logits, seeds, seeds, limits)
     del told
 
 

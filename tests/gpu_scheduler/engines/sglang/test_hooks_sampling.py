@@ -33,7 +33,6 @@ def made(*sampling_seeds: int, greedy: bool) -> Any:
         reqs=[SimpleNamespace(rid=f"{s}", sampling_params=SimpleNamespace(sampling_seed=s)) for s in sampling_seeds]
     )
     info = Info(is_all_greedy=greedy, sampling_seed=None, temperatures=torch.ones(len(sampling_seeds), 1))
-    info.need_top_p_sampling = False
     return hooks_sampling.seeds(info, None, batch)
 
 
@@ -46,15 +45,6 @@ def test_a_batch_in_which_somebody_draws_carries_the_seeds_of_all() -> None:
     assert seeds_of(made(5, 6, greedy=True)) is None
 
 
-def test_where_a_client_named_a_seed_everybody_draws_in_the_one_way(book: Book) -> None:
-    entry = book.add("a", 1)
-    batch = SimpleNamespace(reqs=[SimpleNamespace(rid=entry.rid, sampling_params=SimpleNamespace(sampling_seed=5))])
-    for seeded in (False, True):
-        entry.seeded = seeded
-        info = Info(is_all_greedy=False, sampling_seed=None, temperatures=torch.ones(1, 1), need_top_p_sampling=False)
-        assert hooks_sampling.seeds(info, None, batch).need_top_p_sampling is seeded
-
-
 def test_batches_are_merged_with_seeds_in_both_or_in_neither() -> None:
     for mine, other in ((True, False), (False, True)):
         first, second = made(1, 2, greedy=mine), made(3, greedy=other)
@@ -65,17 +55,14 @@ def test_batches_are_merged_with_seeds_in_both_or_in_neither() -> None:
     assert seeds_of(first) is None and seeds_of(second) is None
 
 
-@pytest.mark.parametrize("rows", [1, 32, 33, 100])
-def test_a_large_batch_is_drawn_in_parts_with_the_same_result(rows: int) -> None:
-    drawn_at_once = []
+def test_where_nobody_draws_tokens_are_those_of_sglang() -> None:
+    greedy, drawing = made(1, 2, greedy=True), made(1, 2, greedy=False)
+    drawing.top_ks, drawing.top_ps = torch.tensor([1, 1], dtype=torch.int32), torch.ones(2)
+    probs, places = torch.tensor([[0.2, 0.8, 0.0], [0.1, 0.4, 0.5]]), torch.tensor([4, 4])
 
-    def draw(probs: torch.Tensor, seeds: torch.Tensor, flag: bool, *, positions: torch.Tensor) -> torch.Tensor:
-        assert flag
-        drawn_at_once.append(len(probs))
-        return (probs.sum(dim=1) * 10 + seeds + positions).to(torch.int32)
+    def original(*given: Any) -> str:
+        assert given == ("sampler", probs, greedy, places, True)
+        return "its own"
 
-    probs, seeds, positions = torch.rand(rows, 7), torch.arange(rows), torch.arange(rows) * 3
-    whole = draw(probs, seeds, True, positions=positions)
-    drawn_at_once.clear()
-    assert hooks_sampling.draw_in_parts(draw, probs, seeds, True, positions=positions).equal(whole)
-    assert max(drawn_at_once) <= 32 and sum(drawn_at_once) == rows
+    assert hooks_sampling.draw(original, "sampler", probs, greedy, places, True) == "its own"
+    assert hooks_sampling.draw(original, "sampler", probs, drawing, places, False).tolist() == [1, 2]

@@ -1,0 +1,37 @@
+"""Drawing on a GPU: the kernel, and what an engine draws."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpu_scheduler.engines.sglang.drawing import Limits, by_sorting, draw
+from tests.gpu_scheduler.engines.sglang.drawn import limits_of, probabilities, seeds_and_places
+
+pytestmark = pytest.mark.gpu
+ROWS = 64
+
+
+@pytest.mark.parametrize("vocabulary", [1000, 8192, 32_000, 128_256])
+def test_the_kernel_draws_what_sorting_draws(vocabulary: int) -> None:
+    chance = torch.Generator().manual_seed(vocabulary)
+    rows = others = 0
+    for probs in probabilities(ROWS, vocabulary, chance):
+        for limits in limits_of(ROWS, chance):
+            seeds, places = seeds_and_places(ROWS, chance)
+            there = None if limits is None else Limits(limits.top_ks.cuda(), limits.top_ps.cuda())
+            drawn = draw(probs.cuda(), seeds.cuda(), places.cuda(), there).cpu()
+            rows += ROWS
+            others += int((drawn != by_sorting(probs, seeds, places, limits)).sum())
+    # Sums and logarithms of 32 bits there, of 64 here: a limit, or two of the same score, in some ten thousand.
+    assert rows == 24 * ROWS and others <= 1
+
+
+def test_rows_of_a_larger_tensor_and_numbers_that_are_none() -> None:
+    chance = torch.Generator().manual_seed(5)
+    wide = torch.cat([next(probabilities(ROWS, 5000, chance)), torch.ones(ROWS, 40)], dim=1)
+    wide[3] = torch.nan
+    seeds, places = seeds_and_places(ROWS, chance)
+    drawn = draw(wide.cuda()[:, :5000], seeds.cuda(), places.cuda().int(), None).cpu()
+    expected = by_sorting(wide[:, :5000], seeds, places, None)
+    assert drawn[3] == 0 and drawn[4:].equal(expected[4:]) and drawn[:3].equal(expected[:3])

@@ -1,0 +1,37 @@
+"""Probabilities of all kinds, with seeds and limits, for the tests of drawing on a CPU and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from gpu_scheduler.engines.sglang.drawing import Limits
+
+ALL = 1 << 30
+"""SGLang's top_k of who has none."""
+
+
+def probabilities(rows: int, vocabulary: int, chance: torch.Generator) -> Iterator[torch.Tensor]:
+    """Flat and peaked ones, with many that are equal, and with a grammar that forbids most."""
+    logits = torch.randn(rows, vocabulary, generator=chance)
+    for scale in (0.1, 1.0, 4.0, 12.0):
+        yield (logits * scale).softmax(dim=1)
+    yield (logits * 4).round().softmax(dim=1)
+    yield torch.where(torch.arange(vocabulary) % 7 == 3, logits, -torch.inf).softmax(dim=1)
+
+
+def limits_of(rows: int, chance: torch.Generator) -> Iterator[Limits | None]:
+    yield None
+    some = torch.tensor([1.0, 0.9, 0.5, 0.01, 1.0]).repeat(rows)[:rows]
+    yield Limits(torch.full((rows,), ALL, dtype=torch.int32), some)
+    yield Limits(torch.tensor([1, 2, 20, ALL], dtype=torch.int32).repeat(rows)[:rows], torch.ones(rows))
+    yield Limits(torch.randint(1, 50, (rows,), generator=chance).int(), torch.rand(rows, generator=chance).clamp(0.01))
+
+
+def seeds_and_places(rows: int, chance: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Seeds of 62 bits, and positions."""
+    return (
+        torch.randint(0, 2**62, (rows,), generator=chance),
+        torch.randint(0, 100_000, (rows,), generator=chance),
+    )
