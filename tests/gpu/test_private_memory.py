@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -164,3 +166,23 @@ async def test_models_that_come_and_go_leave_nothing_that_the_next_one_would_hav
             await one_by_one(end, f"round {len(taken)}", PROMPTS)
             await end.do(unload=engine_pb2.Unload())
         assert taken[-1] < taken[1] + 32 * MIB, taken
+
+
+TAKE_ONE_AFTER_THE_OTHER = """
+import os, sys
+from gpu_scheduler.engines.sglang import environment
+environment.prepare()
+import torch
+for mib in (62.6, 63.9, 64.0):
+    torch.cuda.empty_cache()
+    for _ in range(8):
+        del [torch.empty(int(mib * 2**20), dtype=torch.uint8, device="cuda")][:]
+    print(torch.cuda.memory_reserved() >> 20)
+"""
+
+
+def test_whoever_asks_for_as_much_again_gets_the_same_again() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TAKE_ONE_AFTER_THE_OTHER], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split() == ["64", "64", "64"]
