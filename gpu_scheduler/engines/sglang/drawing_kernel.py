@@ -45,7 +45,9 @@ def _noise(hashed, token):  # type: ignore[no-untyped-def]
     return tl.where(u == 1.0, distance, -tl.log(u) * (distance / tl.where(u == 1.0, 1.0, 1.0 - u)))
 
 
-@triton.jit(do_not_specialize=["row_stride"], do_not_specialize_on_alignment=["seeds", "positions", "top_ks", "top_ps"])
+@triton.jit(  # type: ignore[untyped-decorator]
+    do_not_specialize=["row_stride"], do_not_specialize_on_alignment=["seeds", "positions", "top_ks", "top_ps"]
+)
 def _draw(  # type: ignore[no-untyped-def]
     probs,
     row_stride,
