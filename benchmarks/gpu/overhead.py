@@ -10,7 +10,8 @@ later ones push out. Parts:
     one    one elastic engine and SGLang's scheduler behind the same socket: only the memory differs
     two    two elastic engines on the GPU and two of SGLang's, each with half of the load
            (`--precedence 50`: as on a gpu_scheduler, where short prompts go side by side and decode steps wait for
-           them, milliseconds at most; `--prefill-turn`: one engine prefills at a time)
+           them, milliseconds at most; `--prefill-turn`: one engine prefills at a time, also with short prompts, as no
+           gpu_scheduler has it)
     users  one elastic engine, and sglang.Engine with its own processes, as its users have it
 
 Where there are cores enough, both sides are pinned to the same ones, the main thread of an engine to one of its own.
