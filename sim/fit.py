@@ -331,6 +331,11 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
             context = int(kv_bytes / SHAPES[shape].kv_bytes_per_token)
             modelled = Cost(SHAPES[shape], hardware).decode(1, round(requests), context)
             line(f"step of {requests:.0f} requests in a running system, {shape.upper()}, s", step_s, modelled, fitted)
+    for shape in ("8b", "3b"):
+        for row in results.read(f"gpu_batches_{shape}")["rows"]:
+            if (row["side"], row["draw"]) == ("elastic", "greedy"):
+                modelled = Cost(SHAPES[shape], hardware).decode(1, row["batch"], int(row["batch"] * row["context_tokens"]))
+                line(f"step of {row['batch']} requests and nothing else, {shape.upper()}, s", row["step_s"], modelled)
     beside = turn["sides"]["neither"]
     line(
         "step beside a prefill, s",
