@@ -7,6 +7,7 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
 
     clock, processor     virtual time; compute that engines share
     cost, engine         what steps cost; continuous batching with chunked prefill
+    decode_order         whose decode steps wait for whose
     memory, node         a group's ledger, by balloond's policy; residencies
     arbiter, fleet       the shared queue of a group; placement: the services' glue, without their I/O
     standings            what placement knows of the groups, kept between its decisions

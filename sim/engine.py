@@ -4,7 +4,7 @@ An engine is at one of two things: a prefill step (a chunk of prompts, first com
 of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as they have a lead
 (`gpu_scheduler/policy/lead.py`). A run goes on, in one event, until its first request ends or its memory does;
 whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run: whose
-goes first is looked at before each (`gpu_scheduler/policy/decode_turn.py`).
+goes first is looked at before each (`decode_order.py`).
 
 Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
 """
@@ -17,22 +17,18 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Protocol
 
-from gpu_scheduler.policy import decode_turn
-from gpu_scheduler.policy.decode_turn import Want
-from gpu_scheduler.policy.lead import Hold, Stream, lead_s
+from gpu_scheduler.policy import lead
+from gpu_scheduler.policy.lead import Hold, Stream
 from gpu_scheduler.policy.pace import FREE, Pace
 from sim.clock import Clock, Timer
 from sim.cost import Cost
+from sim.decode_order import DecodeOrder
 from sim.memory import GroupMemory
 from sim.processor import Processor, Task
 from sim.request import Request
 
 _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
-_LOOK_S = 0.001
-"""How often decodes that stand still look whether they may go on: a real engine's `_TURN_LOOK_S`."""
-_EXACT_S = 1e-9
-"""Of sums of times on the clock."""
 
 
 class Listener(Protocol):
@@ -81,7 +77,6 @@ class Engine:
         self._clock = clock
         self._processor = processor
         self._precedence_s = precedence_s
-        self._decode_turn_s = decode_turn_s
         self._memory = memory
         self._task = Task(self._through)
         self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
@@ -116,15 +111,7 @@ class Engine:
         self._lead_of = (-1, -1, -1, 0.0)
         """After which step, of how many that ever joined and how many that are left, and with what bound."""
         self._pause: Timer | None = None
-        self._place = next(processor.places)
-        self._standing = False
-        """Its decodes stand still."""
-        self._behind_since = inf
-        """Since when they do for prefill steps of others."""
-        self._look: Timer | None = None
-        """While they do: when it looks again whether they may go on."""
-        self._decoded_at = 0.0
-        """When they were given the devices last."""
+        self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
 
     def __repr__(self) -> str:
         return (
@@ -164,11 +151,10 @@ class Engine:
         """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
         self._settle_run()
         self._processor.rest(self._task)
-        for timer in (self._pause, self._look):
-            if timer is not None:
-                timer.cancel()
-        self._pause = self._look = None
-        self._processor.wait_no_more(self._go_on)
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._order.forget()
         gone = self.requests
         for request in list(self._batch.values()):
             self._leave(request)
@@ -274,7 +260,7 @@ class Engine:
         """What to do now. Its task is not at anything."""
         held = self._held() if self._waiting and self._batch else 0
         decodes = held > 0 and self._decode(held)
-        stands_still = decodes and self._standing
+        stands_still = decodes and self._order.standing
         if decodes and not stands_still:
             return
         # Nothing is held for decodes that stand still themselves.
@@ -288,19 +274,21 @@ class Engine:
     def _held(self) -> int:
         """Decode steps to make before the next prefill step; 0: none. Slower ones than they are alone are looked at
         again."""
-        now = self._clock.now
-        hold_s, lead = self._hold.left_s(now), self._lead(now)
-        spare_s = self.pace.step_s - self._step_s
-        if hold_s == 0 or lead >= 0 or spare_s <= 0:
+        hold_s, lead_s = self._hold.left_s(self._clock.now), self.lead_s
+        spare_s = self.pace.step_s - self.step_s
+        if hold_s == 0 or lead_s >= 0 or spare_s <= 0:
             return 0
-        return min(ceil(hold_s / self._step_s), ceil(-lead / spare_s))
+        return min(ceil(hold_s / self.step_s), ceil(-lead_s / spare_s))
 
     @property
-    def _step_s(self) -> float:
+    def step_s(self) -> float:
         """A decode step alone."""
         return self.cost.decode(1, len(self._batch), self._context)
 
-    def _lead(self, now: float) -> float:
+    @property
+    def lead_s(self) -> float:
+        """Of the batch, now (`gpu_scheduler/policy/lead.py`)."""
+        now = self._clock.now
         if self.pace.step_s == 0:
             return inf
         steps = self._steps
@@ -310,7 +298,8 @@ class Engine:
         of = (steps, self._joined, len(self._batch), self.pace.step_s)
         if of != self._lead_of:
             streams = (Stream(each.joined_at, steps - each.joined_step) for each in self._batch.values())
-            self._lead_s, self._lead_at, self._lead_of = lead_s(streams, now, self._step_s, self.pace.step_s), now, of
+            least = lead.lead_s(streams, now, self.step_s, self.pace.step_s)
+            self._lead_s, self._lead_at, self._lead_of = least, now, of
         return self._lead_s - (now - self._lead_at)
 
     # --- prefill
@@ -336,7 +325,7 @@ class Engine:
             return False
         self._count_used()
         self._began = self._clock.now
-        self._behind_since = inf
+        self._order.prefills()
         tokens = most - left
         begins = self._clock.now
         if self._task.busy:
@@ -401,19 +390,18 @@ class Engine:
         request.joined_step, request.joined_at = self._steps, self._clock.now
         request.finish_step = self._steps + request.most_new_tokens
         if not self._batch:
-            self._processor.decoding[self.name] = self
-            for other in self._processor.decoding.values():
-                if other is not self:
-                    other.joined()
+            self._order.begin()
         self._batch[request.id] = request
         self._joined += 1
         heappush(self._ends, (request.finish_step, self._joined, request))
 
     def _decode(self, most: int = sys.maxsize) -> bool:
         """At most so many steps. False: it has to wait for memory."""
-        if self._stands_still():
+        if self._order.stands_still():
+            self._count_used()
+            self._processor.rest(self._task)
             return True
-        if len(self._processor.decoding) > 1 and self._decode_turn_s > 0:
+        if self._order.step_by_step:
             most = 1
         batch = len(self._batch)
         while self._ends[0][2].finish_step != self._ends[0][0] or self._ends[0][2].id not in self._batch:
@@ -432,61 +420,21 @@ class Engine:
         self._decodes(self._run_s)
         return True
 
-    # --- whose decode steps go first (`gpu_scheduler/policy/decode_turn.py`)
+    @property
+    def batch(self) -> int:
+        return len(self._batch)
 
     @property
-    def want(self) -> Want:
-        return decode_turn.want(decode_turn.need(self._step_s, self.pace.step_s), len(self._batch), self._place)
+    def prefills(self) -> bool:
+        return bool(self._chunk) or (bool(self._waiting) and self._pause is None and not self._held())
 
-    @property
-    def wants(self) -> bool:
-        """It does not while its own prefill step is under way or next, or another's stops it."""
-        if not self._batch or self.pace.step_s == 0 or self._chunk or self._processor.stands_still(len(self._batch)):
-            return False
-        if self._waiting and self._pause is None and not self._held():
-            return False
-        return self.pace.hurries or decode_turn.wants(self._lead(self._clock.now), self._step_s)
-
-    def joined(self) -> None:
-        if self._run > 1 and self._decode_turn_s > 0:
-            self._cut_run()
-
-    def _stands_still(self) -> bool:
-        """Whether its next decode step waits for steps of others; then it looks again when it need not, or soon."""
-        if self._look is not None:
-            self._look.cancel()
-            self._look = None
-        self._processor.wait_no_more(self._go_on)
-        now, look_s = self._clock.now, 0.0
-        if self._processor.stands_still(len(self._batch)):
-            self._behind_since = min(self._behind_since, now)
-            look_s = self._behind_since + self._precedence_s - now
-            if look_s > _EXACT_S:
-                self._processor.wait(len(self._batch), self._go_on)
-        elif self._gives_way():
-            look_s = _LOOK_S
-        self._standing = look_s > _EXACT_S
-        if self._standing:
-            self._count_used()
-            self._processor.rest(self._task)
-            self._look = self._clock.after(look_s, self._go_on)
-        else:
-            self._behind_since, self._decoded_at = inf, now
-        return self._standing
-
-    def _gives_way(self) -> bool:
-        """To decodes of others."""
-        others = [engine for engine in self._processor.decoding.values() if engine is not self]
-        if not others or self._decode_turn_s == 0 or self.pace.step_s == 0:
-            return False
-        if self._clock.now - self._decoded_at >= self._decode_turn_s:
-            return False
-        wanting = [other.want for other in others if other.wants]
-        return bool(wanting) and decode_turn.waits(self.want, self.wants, wanting)
-
-    def _go_on(self) -> None:
+    def look(self) -> None:
         if not self._task.busy and not self.empty:
             self._next()
+
+    def cut(self) -> None:
+        if self._run > 1:
+            self._cut_run()
 
     def _decodes(self, seconds: float) -> None:
         # The step under way goes on beside whatever comes.
@@ -509,7 +457,7 @@ class Engine:
         """Out of the batch."""
         del self._batch[request.id]
         if not self._batch:
-            del self._processor.decoding[self.name]
+            self._order.end()
         request.generated += self._steps - request.joined_step
         self._context -= request.prompt_tokens + request.generated
 

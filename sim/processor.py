@@ -59,7 +59,7 @@ class Task:
 
 
 class Decoder(Protocol):
-    """An engine as its neighbours see it (`gpu_scheduler/policy/decode_turn.py`)."""
+    """An engine as its neighbours see it (`decode_order.py`)."""
 
     @property
     def want(self) -> Want: ...
