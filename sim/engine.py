@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from math import ceil, inf
 from typing import Protocol
 
-from gpu_scheduler.policy import lead
+from gpu_scheduler.policy import decode_turn, lead
 from gpu_scheduler.policy.lead import Hold, Stream
 from gpu_scheduler.policy.pace import FREE, Pace
 from sim.clock import Clock, Timer
@@ -274,9 +274,11 @@ class Engine:
     def _held(self) -> int:
         """Decode steps to make before the next prefill step; 0: none. Slower ones than they are alone are looked at
         again."""
-        hold_s, lead_s = self._hold.left_s(self._clock.now), self.lead_s
-        spare_s = self.pace.step_s - self.step_s
-        if hold_s == 0 or lead_s >= 0 or spare_s <= 0:
+        lead_s, spare_s = self.lead_s, self.pace.step_s - self.step_s
+        if lead_s >= 0 or spare_s <= 0:
+            return 0
+        hold_s = self._hold.left_s(self._clock.now, decode_turn.need(self.step_s, self.pace.step_s))
+        if hold_s == 0:
             return 0
         return min(ceil(hold_s / self.step_s), ceil(-lead_s / spare_s))
 

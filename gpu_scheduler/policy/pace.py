@@ -81,7 +81,10 @@ class PaceRules:
     least_share: float = 0.25
     """Of the time, that prefills get together whatever the targets are."""
     own_least_share: float = 0.9
-    """The same, of an engine's prefills before its own decodes."""
+    """The same, of an engine's prefills before its own decodes; but these get their share where it is small:"""
+    own_cheap: float = 1 / 3
+    """Of the time, that decodes may have before prefills of their own engine if they need no more of the devices than
+    that to keep their target."""
     cycle_steps: int = 16
     """Steps alone, of the neighbour, that a cycle may last: a request of a few dozen tokens sees several cycles."""
     fixed_costs: float = 3.0

@@ -120,7 +120,10 @@ class Pacer:
 
     def holds_at(self, now: float) -> bool:
         """The same at `now`, not before the last `look`."""
-        return self._lead(now) < 0 and (bool(self._under_way) or self._hold.left_s(now) > 0)
+        if self._lead(now) >= 0:
+            return False
+        need = self.need
+        return bool(self._under_way) or (need is not None and self._hold.left_s(now, need) > 0)
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""

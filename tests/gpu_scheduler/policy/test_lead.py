@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from gpu_scheduler.policy.lead import RECOVERY_RATIO, RECOVERY_TOKENS, Hold, Stream, lead_s
 from gpu_scheduler.policy.pace import PaceRules
 
+HALF = 0.5
+"""Of the devices, that decodes need."""
 RULES = PaceRules()
 SECONDS = st.floats(1e-3, 1.0)
 
@@ -85,20 +87,29 @@ def test_whoever_counts_is_in_time_again_if_it_goes_on_for_long_enough(step_s, t
 
 def test_a_hold_is_a_ninth_of_the_prefill_step_before():
     hold = Hold()
-    assert hold.left_s(9.0) == 0
+    assert hold.left_s(9.0, HALF) == 0
     hold.prefilled(10.0, 0.9)
-    assert hold.left_s(10.0) == pytest.approx(0.1) and hold.left_s(10.06) == pytest.approx(0.04)
-    assert hold.left_s(10.2) == 0
+    assert hold.left_s(10.0, HALF) == pytest.approx(0.1) and hold.left_s(10.06, HALF) == pytest.approx(0.04)
+    assert hold.left_s(10.2, HALF) == 0
     hold.prefilled(11.0, 0.09)
-    assert hold.left_s(11.0) == pytest.approx(0.01)
+    assert hold.left_s(11.0, HALF) == pytest.approx(0.01)
 
 
-@given(SECONDS, st.lists(SECONDS, min_size=1, max_size=40))
-def test_prefills_have_their_least_share_but_for_the_step_under_way(step_s, took_s):
+def test_decodes_that_need_little_get_a_third_of_the_time():
+    hold = Hold()
+    hold.prefilled(10.0, 0.9)
+    for need in (0.1, RULES.own_cheap):
+        assert hold.left_s(10.0, need) == pytest.approx(0.45) and hold.left_s(10.44, need) == pytest.approx(0.01)
+    assert hold.left_s(10.0, RULES.own_cheap + 0.01) == pytest.approx(0.1)
+
+
+@given(SECONDS, st.lists(SECONDS, min_size=1, max_size=40), st.sampled_from([0.1, HALF]))
+def test_prefills_have_their_least_share_but_for_the_step_under_way(step_s, took_s, need):
     hold, now, decoded_s = Hold(), 0.0, 0.0
     for seconds in took_s:
-        while hold.left_s(now) > 0:
+        while hold.left_s(now, need) > 0:
             now, decoded_s = now + step_s, decoded_s + step_s
         now += seconds
         hold.prefilled(now, seconds)
-    assert decoded_s <= sum(took_s) * (1 / RULES.own_least_share - 1) + len(took_s) * step_s + 1e-9
+    least = RULES.own_least_share if need == HALF else 1 - RULES.own_cheap
+    assert decoded_s <= sum(took_s) * (1 / least - 1) + len(took_s) * step_s + 1e-9
