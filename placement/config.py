@@ -27,16 +27,16 @@ class PlacementConfig(Config):
     """How often names are looked up."""
     period_s: float = Field(default=1.0, gt=0)
     """How often placement looks whether a model should move."""
-    load_weight: float = Field(default=4.0, ge=0)
+    load_weight: float = Field(default=100.0, ge=0)
     """Demand loads a device's compute too: pressure is W / (memory left) + load_weight * W / S. So what is left counts
-    for less where there is plenty. 0: the paper's KVPR, memory alone."""
+    for as much as demand itself only where it is a hundredth of S. 0: the paper's KVPR, memory alone."""
     tau: float = Field(default=0.2, ge=0)
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
-    least_pressure: float = Field(default=0.2, ge=0)
+    least_pressure: float = Field(default=1.0, ge=0)
     """Below it nothing moves off a group: a move would cost more than it brings. A device without weights comes to it
-    with a TPOT target of 0.1 s when requests of 10 s use 4 % of its memory."""
+    with a TPOT target of 0.1 s when requests of 10 s use 1 % of its memory."""
     least_share: float = Field(default=0.1, ge=0, le=1)
     """Nor does a model with a smaller share of the demand on its devices."""
     cool_down_s: float = Field(default=120.0, ge=0)

@@ -115,10 +115,7 @@ async def main() -> None:
         mine = [row for row in rows if (row.side, row.draw) == (side, draw)]
         if len(mine) > 1:
             found[f"{side}, {draw}"] = request_s(mine, shared.kv_bytes_per_token)
-    cells = [
-        (row.side, row.draw, row.batch, f"{row.context_tokens:.0f}", f"{1e3 * row.step_s:.2f}")
-        for row in rows
-    ]
+    cells = [(row.side, row.draw, row.batch, f"{row.context_tokens:.0f}", f"{1e3 * row.step_s:.2f}") for row in rows]
     report.table("decode steps", ("", "draw", "requests", "context", "ms"), cells)
     report.table("each request more", ("", "us"), [(name, f"{1e6 * value:.1f}") for name, value in found.items()])
     body = {
