@@ -22,7 +22,8 @@ Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`
 to half are met within 3 %, the worst within 38 %: two engines on a GPU (TTFT a third too short), one under 256 endless
 requests of equal length (TTFT 24 % more than was measured; TPOT 2 %), a long prefill beside decodes (20 % too slow), a
 wake-up while other GPUs of the host are busy (15 % too fast). Decode steps of 1 to 192 requests and nothing else are
-met within 6 % (8B, 3B). Fitted with models of 1B and 8B only. Whole systems, and two models that share a GPU: `benchmarks/sim_check.py`, docs/gpu.md.
+met within 6 % (8B, 3B). Fitted with models of 1B and 8B only. Whole systems, and two models that share a GPU:
+`benchmarks/sim_check.py`, docs/gpu.md.
 
 24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 179 to 287 s of a core, on
 shared hosts whose speed varies by two. With models of 32B, 14B and 8B, which overload them at times so that thousands

@@ -334,7 +334,8 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
     for shape in ("8b", "3b"):
         for row in results.read(f"gpu_batches_{shape}")["rows"]:
             if (row["side"], row["draw"]) == ("elastic", "greedy"):
-                modelled = Cost(SHAPES[shape], hardware).decode(1, row["batch"], int(row["batch"] * row["context_tokens"]))
+                context = int(row["batch"] * row["context_tokens"])
+                modelled = Cost(SHAPES[shape], hardware).decode(1, row["batch"], context)
                 line(f"step of {row['batch']} requests and nothing else, {shape.upper()}, s", row["step_s"], modelled)
     beside = turn["sides"]["neither"]
     line(
