@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from heapq import heappop, heappush
-from math import ceil, inf
+from math import inf
 from typing import Protocol
 
 from gpu_scheduler.policy import decode_turn, lead
@@ -258,8 +258,8 @@ class Engine:
 
     def _next(self) -> None:
         """What to do now. Its task is not at anything."""
-        held = self._held() if self._waiting and self._batch else 0
-        decodes = held > 0 and self._decode(held)
+        held = bool(self._waiting and self._batch) and self._holds()
+        decodes = held and self._decode(1)
         stands_still = decodes and self._order.standing
         if decodes and not stands_still:
             return
@@ -271,16 +271,12 @@ class Engine:
         self._count_used()
         self._processor.rest(self._task)
 
-    def _held(self) -> int:
-        """Decode steps to make before the next prefill step; 0: none. Slower ones than they are alone are looked at
-        again."""
-        lead_s, spare_s = self.lead_s, self.pace.step_s - self.step_s
-        if lead_s >= 0 or spare_s <= 0:
-            return 0
-        hold_s = self._hold.left_s(self._clock.now, decode_turn.need(self.step_s, self.pace.step_s))
-        if hold_s == 0:
-            return 0
-        return min(ceil(hold_s / self.step_s), ceil(-lead_s / spare_s))
+    def _holds(self) -> bool:
+        """Whether a decode step comes before the next prefill step. It is looked at anew before each: a step may be
+        slower than it is alone, and decodes that stand still hold nothing."""
+        if self.lead_s >= 0 or self.pace.step_s <= self.step_s:
+            return False
+        return self._hold.left_s(self._clock.now, decode_turn.need(self.step_s, self.pace.step_s)) > 0
 
     @property
     def step_s(self) -> float:
@@ -428,7 +424,7 @@ class Engine:
 
     @property
     def prefills(self) -> bool:
-        return bool(self._chunk) or (bool(self._waiting) and self._pause is None and not self._held())
+        return bool(self._chunk) or (bool(self._waiting) and self._pause is None and not self._holds())
 
     def look(self) -> None:
         if not self._task.busy and not self.empty:
