@@ -27,6 +27,14 @@ def test_the_kernel_draws_what_sorting_draws(vocabulary: int) -> None:
     assert rows == 24 * ROWS and others <= 1
 
 
+def test_a_token_whose_hash_is_next_to_nothing_is_drawn_where_it_is_all_that_is_likely() -> None:
+    probs = torch.full((1, 50_000), 1e-12)
+    probs[0, 46_653] = 1.0
+    seed, place = torch.tensor([12345]), torch.tensor([266])  # its hash is 34
+    assert draw(probs.cuda(), seed.cuda(), place.cuda(), None).tolist() == [46_653]
+    assert draw(probs, seed, place, None).tolist() == [46_653]
+
+
 def test_rows_of_a_larger_tensor_and_numbers_that_are_none() -> None:
     chance = torch.Generator().manual_seed(5)
     wide = torch.cat([next(probabilities(ROWS, 5000, chance)), torch.ones(ROWS, 40)], dim=1)

@@ -33,8 +33,8 @@ def _mixed(hashed, block):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _noise(hashed, token):  # type: ignore[no-untyped-def]
-    """-log u (exponentially distributed) of the message's last word. u is the hash by 2^32 - 1; where it is near 1 its
-    distance from 1 counts, of which a 32-bit number less 1 would keep too little."""
+    """-log u (exponentially distributed) of the message's last word. u is the hash by 2^32 - 1; from a half on its
+    distance from 1 counts, of which a 32-bit number near 1 would keep too little."""
     hashed = _mixed(hashed, token) ^ 16
     hashed = (hashed ^ (hashed >> 16)) * 0x85EBCA6B
     hashed = (hashed ^ (hashed >> 13)) * 0xC2B2AE35
@@ -42,7 +42,8 @@ def _noise(hashed, token):  # type: ignore[no-untyped-def]
     distance = (0xFFFFFFFF - hashed).to(tl.float32) * (1.0 / 4294967295.0)
     u = 1.0 - distance
     # log(1 - d), exact also where 1 - d is rounded (W. Kahan).
-    return tl.where(u == 1.0, distance, -tl.log(u) * (distance / tl.where(u == 1.0, 1.0, 1.0 - u)))
+    near_1 = tl.where(u == 1.0, distance, -tl.log(u) * (distance / tl.where(u == 1.0, 1.0, 1.0 - u)))
+    return tl.where(hashed < 0x80000000, -tl.log(hashed.to(tl.float32) * (1.0 / 4294967295.0)), near_1)
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
@@ -68,14 +69,14 @@ def _draw(  # type: ignore[no-untyped-def]
     hashed = _mixed(hashed, tl.load(positions + row).to(tl.uint32))
     lanes = tl.arange(0, TOKENS)
 
-    # Only who comes before (`most`, `most_at`) is looked at: who is likelier, or as likely and lower.
+    # Only who comes before this one is looked at: who is likelier, or as likely and lower.
     least = tl.full((), -1.0, tl.float32)
     least_at = tl.zeros((), tl.int32)
     token = tl.zeros((), tl.int32)
     found = False
     while not found:
         best = tl.full((TOKENS,), -1.0, tl.float32)
-        best_at = tl.zeros((TOKENS,), tl.int32)
+        best_at = tl.zeros((TOKENS,), tl.int32)  # so that 0 is drawn where nothing can be
         for start in range(0, VOCABULARY, TOKENS):
             at = start + lanes
             p = tl.load(probs + at, mask=at < VOCABULARY, other=0.0)
@@ -87,8 +88,6 @@ def _draw(  # type: ignore[no-untyped-def]
         highest = tl.max(best, axis=0)
         token = tl.min(tl.where(best == highest, best_at, VOCABULARY), axis=0)
         found = True
-        # Nothing to be drawn at all: numbers that are none.
-        token = tl.where(token < VOCABULARY, token, 0)
         if LIMITED:
             top_k = tl.load(top_ks + row)
             top_p = tl.load(top_ps + row)
@@ -109,6 +108,7 @@ def _draw(  # type: ignore[no-untyped-def]
 
 def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: Limits | None) -> torch.Tensor:
     """See `drawing.draw`."""
+    assert probs.dtype == torch.float32 and probs.stride(1) == 1
     rows, vocabulary = probs.shape
     drawn = torch.empty(rows, dtype=torch.int32, device=probs.device)
     top_ks, top_ps = (limits.top_ks, limits.top_ps) if limits is not None else (seeds, seeds)

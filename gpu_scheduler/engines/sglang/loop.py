@@ -253,8 +253,8 @@ class Loop:
         """Looks at what the requests of this batch have had so far. How many of them go on."""
         requests = _going_on(batch)
         if self.pacer.is_blind(now):
-            step_s = self._ranks.decode_step(self.pacer.step_alone_s(self._instance.decode_step_s, now))
-            self.pacer.decoding(self._streams(requests, now), now, step_s)
+            step = self._ranks.decode_step(self.pacer.step_alone(self._instance.decode_step_s, now))
+            self.pacer.decoding(self._streams(requests, now), now, step)
         self._tell_want(len(requests), now)
         return len(requests)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from math import inf
+from typing import NamedTuple
 
 from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.lead import Hold, Stream, lead_s
@@ -17,6 +18,15 @@ _STEPS_S = 2.0
 for nothing, and would never learn better."""
 _LOOK_S = 0.05
 """How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
+
+
+class DecodeStep(NamedTuple):
+    """What a decode step takes alone, of those that decode."""
+
+    seconds: float = 0.0
+    """0: not known."""
+    measured: bool = False
+    """False: it is what one request takes, and more may take longer."""
 
 
 class Pacer:
@@ -41,8 +51,8 @@ class Pacer:
         self._lead_s = inf
         """Of those that decode, as if it were `_lead_at` still: with what was begun since."""
         self._lead_at = -inf
-        self._step_s = 0.0
-        """A decode step of them alone, as far as that is known."""
+        self._step = DecodeStep()
+        """Of them alone."""
         self._pace = FREE
         self._decoded_at: float | None = None
         """The last decode step, if it had the device for itself, and nothing was begun or waited for since."""
@@ -94,18 +104,19 @@ class Pacer:
         """Whether it has to be told again what decodes."""
         return now - self._lead_at > _LOOK_S
 
-    def step_alone_s(self, least_s: float, now: float) -> float:
+    def step_alone(self, least_s: float, now: float) -> DecodeStep:
         """A decode step alone takes `least_s` with one request (0: not known), and with those that decode what the
         quickest of the last undisturbed ones took."""
-        return max(least_s, min((took_s for at, took_s in self._steps if now - at < _STEPS_S), default=0.0))
+        took = [took_s for at, took_s in self._steps if now - at < _STEPS_S]
+        return DecodeStep(max(least_s, min(took, default=0.0)), bool(took))
 
-    def decoding(self, streams: Iterable[Stream], now: float, step_s: float) -> None:
-        """These decode, and have so many tokens, those of steps under way left out. A step alone takes `step_s`."""
-        self._lead_s, self._lead_at, self._step_s = inf, now, step_s
+    def decoding(self, streams: Iterable[Stream], now: float, step: DecodeStep) -> None:
+        """These decode, and have so many tokens, those of steps under way left out. A step alone takes `step`."""
+        self._lead_s, self._lead_at, self._step = inf, now, step
         if self._pace.step_s > 0:
             coming = self._decodes_under_way
             streams = (Stream(first_at, tokens + coming) for first_at, tokens in streams)
-            self._lead_s = lead_s(streams, now, step_s, self._pace.step_s)
+            self._lead_s = lead_s(streams, now, step.seconds, self._pace.step_s)
 
     @property
     def under_way(self) -> bool:
@@ -122,23 +133,24 @@ class Pacer:
         """The same at `now`, not before the last `look`."""
         if self._lead(now) >= 0:
             return False
-        need = self.need
-        return bool(self._under_way) or (need is not None and self._hold.left_s(now, need) > 0)
+        # What may need more than it seems to is not cheap.
+        need = self.need if self._step.measured else None
+        return bool(self._under_way) or self._hold.left_s(now, 1.0 if need is None else need) > 0
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
-        return self._pace.hurries or decode_turn.wants(self._lead(now), self._step_s)
+        return self._pace.hurries or decode_turn.wants(self._lead(now), self._step.seconds)
 
     @property
     def need(self) -> float | None:
         """Share of the devices that keeps the target of those that decode; None without one."""
-        return decode_turn.need(self._step_s, self._pace.step_s) if self._pace.step_s > 0 else None
+        return decode_turn.need(self._step.seconds, self._pace.step_s) if self._pace.step_s > 0 else None
 
     def _lead(self, now: float) -> float:
         """The next step begins when those under way have ended, and these may have just begun."""
         if self._lead_at == -inf:
             return inf
-        return self._lead_s - (now - self._lead_at) - self._decodes_under_way * self._step_s
+        return self._lead_s - (now - self._lead_at) - self._decodes_under_way * self._step.seconds
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 from gpu_scheduler.engines.sglang.errors import CommandError
+from gpu_scheduler.engines.sglang.pacer import DecodeStep
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
 from gpu_scheduler.engines.turn import Turn, wanted
 from gpu_scheduler.policy import decode_turn
@@ -90,8 +91,8 @@ class Ranks(Protocol):
         """It has ended."""
         ...
 
-    def decode_step(self, own_s: float) -> float:
-        """What a decode step takes alone, in seconds: `own_s`, or what the first rank said of it before this step."""
+    def decode_step(self, own: DecodeStep) -> DecodeStep:
+        """What a decode step takes alone: `own`, or what the first rank said of it before this step."""
         ...
 
     def seed(self) -> int:
@@ -193,8 +194,8 @@ class Alone(_Turn):
     def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
         pass
 
-    def decode_step(self, own_s: float) -> float:
-        return own_s
+    def decode_step(self, own: DecodeStep) -> DecodeStep:
+        return own
 
     def seed(self) -> int:
         return secrets.randbits(63)
@@ -225,7 +226,7 @@ class _Step:
     now: float
     pace: Pace | None
     gives_way: bool
-    step_s: float
+    decode_step: DecodeStep
     messages: tuple[bytes, ...]
     closed: bool
     agreed: Agreed
@@ -240,9 +241,9 @@ class _Several(ABC):
     def __init__(self) -> None:
         self._facts: Callable[[], Facts] = Facts
         self._wake_fd = -1
-        self._step = _Step(0, time.monotonic(), None, False, 0.0, (), False, Agreed())
+        self._step = _Step(0, time.monotonic(), None, False, DecodeStep(), (), False, Agreed())
         self._random = random.Random()
-        self._step_s = 0.0
+        self._decode_step = DecodeStep()
         """What a decode step takes alone, as this rank knows it."""
 
     @property
@@ -261,9 +262,9 @@ class _Several(ABC):
     def gives_way(self) -> bool:
         return self._step.gives_way
 
-    def decode_step(self, own_s: float) -> float:
-        self._step_s = own_s
-        return self._step.step_s
+    def decode_step(self, own: DecodeStep) -> DecodeStep:
+        self._decode_step = own
+        return self._step.decode_step
 
     def seed(self) -> int:
         return self._random.getrandbits(63)
@@ -313,7 +314,7 @@ class Leader(_Several, _Turn):
             raise SystemExit(str(error)) from None
         now = time.monotonic()
         pace, gives_way = self.pace_now(), self.gives_way_now()
-        self._step = _Step(number, now, pace, gives_way, self._step_s, tuple(messages), closed, agreed)
+        self._step = _Step(number, now, pace, gives_way, self._decode_step, tuple(messages), closed, agreed)
         self._told = [None] * len(self._others)
         self._tell(self._step)
 

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from gpu_scheduler.engines.sglang import current, hooks_sampling
-from gpu_scheduler.engines.sglang.book import Book
-
-
-@pytest.fixture(autouse=True)
-def book() -> Iterator[Book]:
-    book = Book()
-    current.set_instance(SimpleNamespace(book=book))  # type: ignore[arg-type]
-    yield book
-    current.set_instance(None)
+from gpu_scheduler.engines.sglang import hooks_sampling
 
 
 class Info(SimpleNamespace):
@@ -55,14 +44,22 @@ def test_batches_are_merged_with_seeds_in_both_or_in_neither() -> None:
     assert seeds_of(first) is None and seeds_of(second) is None
 
 
-def test_where_nobody_draws_tokens_are_those_of_sglang() -> None:
-    greedy, drawing = made(1, 2, greedy=True), made(1, 2, greedy=False)
-    drawing.top_ks, drawing.top_ps = torch.tensor([1, 1], dtype=torch.int32), torch.ones(2)
-    probs, places = torch.tensor([[0.2, 0.8, 0.0], [0.1, 0.4, 0.5]]), torch.tensor([4, 4])
+def test_tokens_are_drawn_by_seeds_within_limits_and_where_nobody_draws_by_sglang() -> None:
+    greedy, drawing = made(2, 3, greedy=True), made(2, 3, greedy=False)
+    greedy.need_min_p_sampling = drawing.need_min_p_sampling = False
+    probs, places = torch.full((2, 1000), 0.0008), torch.tensor([4, 4])
+    probs[0, 7] = probs[1, 8] = 0.2008
 
     def original(*given: Any) -> str:
         assert given == ("sampler", probs, greedy, places, True)
         return "its own"
 
+    def drawn(unlimited: bool, top_ks: tuple[int, int], top_ps: tuple[float, float]) -> list[int]:
+        drawing.top_ks, drawing.top_ps = torch.tensor(top_ks, dtype=torch.int32), torch.tensor(top_ps)
+        return hooks_sampling.draw(original, "sampler", probs, drawing, places, unlimited).tolist()  # type: ignore[no-any-return]
+
     assert hooks_sampling.draw(original, "sampler", probs, greedy, places, True) == "its own"
-    assert hooks_sampling.draw(original, "sampler", probs, drawing, places, False).tolist() == [1, 2]
+    free = drawn(True, (1, 1), (1.0, 1.0))
+    assert free[0] != 7 and free[1] != 8, "seeds for which it is not the likeliest"
+    assert drawn(False, (1, 1 << 30), (1.0, 1.0)) == [7, free[1]]
+    assert drawn(False, (1 << 30, 1 << 30), (1.0, 0.1)) == [free[0], 8]

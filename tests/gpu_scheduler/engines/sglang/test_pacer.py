@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from gpu_scheduler.engines.sglang.pacer import Pacer
+from gpu_scheduler.engines.sglang.pacer import DecodeStep, Pacer
 from gpu_scheduler.policy.lead import Stream
 from gpu_scheduler.policy.pace import FREE, Pace
 
@@ -44,9 +44,12 @@ def test_without_a_pause_the_next_step_may_be_formed_while_one_runs(pacer):
     assert pacer.rest(0.0, 100.0) == 0
 
 
-def decoding(pacer, now, *streams):
+STEP = DecodeStep(0.005, True)
+
+
+def decoding(pacer, now, *streams, step=STEP):
     """Whether they want to be first; a step takes 5 ms."""
-    pacer.decoding([Stream(*each) for each in streams], now, 0.005)
+    pacer.decoding([Stream(*each) for each in streams], now, step)
     return pacer.wants(now)
 
 
@@ -79,8 +82,8 @@ def test_steps_of_a_while_ago_say_nothing_of_those_that_come(pacer):
     for number in range(20):
         pacer.look(100.0 + 0.02 * number)
         pacer.decodes(True)
-    assert pacer.step_alone_s(0.005, 100.4) == pytest.approx(0.020)
-    assert pacer.step_alone_s(0.005, 103.0) == 0.005
+    assert pacer.step_alone(0.005, 100.4) == (pytest.approx(0.020), True)
+    assert pacer.step_alone(0.005, 103.0) == (0.005, False)
 
 
 def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for_each_step(pacer):
@@ -111,7 +114,7 @@ def test_without_a_target_nothing_is_wanted(pacer):
 
 
 def need(pacer, now):
-    pacer.decoding([], now, pacer.step_alone_s(0.005, now))
+    pacer.decoding([], now, pacer.step_alone(0.005, now))
     return pacer.need
 
 
@@ -170,6 +173,24 @@ def test_what_stood_still_for_too_long_decodes_first_and_what_has_just_its_first
     assert decoding(behind, 100.060, (100.0, 6)) and not behind.holds, "5 ms before its time"
     decoding(behind, 100.060, (100.060, 0))
     assert not behind.holds
+
+
+@pytest.mark.parametrize(
+    ("step", "longest_s"),
+    [
+        (DecodeStep(0.003, True), 0.030),
+        (DecodeStep(0.005, True), 0.060 / 9),
+        (DecodeStep(0.003, False), 0.060 / 9),  # of one request; of these it may be more
+        (DecodeStep(), 0.060 / 9),
+    ],
+)
+def test_decodes_that_are_known_to_need_a_third_or_less_come_first_for_half_of_the_step_before(pacer, step, longest_s):
+    pacer.look(100.0, Pace(step_s=0.010))
+    pacer.began()
+    pacer.ended()
+    pacer.look(100.060)
+    decoding(pacer, 100.060, (100.0, 0), step=step)
+    assert pacer.holds_at(100.060 + 0.9 * longest_s) and not pacer.holds_at(100.060 + 1.1 * longest_s)
 
 
 def test_decodes_come_first_for_a_ninth_of_the_step_before_and_no_longer(behind):

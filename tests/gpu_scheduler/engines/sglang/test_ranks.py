@@ -14,6 +14,7 @@ import pytest
 from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.sglang.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
+from gpu_scheduler.engines.sglang.pacer import DecodeStep
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
 from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader
 from protos import engine_pb2
@@ -190,12 +191,13 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
 def test_all_ranks_go_by_what_the_first_one_knew_of_decode_steps_before_this_step() -> None:
     three = Three()
 
-    def known(*own_s: float) -> list[float]:
-        return [rank.decode_step(own) for rank, own in zip(three.ranks, own_s, strict=True)]
+    def known(first: DecodeStep) -> list[DecodeStep]:
+        own = (first, DecodeStep(0.005, True), DecodeStep())
+        return [rank.decode_step(each) for rank, each in zip(three.ranks, own, strict=True)]
 
-    assert known(0.008, 0.005, 0.0) == [0.0] * 3
+    assert known(DecodeStep(0.008, True)) == [DecodeStep()] * 3
     three.all(lambda rank: three.channels[rank].receive())
-    assert known(0.009, 0.005, 0.0) == [0.008] * 3
+    assert known(DecodeStep(0.009)) == [DecodeStep(0.008, True)] * 3
 
 
 def test_an_idle_engine_goes_on_when_any_rank_has_news() -> None:

@@ -84,6 +84,10 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
             end.ask(name, prompts[0], 20, temperature=1.0, seed=7)
             drawn[name] = (await end.answer(name)).tokens
         assert drawn["once"] == drawn["again"]
+        end.ask("among few", prompts[1], 30, temperature=1.0, top_k=3, top_p=0.9, ignore_eos=True)
+        end.ask("beside it", prompts[0], 20, temperature=1.0, seed=7)
+        assert (await end.answer("beside it")).tokens == drawn["once"]
+        assert len((await end.answer("among few")).tokens) == 30
         end.ask("unseeded", prompts[0], 20, temperature=1.0, ignore_eos=True)
         assert (await end.answer("unseeded")).finish == common_pb2.LENGTH
 
