@@ -45,7 +45,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "rebalance": ("false", "true"),
     "tau": ("0", "0.1", "0.2", "0.3", "0.5"),
     "least_share": ("0", "0.05", "0.1", "0.25", "0.5"),
-    "least_pressure": ("0", "0.2", "1", "4"),
+    "least_pressure": ("0", "0.5", "1", "2", "4"),
     "cool_down_s": ("0", "30", "60", "120", "240"),
     "window_s": ("20", "30", "60", "120"),
     "short_window_s": ("1", "5", "10", "20", "60"),

@@ -34,9 +34,9 @@ class PlacementConfig(Config):
     """A model moves only for a gain in pressure above this share (Algorithm 1's threshold)."""
     home: float = Field(default=0.75, ge=0, le=1)
     """A model leaves the group where it hibernates, to start cold elsewhere, only for a gain above this share."""
-    least_pressure: float = Field(default=1.0, ge=0)
+    least_pressure: float = Field(default=2.0, ge=0)
     """Below it nothing moves off a group: a move would cost more than it brings. A device without weights comes to it
-    with a TPOT target of 0.1 s when requests of 10 s use 1 % of its memory."""
+    with a TPOT target of 0.1 s when requests of 10 s use 2 % of its memory."""
     least_share: float = Field(default=0.1, ge=0, le=1)
     """Nor does a model with a smaller share of the demand on its devices."""
     cool_down_s: float = Field(default=120.0, ge=0)
