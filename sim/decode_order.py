@@ -1,12 +1,11 @@
 """Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_turn.py` and
-`precedence.py` have it: what `engines/sglang/pacer.py` does between two steps of a real one.
+`precedence.py` have it: what `engines/sglang/ranks.py` says before each step of a real one (`gives_way`).
 
 An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from typing import Protocol
 
@@ -83,7 +82,6 @@ class DecodeOrder:
         self._look: Timer | None = None
         self._decoded_at = 0.0
         """When they were given the devices last."""
-        self._again: Callable[[], None] = engine.look
 
     # --- what neighbours see
 
@@ -124,7 +122,7 @@ class DecodeOrder:
         if self._look is not None:
             self._look.cancel()
             self._look = None
-        self._processor.wait_no_more(self._again)
+        self._processor.wait_no_more(self._engine.look)
 
     def prefills(self) -> None:
         """The engine begins a prefill step."""
@@ -143,12 +141,12 @@ class DecodeOrder:
             self._behind_since = min(self._behind_since, now)
             look_s = self._behind_since + self._precedence_s - now
             if look_s > _EXACT_S:
-                self._processor.wait(batch, self._again)
+                self._processor.wait(batch, self._engine.look)
         elif self._gives_way():
             look_s = _LOOK_S
         self.standing = look_s > _EXACT_S
         if self.standing:
-            self._look = self._clock.after(look_s, self._again)
+            self._look = self._clock.after(look_s, self._engine.look)
         else:
             self._behind_since, self._decoded_at = inf, now
         return self.standing

@@ -1,4 +1,4 @@
-"""Drawing on a GPU: the kernel, and what an engine draws."""
+"""Drawing on a GPU: the kernel beside sorting."""
 
 from __future__ import annotations
 

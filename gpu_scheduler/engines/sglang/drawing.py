@@ -21,6 +21,7 @@ import torch
 from gpu_scheduler.engines.sglang.murmur import murmur3
 
 _ROWS = 32
+"""Sorted at a time."""
 
 
 @dataclass(frozen=True, slots=True)

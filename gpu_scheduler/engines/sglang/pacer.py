@@ -133,9 +133,9 @@ class Pacer:
         """The same at `now`, not before the last `look`."""
         if self._lead(now) >= 0:
             return False
-        # What may need more than it seems to is not cheap.
-        need = self.need if self._step.measured else None
-        return bool(self._under_way) or self._hold.left_s(now, 1.0 if need is None else need) > 0
+        # Who is behind has a target. What may need more than it seems to is not cheap.
+        need = decode_turn.need(self._step.seconds, self._pace.step_s) if self._step.measured else 1.0
+        return bool(self._under_way) or self._hold.left_s(now, need) > 0
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
