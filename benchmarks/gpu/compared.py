@@ -109,7 +109,11 @@ def write_trace(path: Path, rows: Iterable[Sequence[object]]) -> Path:
 
 
 def write(out: Path, name: str, commit: str, result: dict[str, Any]) -> None:
-    """`<out>/<name>.json`, whole or not at all; of a replay that is not valid `<name>.invalid.json`."""
+    """`<out>/<name>.json`, whole or not at all; of a replay that is not valid `<name>.invalid.json`. What a replay says
+    of its own circumstances is its client's: the GPU is not in it."""
+    if "circumstances" in result:
+        result = {**result, "client": result["circumstances"]}
+        del result["circumstances"]
     name += "" if result.get("valid", True) else ".invalid"
     half = report.write(out / "half", name, commit, result)
     os.replace(half, out / half.name)
