@@ -197,18 +197,26 @@ class Activation:
         return -(-weights // extent) * extent
 
     def own_room(self, resident: Resident) -> int:
-        """With what its CUDA graphs take, as far as that was measured: the first time they take what is free."""
-        return self.weights_room(resident) + resident.measured.graph_bytes
+        """With what its CUDA graphs take, as far as that was measured, here or elsewhere: the first time of all they take
+        what is free."""
+        return self.weights_room(resident) + self._graphs(resident)
+
+    def _graphs(self, resident: Resident) -> int:
+        return resident.measured.graph_bytes or share(resident.elsewhere.graph_bytes, resident.spec)
 
     def quota(self, resident: Resident, awake: bool) -> int:
         """What an engine takes of each device for itself. Asleep, what it was found to keep. Awake, what it measured,
         unless the catalogue says something; one that has yet to build the model may take more for a moment, but not
-        less than the last one needed: that would be found out when all of the model is there."""
+        less than the last one needed: that would be found out when all of the model is there. The default has room for
+        graphs that nobody knows of, so those that are known, and booked, are not booked twice."""
         spec, engine = resident.spec, resident.engine
         stated = share(spec.quota_bytes, spec)
         measured = resident.measured.quota_bytes if spec.quota_is_default else 0
         if engine is None or not engine.alive:
-            return max(stated, measured)
+            if not spec.quota_is_default:
+                return stated
+            known = measured or share(resident.elsewhere.quota_bytes, spec)
+            return max(stated - self._graphs(resident), known)
         if not awake and resident.kept_bytes:
             return resident.kept_bytes
         return measured or stated

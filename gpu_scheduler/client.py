@@ -34,11 +34,18 @@ class GpuSchedulerClient:
         on_progress: Progressed | None = None,
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
         successor: str = "",
+        elsewhere: gpu_scheduler_pb2.Elsewhere | None = None,
     ) -> gpu_scheduler_pb2.ResidencyProgress:
         """Returns the last message of the change: the target reached, or ERROR. Raises what refused it."""
         last = gpu_scheduler_pb2.ResidencyProgress()
         request = gpu_scheduler_pb2.SetResidencyRequest(
-            model=model, target=target, reason=reason, drain_ms=drain_ms, yields=yields, successor=successor
+            model=model,
+            target=target,
+            reason=reason,
+            drain_ms=drain_ms,
+            yields=yields,
+            successor=successor,
+            elsewhere=elsewhere,
         )
         try:
             async for last in self._stub.SetResidency(request):

@@ -33,16 +33,19 @@ checkpoint is the last."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 3
 """Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
+_UNKNOWN = gpu_scheduler_pb2.Elsewhere()
 _MOST_BYTES = 1 << 48
 """Of anything of a model: an engine plans its addresses by these numbers."""
 
 
-def _check_sizes(spec: common_pb2.ModelSpec) -> None:
+def _check_sizes(spec: common_pb2.ModelSpec, elsewhere: gpu_scheduler_pb2.Elsewhere) -> None:
     """Raises Invalid."""
     sizes = {
         "weights_bytes": spec.weights_bytes,
         "quota_bytes": spec.quota_bytes,
         "floor_bytes": spec.floor_bytes,
+        "graph_bytes": elsewhere.graph_bytes,
+        "quota_bytes elsewhere": elsewhere.quota_bytes,
         "KV of its longest request": spec.context_tokens * max(1, spec.kv_bytes_per_token),
     }
     for what, nbytes in sizes.items():
@@ -84,10 +87,11 @@ class Residency:
         drain_ms: int = 0,
         yields: Sequence[gpu_scheduler_pb2.Yield] = (),
         successor: str = "",
+        elsewhere: gpu_scheduler_pb2.Elsewhere = _UNKNOWN,
     ) -> Change:
         """Starts a change or joins the one under way. Raises Invalid for a model of no possible size, Conflict when the
         one under way has another target, Unmet for an impossible one."""
-        _check_sizes(spec)
+        _check_sizes(spec, elsewhere)
         if target != common_pb2.ACTIVE and target not in _DOWN:
             known = target in common_pb2.Residency.values()
             name = common_pb2.Residency.Name(target) if known else target
@@ -115,6 +119,7 @@ class Residency:
         resident = self._residents.enter(self._residents.of_this_node(spec))
         if is_told:
             resident.listed = self._residents.listed.get(spec.name)
+            resident.elsewhere = elsewhere
         now = gpu_scheduler_pb2.ResidencyProgress(residency=resident.residency)
         change = resident.change = Change(target, time.monotonic(), Watched(now))
         # Its route exists from now on: requests may come while it wakes. One whose engine has just died is not active

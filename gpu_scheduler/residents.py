@@ -45,6 +45,8 @@ class Resident:
     loaded: tuple[common_pb2.ModelSpec, common_pb2.ModelSpec] | None = None
     """`spec` and `listed` when its engine was given it to read; the catalogue may say otherwise by now."""
     measured: engine_pb2.Measured = field(default_factory=engine_pb2.Measured)
+    elsewhere: gpu_scheduler_pb2.Elsewhere = field(default_factory=gpu_scheduler_pb2.Elsewhere)
+    """What placement said that other groups had measured; counts until its engine here has."""
     image_checksums: list[str] = field(default_factory=list)
     """Of the image that was made of this engine's weights, by rank; empty: none, or not by us."""
     kept_bytes: int = 0

@@ -74,7 +74,13 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     async def SetResidency(self, request: gpu_scheduler_pb2.SetResidencyRequest, context: Any) -> Any:
         change = self._residency.begin(
-            request.model, request.target, request.reason, request.drain_ms, request.yields, request.successor
+            request.model,
+            request.target,
+            request.reason,
+            request.drain_ms,
+            request.yields,
+            request.successor,
+            request.elsewhere,
         )
         async for message in self._residency.follow(change):
             yield message

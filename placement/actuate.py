@@ -59,7 +59,12 @@ class Actuator:
                 await self._recorded(
                     record,
                     group.client.set_residency(
-                        spec, common_pb2.ACTIVE, record.reason, on_progress=progressed, yields=list(yields)
+                        spec,
+                        common_pb2.ACTIVE,
+                        record.reason,
+                        on_progress=progressed,
+                        yields=list(yields),
+                        elsewhere=self._measured(model),
                     ),
                 )
                 if not accepted.done():
@@ -114,7 +119,9 @@ class Actuator:
         self.moving.add(model)
         try:
             spec = self.spec(model)
-            await target.client.set_residency(spec, common_pb2.ACTIVE, record.reason, yields=yields)
+            await target.client.set_residency(
+                spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
+            )
             self.leaving[model] = source.name
             self._on_change()
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node
@@ -137,6 +144,10 @@ class Actuator:
             self.leaving.pop(model, None)
             self.moving.discard(model)
             self._on_change()
+
+    def _measured(self, model: str) -> gpu_scheduler_pb2.Elsewhere:
+        measured = self._cluster.measured(model)
+        return gpu_scheduler_pb2.Elsewhere(graph_bytes=measured.graphs, quota_bytes=measured.quota)
 
     @staticmethod
     async def _recorded(record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]) -> common_pb2.Residency:

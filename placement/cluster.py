@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
@@ -22,6 +23,15 @@ _VANISHED = 1000
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 _EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
 """Whoever listens so does not say where it is reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Bytes of all devices of a model, as an engine found them: the next one will as well, wherever it is."""
+
+    weights: int = 0
+    graphs: int = 0
+    quota: int = 0
 
 
 class Group:
@@ -83,6 +93,8 @@ class Cluster:
         """Names that were in the catalogue and are not any more: those that a group has, and the last `_VANISHED`."""
         self.removed: frozenset[str] = frozenset()
         """Names that a call took out of the catalogue."""
+        self._measured: dict[str, Measured] = {}
+        """Of models of the catalogue, as it is."""
         self.weights_extent_bytes = 1
         """The largest in which a group was heard to hold weights."""
         self._names: dict[str, Group] = {}
@@ -141,6 +153,10 @@ class Cluster:
         """By the group's name or its address."""
         return self._names.get(name)
 
+    def measured(self, model: str) -> Measured:
+        """What the last engine that had the model found; zeros where none has told."""
+        return self._measured.get(model, Measured())
+
     def reachable(self) -> list[Group]:
         """Groups that are there and have told their memory."""
         return [group for group in self.groups.values() if group.reachable and group.capacity_bytes]
@@ -173,8 +189,10 @@ class Cluster:
                 del self._names[name]
         group.hear(state)
         group.heard_at = self._now()
-        for model in group.residents:
+        for model, resident in group.residents.items():
             self._with.setdefault(model, {})[address] = group
+            if resident.weights_bytes or resident.graph_bytes:
+                self._measured[model] = Measured(resident.weights_bytes, resident.graph_bytes, resident.quota_bytes)
         if not was_reachable:
             self.doubtful |= {(address, model) for model in group.residents}
         self.doubtful = {each for each in self.doubtful if each[0] != address or each[1] in group.residents}
@@ -219,8 +237,11 @@ class Cluster:
         with_group = [name for name in gone[:-_VANISHED] if name in self._with]
         self.vanished = dict.fromkeys([*with_group, *gone[-_VANISHED:]])
         for model in before.keys() | self.catalogue.keys():
-            if before.get(model) != self.catalogue.get(model):
+            was, entry = before.get(model), self.catalogue.get(model)
+            if was != entry:
                 self._fresh |= self._with.get(model, {})
+            if was is not None and (entry is None or was.model != entry.model):
+                self._measured.pop(model, None)
 
     async def follow_group(self, client: GpuSchedulerClient) -> None:
         """Keeps one group's state fresh, for ever."""

@@ -18,6 +18,9 @@ from placement.policy.standing import Standing
 from placement.standings import Standings
 from protos import common_pb2, placement_pb2
 
+_AGAIN_S = 5.0
+"""After a move that came to nothing. Building a model costs its target two to five seconds of its links and devices."""
+
 
 @dataclass(frozen=True)
 class Yielding:
@@ -55,7 +58,10 @@ class Judge:
         self._cluster = cluster
         self._now = now
         self._standings = Standings(config, cluster, now, on_their_way)
-        self._moved_at: dict[str, float] = {}
+        self._stays_until: dict[str, float] = {}
+        """Models that no move is for: they moved lately, or could not."""
+        self._failures: dict[str, int] = {}
+        """Of moves of a model in a row."""
         self._promises: dict[int, Promises] = {}
         """By the number of devices of a group."""
 
@@ -180,7 +186,8 @@ class Judge:
         wanted = rebalance(
             there.groups,
             there.residents,
-            self._moved_at,
+            # The policy's term for it: what left of the cool-down begins there.
+            {name: until - self._config.cool_down_s for name, until in self._stays_until.items()},
             self._now(),
             RebalanceRules(
                 AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
@@ -211,9 +218,19 @@ class Judge:
 
     def moved(self, model: str) -> None:
         """A migration is through: the cool-down begins."""
+        self._stay(model, self._config.cool_down_s)
+        self._failures.pop(model, None)
+
+    def not_moved(self, model: str) -> None:
+        """A migration came to nothing. What stood in its way may be gone soon, and may be there for long: it is tried
+        again, each time after twice as long."""
+        failures = self._failures[model] = self._failures.get(model, 0) + 1
+        self._stay(model, min(self._config.cool_down_s, _AGAIN_S * 2.0 ** (failures - 1)))
+
+    def _stay(self, model: str, seconds: float) -> None:
         now = self._now()
-        self._moved_at = {name: at for name, at in self._moved_at.items() if now - at < self._config.cool_down_s}
-        self._moved_at[model] = now
+        self._stays_until = {name: until for name, until in self._stays_until.items() if until > now}
+        self._stays_until[model] = now + seconds
 
 
 def _yielding(answer: Activation) -> list[Yielding]:

@@ -286,7 +286,11 @@ class Reconciler:
     async def _move(self, verdict: Verdict, record) -> None:  # type: ignore[no-untyped-def]
         assert verdict.group is not None and verdict.source is not None
         yields = self.yields(verdict, f"part of moving {verdict.model}")
-        await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record, yields)
+        try:
+            await self._actuator.migrate(verdict.model, verdict.source, verdict.group, record, yields)
+        except PrismError:
+            self._judge.not_moved(verdict.model)
+            raise
         self._judge.moved(verdict.model)
 
     @staticmethod

@@ -183,18 +183,22 @@ class Standings:
     # --- the policy's terms
 
     def model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
-        """With the demand of the last observation, and what a group measured of it."""
-        weights = max(spec.weights_bytes, resident.weights_bytes if resident is not None else 0)
+        """With the demand of the last observation, and what engines measured of it. `resident`: as it is on a group;
+        None: in an engine that has yet to build it, which a group books as `Activation.quota` says."""
+        measured = self._cluster.measured(spec.name)
+        weights = max(spec.weights_bytes, measured.weights)
         extent = self._cluster.weights_extent_bytes  # as gpu_schedulers book them: whole extents
         parts = max(1, spec.devices)
         weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
-        quota, graphs, kept = spec.quota_bytes, 0, 0
+        quota, kept = spec.quota_bytes, 0
         if resident is not None:
-            quota, graphs, kept = resident.quota_bytes or quota, resident.graph_bytes, resident.kept_bytes
+            quota, kept = resident.quota_bytes or quota, resident.kept_bytes
+        elif spec.quota_is_default:
+            quota = max(quota - measured.graphs, measured.quota)
         return kvpr.Model(
             name=spec.name,
             demand=self._demands.get(spec.name, kvpr.LEAST_DEMAND),
-            weights=weights + graphs,
+            weights=weights + measured.graphs,
             floor=spec.floor_bytes,
             quota=quota,
             kept=kept,

@@ -78,11 +78,32 @@ async def test_what_the_catalogue_says_stays_booked(activation, devices):
     assert devices.booked == [(3000, 448, 8)]
 
 
-async def test_a_fresh_engine_may_take_the_default_again_while_it_builds_the_model(activation, devices):
+async def test_a_fresh_engine_may_take_the_default_again_while_it_builds_the_model_with_its_graphs(activation, devices):
     again = measured(resident())
     again.engine = engine(alive=False)
     await activation.entitle(again, awake=True)
-    assert devices.booked == [(3000, 448, 8)]
+    assert devices.booked == [(2680, 448, 8)]
+
+
+@pytest.mark.parametrize(
+    ("is_default", "quota_mib", "booked"),
+    [(False, 3000, (3000, 448, 8)), (True, 2100, (2680, 448, 8)), (True, 2900, (2900, 448, 8))],
+)
+async def test_what_other_groups_measured_is_booked_before_the_model_is_built(
+    activation, devices, is_default, quota_mib, booked
+):
+    new = resident()
+    new.spec.quota_is_default = is_default
+    new.elsewhere.graph_bytes, new.elsewhere.quota_bytes = 320 * MIB, quota_mib * MIB
+    await activation.entitle(new, awake=True)
+    assert devices.booked == [booked]
+
+
+async def test_what_is_measured_here_counts_instead_of_what_was_elsewhere(activation, devices):
+    known = resident()
+    known.elsewhere.graph_bytes, known.elsewhere.quota_bytes = 500 * MIB, 2900 * MIB
+    await activation.entitle(measured(known), awake=True)
+    assert devices.booked == [(2100, 448, 8)]
 
 
 async def test_where_the_last_engine_needed_more_than_the_default_a_fresh_one_is_booked_with_that(activation, devices):

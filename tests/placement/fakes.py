@@ -25,6 +25,7 @@ class FakeGroup:
         self.calls = []
         self.drained = []
         self.successors = []
+        self.elsewhere = []
         self.yield_drains = []
         self.fail: PrismError | None = None
         self.held = self.holds = 0
@@ -53,7 +54,10 @@ class FakeGroup:
         del self.state.residents[:]
         self.state.residents.extend(kept)
 
-    async def set_residency(self, spec, target, reason, drain_ms=0, on_progress=None, yields=(), successor=""):
+    async def set_residency(
+        self, spec, target, reason, drain_ms=0, on_progress=None, yields=(), successor="", elsewhere=None
+    ):
+        self.elsewhere.append(elsewhere)
         self.calls.append((spec.name, common_pb2.Residency.Name(target), [y.model for y in yields]))
         self.drained.append(drain_ms)
         self.successors.append(successor)

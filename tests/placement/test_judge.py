@@ -70,6 +70,42 @@ def test_a_model_that_was_measured_counts_with_its_graphs_and_the_quota_that_it_
     assert world.judge.activation(large).group is None
 
 
+@pytest.mark.parametrize(
+    ("is_default", "free", "fits"),
+    [(False, 58, True), (False, 57, False), (True, 50, True), (True, 49, False)],
+)
+def test_what_a_group_measured_of_a_model_counts_elsewhere_too(is_default, free, fits):
+    """30 of weights, 8 of graphs, 10 of floor and 10 of quota; the default quota has room for graphs."""
+    world = FakeCluster(capacity=200 * MIB)
+    there = world.model("there", weights=30 * MIB, floor=10 * MIB, quota=10 * MIB, quota_is_default=is_default)
+    world.model("other", weights=(200 - free - 2) * MIB, floor=MIB)
+    world.groups[0].put("there", weights_bytes=30 * MIB, graph_bytes=8 * MIB, quota_bytes=2 * MIB)
+    world.groups[1].put("other")
+    world.tell()
+    world.groups[0].remove("there")
+    world.groups[0].state.drained = True
+    world.tell()
+    assert (world.judge.activation(there).group is not None) == fits
+
+
+def test_what_was_measured_of_a_checkpoint_says_nothing_of_another_under_its_name():
+    world = FakeCluster(groups=1)
+    model = world.model("m", weights=30 * MIB)
+    world.groups[0].put("m", weights_bytes=30 * MIB, graph_bytes=8 * MIB)
+    world.tell()
+    assert world.cluster.measured("m").graphs == 8 * MIB
+    world.groups[0].remove("m")
+    world.tell()
+    entry = world.cluster.entry("m")
+    had_no_image = type(entry)(model=model)
+    world.cluster.heard_catalogue([had_no_image])
+    assert world.cluster.measured("m").graphs == 8 * MIB
+    other = type(entry)(model=model)
+    other.model.generation += 1
+    world.cluster.heard_catalogue([other])
+    assert world.cluster.measured("m").graphs == 0
+
+
 def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     world = FakeCluster(groups=1)
     asleep = world.model("asleep", weights=30 * MIB, floor=MIB, quota=60 * MIB)

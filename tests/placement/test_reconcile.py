@@ -189,6 +189,35 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down()
     assert world.judge.moves() == []
 
 
+async def test_a_move_that_failed_is_tried_again_after_twice_as_long_each_time_and_at_most_the_cool_down():
+    world = FakeCluster(cool_down_s=12)
+    for name in "ab":
+        world.model(name, weights=28 * MIB)
+        world.groups[0].put(name, weights_bytes=28 * MIB)
+    world.tell()
+    world.judge.observe()
+
+    def wanted():
+        for name in "ab":
+            before = next(r.decode_tokens for r in world.groups[0].state.residents if r.model == name)
+            world.groups[0].put(name, weights_bytes=28 * MIB, decode_tokens=before + 10_000)
+        world.tell()
+        world.time += 1
+        world.judge.observe()
+        return {move.model for move in world.judge.moves()}
+
+    (moved,) = wanted()
+    rests = []
+    for _ in range(4):
+        world.judge.not_moved(moved)
+        began = world.time
+        while moved not in wanted():
+            other = {"a": "b", "b": "a"}[moved]
+            world.judge.moved(other)  # or it would go instead
+        rests.append(world.time - began)
+    assert rests == [5, 10, 12, 12]
+
+
 @pytest.mark.parametrize(
     ("setup", "target", "error", "words"),
     [
@@ -575,6 +604,53 @@ async def test_who_has_no_image_of_its_weights_makes_way_for_kv_last_and_explain
     await asyncio.wait_for(world.heard(lambda: len(world.groups[0].calls) == 2), 20)
     (decision,) = world.history.last("bare", 1)
     assert decision.reason.endswith("back in about 12 s, from its checkpoint: there is no image of its weights")
+
+
+async def test_who_moves_brings_along_what_was_measured_of_it_and_has_others_make_way_for_all_of_that():
+    world = FakeCluster()
+    for name in "ab":
+        world.model(name)
+        world.groups[0].put(name, weights_bytes=30 * MIB, graph_bytes=9 * MIB)
+    world.model("quiet", weights=50 * MIB, floor=4 * MIB)  # 45 are free: enough but for the graphs
+    world.groups[1].put("quiet", weights_bytes=50 * MIB, idle_s=60)
+    world.tell()
+    world.judge.observe()
+    for name in "ab":
+        world.groups[0].put(name, weights_bytes=30 * MIB, graph_bytes=9 * MIB, decode_tokens=10_000)
+    world.tell()
+    world.time += 1
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    world.reconciler.changed()
+    await asyncio.wait_for(world.heard(lambda: world.groups[1].calls), 20)
+    ((_, *rest),) = world.groups[1].calls
+    assert rest == ["ACTIVE", ["quiet"]]
+    assert world.groups[1].elsewhere[0].graph_bytes == 9 * MIB
+    running.cancel()
+
+
+async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatch):
+    world = FakeCluster()
+    for name in "ab":
+        world.model(name, weights=28 * MIB)
+        world.groups[0].put(name, weights_bytes=28 * MIB)
+    world.tell()
+    world.judge.observe()
+    world.groups[1].fail = Refused("no room for its graphs")
+    moves, turns = world.judge.moves, []
+    monkeypatch.setattr(world.judge, "moves", lambda: turns.append(moves()) or turns[-1])
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    for turn in range(1, 4):
+        for name in "ab":
+            world.groups[0].put(name, weights_bytes=28 * MIB, decode_tokens=10_000 * turn)
+        world.tell()
+        world.time += 1
+        before = len(turns)
+        world.reconciler.changed()
+        await asyncio.wait_for(world.heard(lambda before=before: len(turns) > before and not world.actuator.moving), 20)
+    assert any(turns)
+    asked = [model for model, *_ in world.groups[1].calls]
+    assert len(asked) == len(set(asked))
+    running.cancel()
 
 
 async def test_who_moves_has_an_idle_model_make_way_at_its_target():
