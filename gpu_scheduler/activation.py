@@ -197,8 +197,8 @@ class Activation:
         return -(-weights // extent) * extent
 
     def own_room(self, resident: Resident) -> int:
-        """With what its CUDA graphs take, as far as that was measured, here or elsewhere: the first time of all they take
-        what is free."""
+        """With what its CUDA graphs take, as far as that was measured, here or elsewhere: the first time they take what
+        is free."""
         return self.weights_room(resident) + self._graphs(resident)
 
     def _graphs(self, resident: Resident) -> int:

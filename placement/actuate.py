@@ -27,12 +27,14 @@ class Actuator:
         self.leaving: dict[str, str] = {}
         """Model -> group that it is leaving: its route prefers the other."""
         self.moving: set[str] = set()
+        self._targets: dict[str, Group] = {}
+        """Of moves whose model is not up there yet."""
         self.removing: set[str] = set()
         """Models that have no route and come up nowhere any more."""
 
     def on_their_way(self) -> dict[str, Group]:
-        """Models whose activation is under way, with their groups."""
-        return {model: group for model, (group, _) in self.activating.items()}
+        """Models that were told to come up, and have not yet, with their groups."""
+        return self._targets | {model: group for model, (group, _) in self.activating.items()}
 
     def spec(self, model: str) -> common_pb2.ModelSpec:
         entry = self._cluster.entry(model)
@@ -119,9 +121,13 @@ class Actuator:
         self.moving.add(model)
         try:
             spec = self.spec(model)
-            await target.client.set_residency(
-                spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
-            )
+            self._targets[model] = target
+            try:
+                await target.client.set_residency(
+                    spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
+                )
+            finally:
+                del self._targets[model]
             self.leaving[model] = source.name
             self._on_change()
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node

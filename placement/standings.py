@@ -211,6 +211,7 @@ class Standings:
         beside them (an engine that is being buried)."""
         found = []
         place = _place(group)
+        coming = {name for name, where in self._on_their_way().items() if where is group}
         since_s = max(0.0, self._now() - group.heard_at)
         for resident in group.residents.values():
             entry = self._cluster.entry(resident.model)
@@ -218,7 +219,9 @@ class Standings:
                 continue
             cold_s = resident.cold_s or _COLD_S
             parts = max(1, entry.model.devices)
-            active, asleep = (resident.residency == each for each in (common_pb2.ACTIVE, common_pb2.HIBERNATING))
+            active = resident.residency == common_pb2.ACTIVE
+            # Its group may have yet to say that it wakes; until then another would be put in the same place.
+            asleep = resident.residency == common_pb2.HIBERNATING and resident.model not in coming
             idle = resident.idle_s > 0.0 and (active or asleep)
             found.append(
                 Resident(
@@ -237,9 +240,9 @@ class Standings:
                 )
             )
         present = {resident.model.name for resident in found}
-        for name, where in self._on_their_way().items():
+        for name in sorted(coming - present):
             entry = self._cluster.entry(name)
-            if where is group and name not in present and entry is not None:
+            if entry is not None:
                 found.append(Resident(self.model(entry.model), place, stay_s=0.0))
                 present.add(name)
         for device in group.memory:

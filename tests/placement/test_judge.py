@@ -116,6 +116,21 @@ def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     assert world.judge.activation(asleep).group is not None
 
 
+def test_a_sleeper_that_was_told_to_wake_is_in_its_place_before_its_group_says_so():
+    world = FakeCluster(groups=1)
+    waking, other = (world.model(name, weights=50 * MIB) for name in ("waking", "other"))
+    for name in ("waking", "other"):
+        world.groups[0].put(name, common_pb2.HIBERNATING, kept_bytes=MIB, idle_s=9.0)
+    world.tell()
+    assert world.judge.activation(other).group is not None
+    world.actuator.activating["waking"] = (world.cluster.group("g0"), None)
+    world.tell()
+    assert world.judge.activation(other).group is None
+    del world.actuator.activating["waking"]
+    world.tell()
+    assert world.judge.activation(other).group is not None
+
+
 def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
     world = FakeCluster(groups=2, places={"fixed": "g0"}, rebalance=False)
     fixed = world.model("fixed", weights=60 * MIB)

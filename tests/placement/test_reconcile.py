@@ -628,6 +628,29 @@ async def test_who_moves_brings_along_what_was_measured_of_it_and_has_others_mak
     running.cancel()
 
 
+async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatch):
+    world = FakeCluster()
+    for name in ("moving", "other"):
+        world.model(name, weights=60 * MIB)
+    world.groups[0].put("moving", weights_bytes=60 * MIB)
+    world.tell()
+    ready, client = asyncio.Event(), world.groups[1]
+    prepare = client.set_residency
+
+    async def slowly(*args, **keys):
+        await ready.wait()
+        return await prepare(*args, **keys)
+
+    monkeypatch.setattr(client, "set_residency", slowly)
+    assert world.judge.activation(world.cluster.entry("other").model).group.name == "g1"
+    move = asyncio.get_running_loop().create_task(world.reconciler.migrate("moving", "g1"))
+    await asyncio.wait_for(world.heard(lambda: world.actuator.moving), 20)
+    assert world.judge.activation(world.cluster.entry("other").model).group is None
+    ready.set()
+    await move
+    assert world.judge.activation(world.cluster.entry("other").model).group.name == "g0"
+
+
 async def test_a_move_that_came_to_nothing_is_not_tried_at_every_turn(monkeypatch):
     world = FakeCluster()
     for name in "ab":
