@@ -1,20 +1,26 @@
 """The simulator beside runs of real systems: what it says of the same requests, and by how much it is off.
 
-    python benchmarks/sim_check.py DIR [--set joint_s=0.1 ...]
+    python benchmarks/sim_check.py DIR [--starts 4] [--all] [--set joint_s=0.1 ...]
 
 DIR has results of `benchmarks.gpu.compare run`. Each run's requests, targets, shapes and devices go through the
-simulator's policy of the same name; before them each model is asked once, as it was there. Ablations are left out that
-the simulator has no setting for.
+simulator's policy of the same name. Before them each model is asked once, and come the requests of the runs that the
+same start had before, if DIR has their results: where they left the models is where this one begins. That may be worth
+ten points, and so may the order in which models came up at first, which is taken in several ways: figures are the
+means, with the least and the most of requests on time. Ablations are left out that the simulator has no setting for,
+and, without `--all`, runs of policies that are no more (NAME.WHAT.json).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,48 +43,94 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
 }
 WARM_GAP_S = 60.0
+HEADER = ("run", "", "both %", "TTFT", "TPOT", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "both, from to")
+WIDTHS = (30, 22, 8, 8, 8, 13, 10, 13, 8, 14)
+BETWEEN_S = 15.0
+"""From the end of a run to the next one of the same start: queues are emptied."""
+SHARES = ("attainment", "ttft_attainment", "tpot_attainment")
+Found = dict[str, Any]
+"""A run's result."""
 
 
-def simulated(found: dict[str, Any], settings: dict[str, str]) -> dict[str, Any]:
-    """What the simulator's report says of all requests of a run. Raises FleetError."""
+def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) -> dict[str, Any]:
+    """What the simulator's report says of all requests of the last of these runs, which one start had in this order.
+    `start`: in which order models come up. Raises FleetError."""
+    found = runs[-1]
     policy, own = POLICIES[found["run"]["system"]]
-    (system,) = found["systems"]
-    slos = found["slos"]
-    specs = []
-    for name, shape in found["system"]["shapes"].items():
-        slo = slos.get(name, {})
-        spec = Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"])
-        specs.append(replace(spec, ttft_s=slo.get("ttft_ms", inf) / 1e3, tpot_s=slo.get("tpot_ms", inf) / 1e3))
-    by_name = {spec.name: spec for spec in specs}
-    warm_s = WARM_GAP_S * (len(specs) + 1)
-    warm = [Request(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(specs)]
-    asked = [
-        Request(str(i), name, warm_s + at, prompt, output, by_name[name].ttft_s, by_name[name].tpot_s)
-        for i, (at, name, prompt, output, *_) in enumerate(system["samples"]["rows"])
+    specs = [
+        Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"])
+        for name, shape in found["system"]["shapes"].items()
     ]
+    order = random.Random(start).sample(specs, len(specs)) if start else specs
+    every = [Request(f"w{i}", spec.name, WARM_GAP_S * i, 64, 16) for i, spec in enumerate(order)]
+    begins_s = WARM_GAP_S * (len(specs) + 1)
+    asked: list[Request] = []
+    for number, run in enumerate(runs):
+        asked = requests(run, f"{number}-", begins_s)
+        every += asked
+        begins_s += run["seconds"] + BETWEEN_S
     devices = found["system"]["devices"]
     hardware = replace(H200, capacity_bytes=min(devices.values()))
-    trace = Trace(warm + asked, warm_s + found["seconds"])
+    trace = Trace(every, begins_s - BETWEEN_S)
     outcome = Replay(
-        trace, Catalogue(specs), (1,) * len(devices), SYSTEMS[policy], own | settings, hardware, progress=print
+        trace,
+        Catalogue(specs),
+        (1,) * len(devices),
+        SYSTEMS[policy],
+        {**own, **settings},
+        hardware,
+        progress=lambda line: None,
     ).run()
     outcome.trace.requests, outcome.trace.seconds = asked, found["seconds"]
     total: dict[str, Any] = report.build(outcome)["all"]
     return total
 
 
-def lines(name: str, found: dict[str, Any], settings: dict[str, str]) -> list[list[str]]:
-    (system,) = found["systems"]
+def requests(run: Found, prefix: str, begins_s: float) -> list[Request]:
+    """Those of a run, with their targets, from `begins_s` on."""
+    (system,) = run["systems"]
+    targets = {
+        name: (slo.get("ttft_ms", inf) / 1e3, slo.get("tpot_ms", inf) / 1e3) for name, slo in run["slos"].items()
+    }
+    return [
+        Request(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets.get(name, (inf, inf)))
+        for i, (at, name, prompt, output, *_) in enumerate(system["samples"]["rows"])
+    ]
+
+
+def one_start(path: Path) -> list[Found]:
+    """The run of this file, behind those that its start had before, where their files are beside it under names with
+    the same ending."""
+    found: Found = json.loads(path.read_text())
+    run = found["run"]
+    ending = path.name.removeprefix(f"{run['system']}-{run['slice']}-{run['rate']:g}")
+    before = [path.with_name(f"{name}{ending}") for name in run.get("after", ())]
+    return [*(json.loads(each.read_text()) for each in before if each.exists()), found]
+
+
+def lines(name: str, runs: Sequence[Found], settings: Mapping[str, str], starts: int) -> list[list[str]]:
+    (system,) = runs[-1]["systems"]
     try:
-        modelled = simulated(found, settings)
+        modelled = [simulated(runs, settings, start) for start in range(starts)]
     except FleetError as error:
         return [[name, str(error)]]
-    rows = []
-    for what, each in (("measured", system["all"]), ("simulated", modelled)):
-        shares = [f"{100 * each[key]:.1f}" for key in ("attainment", "ttft_attainment", "tpot_attainment")]
-        times = [each[at][key] for at in ("ttft_s", "tpot_s") for key in ("p50", "p99")]
-        rows.append([name, what, *shares, *("-" if value is None else f"{1e3 * value:.1f}" for value in times)])
-    return rows
+    both = [100 * each["attainment"] for each in modelled]
+    what = f"simulated, {len(runs) - 1} before" if len(runs) > 1 else "simulated"
+    return [
+        [name, "measured", *_figures([system["all"]])],
+        ["", what, *_figures(modelled), f"{min(both):.1f} to {max(both):.1f}"],
+    ]
+
+
+def _figures(reports: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Means of them."""
+    shares = [f"{100 * fmean(each[key] for each in reports):.1f}" for key in SHARES]
+    times = [
+        [each[at][key] for each in reports if each[at][key] is not None]
+        for at in ("ttft_s", "tpot_s")
+        for key in ("p50", "p99")
+    ]
+    return [*shares, *(f"{1e3 * fmean(each):.1f}" if each else "-" for each in times)]
 
 
 def main() -> None:
@@ -86,17 +138,19 @@ def main() -> None:
         "sim_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--starts", type=int, default=4, help="orders in which models come up (default: %(default)s)")
+    parser.add_argument("--all", action="store_true", help="also runs of policies that are no more")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of Prism's policies")
     given = parser.parse_args()
     settings = dict(each.split("=", 1) for each in given.set)
-    header = ["run", "", "both %", "TTFT", "TPOT", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99"]
-    rows = []
+    print("".join(f"{cell:<{width}}" for cell, width in zip(HEADER, WIDTHS, strict=True)))
     for path in sorted(given.folder.glob("*.json")):
         found = json.loads(path.read_text())
-        if found.get("run", {}).get("system") in POLICIES:
-            rows += lines(path.stem, found, settings if found["run"]["system"] == "prism" else {})
-    for row in [header, *rows]:
-        print("  ".join(f"{cell:>12}" for cell in row))
+        if found.get("run", {}).get("system") not in POLICIES or ("." in path.stem and not given.all):
+            continue
+        own = settings if found["run"]["system"] == "prism" else {}
+        for row in lines(path.stem, one_start(path), own, given.starts):
+            print("".join(f"{cell:<{width}}" for cell, width in zip(row, WIDTHS, strict=False)).rstrip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,13 @@ async def build(service: Service) -> None:
     )
     activations = Activations(placement, time_out_s=config.activate_time_out_s)
     relay = Relay(routes, links, activations, patience)
-    serving = Serving(routes, tokenizers, relay, most_in_flight=config.most_in_flight)
+    serving = Serving(
+        routes,
+        tokenizers,
+        relay,
+        most_in_flight=config.most_in_flight,
+        models_defaults=config.sampling_defaults == "model",
+    )
     page: list[starlette.routing.Route] = []
     may_see = ui_access.by_setting(config.ui, config.http, keys=bool(config.keys_file))
     if may_see is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from services.config import Config, ServerTls
@@ -41,6 +43,9 @@ class GatewayConfig(Config):
     inline_characters: int = Field(4096, ge=0)
     """A prompt up to this length is tokenized in the loop: about a millisecond, and less than handing it to a
     thread and back costs under load."""
+    sampling_defaults: Literal["model", "openai"] = "model"
+    """What holds for `temperature`, `top_p`, `top_k` and `repetition_penalty` where a request does not give them:
+    the model's generation_config.json, or a temperature of 1 and no limits."""
     most_body_bytes: int = Field(32 << 20, ge=1024)
     traces: bool = False
     """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say

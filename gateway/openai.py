@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from pydantic import Field
 
-from gateway import grammars
+from gateway import defaults, grammars
 from gateway.errors import BadField
 from gateway.request import Prompt, Request
 from gateway.tools import asked as calling
@@ -267,6 +267,7 @@ class ChatRequest(_Generate):
             prompt_field="messages",
             limit_field=self._limit()[1],
             choices=self.n or 1,
+            left_open=frozenset(name for name in defaults.OPEN if getattr(self, name) is None),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
             tools=called,
@@ -331,6 +332,7 @@ class CompletionRequest(_Generate):
             slo=slo,
             prompt_field="prompt",
             choices=self.n or 1,
+            left_open=frozenset(name for name in defaults.OPEN if getattr(self, name) is None),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
         )

@@ -42,7 +42,7 @@ class Request:
     """By time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
     prompts: Sequence[Prompt]
     sampling: common_pb2.Sampling
-    """Its max_new_tokens 0: as many as the context leaves."""
+    """Its max_new_tokens 0: as many as the context leaves. With OpenAI's defaults for what the client left open."""
     limit_given: bool
     """Whether the client gave max_new_tokens, so that more than the context leaves is refused; a default is cut."""
     slo: common_pb2.Slo
@@ -51,6 +51,8 @@ class Request:
     """Names, in errors, where prompts and limit came from."""
     limit_field: str = "max_tokens"
     choices: int = 1
+    left_open: frozenset[str] = frozenset()
+    """Of `defaults.OPEN`, what the client said nothing of."""
     stops: tuple[str, ...] = ()
     show_special: bool = False
     """Whether special tokens have text."""

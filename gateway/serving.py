@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import embedding, grammars, metrics, traces
+from gateway import defaults, embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
 from gateway.errors import BadField, ModelFaulty, OverLimit, TooMany
@@ -29,8 +29,18 @@ from services.tracing import UNTRACED, Span
 class Serving:
     """The gateway, without its servers."""
 
-    def __init__(self, routes: RouteTable, tokenizers: Tokenizers, relay: Relay, *, most_in_flight: int) -> None:
+    def __init__(
+        self,
+        routes: RouteTable,
+        tokenizers: Tokenizers,
+        relay: Relay,
+        *,
+        most_in_flight: int,
+        models_defaults: bool = True,
+    ) -> None:
+        """`models_defaults`: models say how tokens are drawn where a client does not."""
         self.routes = routes
+        self._models_defaults = models_defaults
         self._tokenizers = tokenizers
         self._relay = relay
         self._most_in_flight = most_in_flight
@@ -159,7 +169,10 @@ class Serving:
         if unknown:
             # An engine would write to its place in a row of logits.
             raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", "stop_token_ids")
-        limit = request.sampling.max_new_tokens
+        asked = request.sampling
+        if self._models_defaults:
+            asked = defaults.filled(asked, request.left_open, model)
+        limit = asked.max_new_tokens
         if limit > room and request.limit_given:
             raise BadField(
                 f"'{request.limit_field}' is {limit}, but the prompt has {len(ids)} tokens and the model's context "
@@ -176,7 +189,7 @@ class Serving:
         jobs = []
         for number in range(request.choices):
             sampling = common_pb2.Sampling()
-            sampling.CopyFrom(request.sampling)
+            sampling.CopyFrom(asked)
             sampling.max_new_tokens = 1 if request.embeds else min(limit or room, room)
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loader import embedding, families
+from loader import embedding, families, sampling
 from loader.embedding import Embedding
 from loader.errors import BrokenCheckpoint
+from loader.sampling import SamplingDefaults
 from loader.weight_files import FLOATS, Tensor, read_json, tensors_of
 
 ALIGN_BYTES = 256
@@ -42,6 +43,7 @@ class Checkpoint:
     kv_bytes_per_token: int
     embedding: Embedding | None = None
     """What it makes instead of text."""
+    sampling: SamplingDefaults = SamplingDefaults()
 
 
 def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, task: str = "") -> Checkpoint:
@@ -104,6 +106,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
         # With more devices than heads, several have the same.
         kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
         embedding=made,
+        sampling=sampling.read(folder),
     )
 
 

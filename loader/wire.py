@@ -101,6 +101,9 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
             spec.embedding.dimensions = made.dimensions
             spec.embedding.shortens = made.shortens
             spec.embedding.shorter.extend(made.shorter)
+        for name, value in vars(found.sampling).items():
+            if value is not None:
+                setattr(spec.sampling, name, value)
     return spec
 
 

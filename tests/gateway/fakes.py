@@ -214,6 +214,7 @@ def route(
     context_tokens: int = 512,
     default_slo: common_pb2.Slo | None = None,
     embedding: common_pb2.Embedding | None = None,
+    sampling: common_pb2.SamplingDefaults | None = None,
 ) -> placement_pb2.Route:
     if residency is None:
         residency = places[0].residency if places else common_pb2.COLD
@@ -226,6 +227,7 @@ def route(
         default_slo=default_slo,
         generation=1,
         embedding=embedding,
+        sampling=sampling,
     )
     return placement_pb2.Route(
         model=model, residency=residency, places=places, error=error, measured_weights_bytes=1234

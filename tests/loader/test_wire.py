@@ -10,6 +10,7 @@ from loader.checkpoint import Checkpoint
 from loader.embedding import Embedding
 from loader.jobs import Result
 from loader.models import Model, Sizes
+from loader.sampling import SamplingDefaults
 from protos import common_pb2, engine_pb2
 from services.errors import Invalid
 
@@ -46,6 +47,13 @@ def test_a_request_to_add_says_what_a_catalogue_entry_says():
     asked = LISTED.model_copy(update={"floor_tokens": 20, "quota_bytes": 0, "tool_parser": "hermes", "task": "embed"})
     assert wire.listed(request) == asked and wire.listed(wire.listing(asked)) == asked
     assert wire.model_spec(Model(asked, SIZES, FOUND)).tool_parser == "hermes"
+
+
+def test_a_model_says_of_sampling_what_its_checkpoint_does_and_no_more():
+    assert not wire.model_spec(Model(LISTED, SIZES, FOUND)).HasField("sampling")
+    says = replace(FOUND, sampling=SamplingDefaults(temperature=0.0, top_k=20))
+    told = wire.model_spec(Model(LISTED, SIZES, says)).sampling
+    assert {field.name: value for field, value in told.ListFields()} == {"temperature": 0.0, "top_k": 20}
 
 
 def test_what_a_model_makes_is_told():

@@ -1,0 +1,71 @@
+"""What a folder's generation_config.json says of how tokens are drawn."""
+
+import json
+
+import pytest
+import structlog.testing
+
+from loader.checkpoint import read
+from loader.sampling import FILE, SamplingDefaults
+from tests.loader import checkpoints
+
+FLOAT32 = 4
+
+
+def said(folder, text):
+    checkpoints.write(folder)
+    (folder / FILE).write_text(text)
+    with structlog.testing.capture_logs() as told:
+        found = read(folder, FLOAT32).sampling
+    return found, [each["why"] for each in told]
+
+
+def test_what_it_says_of_requests_fields_is_taken_and_everything_else_is_not(tmp_path):
+    told = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.05,
+        "do_sample": False,
+        "eos_token_id": [1, 2],
+        "max_new_tokens": 9,
+    }
+    assert said(tmp_path, json.dumps(told)) == (SamplingDefaults(0.6, 0.9, 20, 1.05), [])
+
+
+def test_without_such_a_file_nothing_is_said(tmp_path):
+    assert read(checkpoints.write(tmp_path), FLOAT32).sampling == SamplingDefaults()
+
+
+@pytest.mark.parametrize("no_limit", [0, -1, None])
+def test_no_limit_is_none(tmp_path, no_limit):
+    found, _ = said(tmp_path, json.dumps({"temperature": 0, "top_k": no_limit, "top_p": None}))
+    assert found == SamplingDefaults(temperature=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.5),
+        ("temperature", 2.5),
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 0),
+        ("top_p", 1.5),
+        ("top_k", -5),
+        ("top_k", 2.5),
+        ("top_k", 1 << 31),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", float("nan")),
+    ],
+)
+def test_what_no_request_could_ask_for_is_named_and_not_used(tmp_path, name, value):
+    found, why = said(tmp_path, json.dumps({"top_p": 0.5, "temperature": 0.7} | {name: value}))
+    assert getattr(found, name) is None
+    assert why == [f"{FILE}: {name} = {value!r}"]
+
+
+@pytest.mark.parametrize("text", ["[0.6]", "{", ""])
+def test_a_file_that_cannot_be_understood_is_named_and_the_model_served_all_the_same(tmp_path, text):
+    found, (why,) = said(tmp_path, text)
+    assert found == SamplingDefaults() and FILE in why
