@@ -53,12 +53,15 @@ from gpu_scheduler.policy.backlog import Backlog
 from gpu_scheduler.policy.decisions import Start
 from gpu_scheduler.policy.moore_hodgson import Job, late_indices, schedule
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+from placement.config import PlacementConfig
+from placement.policy import kvpr
 from placement.policy.assign import Assignment, Candidate, assign
 from placement.policy.decisions import Resident
 from placement.policy.kvpr import Device, Group, Model
 from placement.policy.standing import standing
 
 SEED = 20260731
+LOAD_WEIGHT: float = PlacementConfig.model_fields["load_weight"].default
 GIB = 1 << 30
 MODELS = 24
 LOADS = (0.5, 1.0, 2.0, 10.0)
@@ -165,8 +168,9 @@ class _Event:
 
 
 def cluster(devices: int, size: int, capacity: int = 141 * GIB) -> list[Group]:
+    load = kvpr.load(LOAD_WEIGHT, capacity)
     return [
-        Group(f"group-{g}", tuple(Device(f"gpu-{g}-{d}", capacity, 4 / capacity) for d in range(size)))
+        Group(f"group-{g}", tuple(Device(f"gpu-{g}-{d}", capacity, load) for d in range(size)))
         for g in range(devices // size)
     ]
 
