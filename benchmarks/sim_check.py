@@ -70,7 +70,11 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
         every += asked
         begins_s += run["seconds"] + BETWEEN_S
     devices = found["system"]["devices"]
-    hardware = replace(H200, capacity_bytes=min(devices.values()))
+    # Engines may have been given more for themselves than they need.
+    quotas = [entry.get("quota_bytes", 0) for entry in found["system"]["catalogue"].values()]
+    hardware = replace(
+        H200, capacity_bytes=min(devices.values()), quota_bytes=max(quotas, default=0) or H200.quota_bytes
+    )
     trace = Trace(every, begins_s - BETWEEN_S)
     outcome = Replay(
         trace,

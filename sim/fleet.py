@@ -30,6 +30,8 @@ from sim.standings import Standings
 
 _LOOK_S = 0.1
 """How long after something has changed placement looks again (`placement/reconcile.py`)."""
+_REST_S = 0.1
+"""How long requests that an activation failed pause before they ask again, at first (`gateway/relay.py`)."""
 
 
 class Fleet:
@@ -69,6 +71,8 @@ class Fleet:
         self._moved_at: dict[str, float] = {}
         self._moving: set[str] = set()
         self._activating: set[str] = set()
+        self._rests_until: dict[str, float] = {}
+        """Models whose activation came to nothing a moment ago."""
         self._parked: dict[str, deque[Request]] = {}
         self._promises = {size: Promises(config.patience_s) for size in self._standings.sizes}
         self.migrations = 0
@@ -101,6 +105,10 @@ class Fleet:
 
     def _activate(self, name: str) -> None:
         """For those that are parked."""
+        now, until = self._clock.now, self._rests_until.get(name, 0.0)
+        if now < until:
+            self._clock.after(until - now, self._activate, name)
+            return
         spec = self.specs[name]
         only, there = self._config.places.get(name), self._standings.of(spec.parts)
         answer = self._promises[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
@@ -135,6 +143,8 @@ class Fleet:
 
     def _activated(self, name: str, group: Group, up: bool) -> None:
         self._activating.discard(name)
+        if not up:
+            self._rests_until[name] = self._clock.now + _REST_S
         if not up and self._home.get(name) is group:
             del self._home[name]
 

@@ -207,7 +207,7 @@ class GroupMemory:
     def make_room(
         self, model: str, nbytes: int, answer: Answer, *, may_retract: bool, hold_s: float, timeout_s: float
     ) -> None:
-        """`answer` may be called before this returns."""
+        """`answer` is called once this has returned."""
         self._tell()
         now = self._clock.now
         claim, decisions = self.device.make_room(now, model, nbytes, may_retract, hold_s, now + timeout_s)

@@ -199,7 +199,7 @@ class Group:
         try:
             self.memory.book(spec.name, self.hardware.quota_bytes, own, floor)
         except Refused:
-            self._failed(resident, done)
+            self.clock.after(0.0, self._failed, resident, done)
             return
         self.memory.make_room(
             spec.name,

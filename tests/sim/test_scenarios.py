@@ -1,7 +1,10 @@
 """Scenarios that can be worked out by hand; worlds.ROUND has the numbers."""
 
+from itertools import pairwise
+
 import pytest
 
+from sim.memory import GroupMemory
 from sim.request import Request
 from tests.sim.worlds import GB, models, replay
 
@@ -80,3 +83,20 @@ def test_a_model_on_two_devices_is_served_by_the_group_of_two():
     outcome = replay(requests, models("wide", devices=2, weights=2 * GB), sizes=(1, 2))
     assert request.served and [len(group.active) for group in outcome.system.groups] == [0, 1]
     assert request.tpot == pytest.approx(0.01)
+
+
+def test_a_model_that_finds_no_room_asks_again_after_a_pause_and_not_in_the_same_moment(monkeypatch):
+    tried, really = [], GroupMemory.make_room
+
+    def make_room(self, model, nbytes, answer, **options):
+        if self._clock.now >= 1.5:
+            return really(self, model, nbytes, answer, **options)
+        tried.append(self._clock.now)
+        assert len(tried) < 50
+        return self._clock.after(0.0, answer, 1)
+
+    monkeypatch.setattr(GroupMemory, "make_room", make_room)
+    (request,) = requests = [Request("0", "a", 1.0, 100, 1, 9.0)]
+    replay(requests, models("a"))
+    assert request.generated == 1 and request.first_at == pytest.approx(1.55 + 2.0 + 0.2)
+    assert [later - sooner for sooner, later in pairwise(tried)] == pytest.approx([0.1] * 4)
