@@ -57,8 +57,13 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     `start`: in which order models come up. Raises FleetError."""
     found = runs[-1]
     policy, own = POLICIES[found["run"]["system"]]
+    targets = _targets(found)  # placement hears of them from requests
     specs = [
-        Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"])
+        replace(
+            Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"]),
+            ttft_s=targets[name][0],
+            tpot_s=targets[name][1],
+        )
         for name, shape in found["system"]["shapes"].items()
     ]
     order = random.Random(start).sample(specs, len(specs)) if start else specs
@@ -93,13 +98,17 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
 def requests(run: Found, prefix: str, begins_s: float) -> list[Request]:
     """Those of a run, with their targets, from `begins_s` on."""
     (system,) = run["systems"]
-    targets = {
-        name: (slo.get("ttft_ms", inf) / 1e3, slo.get("tpot_ms", inf) / 1e3) for name, slo in run["slos"].items()
-    }
+    targets = _targets(run)
     return [
-        Request(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets.get(name, (inf, inf)))
+        Request(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets[name])
         for i, (at, name, prompt, output, *_) in enumerate(system["samples"]["rows"])
     ]
+
+
+def _targets(run: Found) -> dict[str, tuple[float, float]]:
+    """Seconds to the first token and for each further one, of every model; +inf where none was asked for."""
+    slos = {name: run["slos"].get(name, {}) for name in run["system"]["shapes"]}
+    return {name: (slo.get("ttft_ms", inf) / 1e3, slo.get("tpot_ms", inf) / 1e3) for name, slo in slos.items()}
 
 
 def one_start(path: Path) -> list[Found]:

@@ -193,7 +193,8 @@ class Activation:
     def weights_room(self, resident: Resident) -> int:
         """Bytes of weights extents on each device: the measured or declared size in whole extents."""
         extent = self._config.weights_extent_bytes
-        weights = max(share(resident.spec.weights_bytes, resident.spec), resident.measured.weights_bytes)
+        found = resident.measured.weights_bytes or share(resident.elsewhere.weights_bytes, resident.spec)
+        weights = max(share(resident.spec.weights_bytes, resident.spec), found)
         return -(-weights // extent) * extent
 
     def own_room(self, resident: Resident) -> int:
@@ -202,7 +203,9 @@ class Activation:
         return self.weights_room(resident) + self._graphs(resident)
 
     def _graphs(self, resident: Resident) -> int:
-        return resident.measured.graph_bytes or share(resident.elsewhere.graph_bytes, resident.spec)
+        if resident.measured.weights_bytes:
+            return resident.measured.graph_bytes
+        return share(resident.elsewhere.graph_bytes, resident.spec)
 
     def quota(self, resident: Resident, awake: bool) -> int:
         """What an engine takes of each device for itself. Asleep, what it was found to keep. Awake, what it measured,

@@ -46,6 +46,7 @@ def _check_sizes(spec: common_pb2.ModelSpec, elsewhere: gpu_scheduler_pb2.Elsewh
         "floor_bytes": spec.floor_bytes,
         "graph_bytes": elsewhere.graph_bytes,
         "quota_bytes elsewhere": elsewhere.quota_bytes,
+        "weights_bytes elsewhere": elsewhere.weights_bytes,
         "KV of its longest request": spec.context_tokens * max(1, spec.kv_bytes_per_token),
     }
     for what, nbytes in sizes.items():

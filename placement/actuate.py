@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from placement.cluster import Cluster, Group
+from placement.cluster import TAKES_REQUESTS, Cluster, Group
 from placement.history import Entry
 from protos import common_pb2, gpu_scheduler_pb2
 from services import log, tasks
 from services.errors import NotFound, PrismError, Unmet
 
 _log = log.get(__name__)
+_SILENT_S = 0.5
+"""How long a group's report may be on its way: they come 0.1 s apart at least."""
 
 
 class Actuator:
@@ -29,12 +31,22 @@ class Actuator:
         self.moving: set[str] = set()
         self._targets: dict[str, Group] = {}
         """Of moves whose model is not up there yet."""
+        self._came: dict[str, tuple[Group, float]] = {}
+        """Models that came up on a group, and until when (monotonic) it may be silent about it."""
         self.removing: set[str] = set()
         """Models that have no route and come up nowhere any more."""
 
     def on_their_way(self) -> dict[str, Group]:
-        """Models that were told to come up, and have not yet, with their groups."""
-        return self._targets | {model: group for model, (group, _) in self.activating.items()}
+        """Models that were told to come up, and have not yet as far as their groups' reports say, with these groups."""
+        if self._came:
+            now = time.monotonic()
+            self._came = {
+                model: (group, until)
+                for model, (group, until) in self._came.items()
+                if now < until and not _takes_requests(group, model)
+            }
+        came = {model: group for model, (group, _) in self._came.items()}
+        return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
 
     def spec(self, model: str) -> common_pb2.ModelSpec:
         entry = self._cluster.entry(model)
@@ -58,7 +70,7 @@ class Actuator:
 
         async def carry_out() -> None:
             try:
-                await self._recorded(
+                reached = await self._recorded(
                     record,
                     group.client.set_residency(
                         spec,
@@ -69,6 +81,8 @@ class Actuator:
                         elsewhere=self._measured(model),
                     ),
                 )
+                if reached == common_pb2.ACTIVE:
+                    self._came[model] = group, time.monotonic() + _SILENT_S
                 if not accepted.done():
                     accepted.set_result(None)
             except PrismError as error:
@@ -123,11 +137,14 @@ class Actuator:
             spec = self.spec(model)
             self._targets[model] = target
             try:
-                await target.client.set_residency(
+                last = await target.client.set_residency(
                     spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
                 )
             finally:
                 del self._targets[model]
+            if last.residency != common_pb2.ACTIVE:
+                raise Unmet(f"{model} did not come up on {target.name}: {last.reason}")
+            self._came[model] = target, time.monotonic() + _SILENT_S
             self.leaving[model] = source.name
             self._on_change()
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node
@@ -153,7 +170,9 @@ class Actuator:
 
     def _measured(self, model: str) -> gpu_scheduler_pb2.Elsewhere:
         measured = self._cluster.measured(model)
-        return gpu_scheduler_pb2.Elsewhere(graph_bytes=measured.graphs, quota_bytes=measured.quota)
+        return gpu_scheduler_pb2.Elsewhere(
+            weights_bytes=measured.weights, graph_bytes=measured.graphs, quota_bytes=measured.quota
+        )
 
     @staticmethod
     async def _recorded(record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]) -> common_pb2.Residency:
@@ -169,3 +188,8 @@ class Actuator:
         else:
             record.done(time.monotonic() - began)
         return last.residency
+
+
+def _takes_requests(group: Group, model: str) -> bool:
+    resident = group.residents.get(model)
+    return resident is not None and resident.residency in TAKES_REQUESTS

@@ -191,7 +191,8 @@ class Cluster:
         group.heard_at = self._now()
         for model, resident in group.residents.items():
             self._with.setdefault(model, {})[address] = group
-            if resident.weights_bytes or resident.graph_bytes:
+            listed = model in self.catalogue or not self.catalogue_known
+            if (resident.weights_bytes or resident.graph_bytes) and listed and not resident.outdated:
                 self._measured[model] = Measured(resident.weights_bytes, resident.graph_bytes, resident.quota_bytes)
         if not was_reachable:
             self.doubtful |= {(address, model) for model in group.residents}

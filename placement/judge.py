@@ -18,6 +18,7 @@ from placement.policy.standing import Standing
 from placement.standings import Standings
 from protos import common_pb2, placement_pb2
 
+_MOST_DOUBLINGS = 20
 _AGAIN_S = 5.0
 """After a move that came to nothing. Building a model costs its target two to five seconds of its links and devices."""
 
@@ -224,8 +225,9 @@ class Judge:
     def not_moved(self, model: str) -> None:
         """A migration came to nothing. What stood in its way may be gone soon, and may be there for long: it is tried
         again, each time after twice as long."""
+        self._failures = {name: count for name, count in self._failures.items() if self._cluster.entry(name)}
         failures = self._failures[model] = self._failures.get(model, 0) + 1
-        self._stay(model, min(self._config.cool_down_s, _AGAIN_S * 2.0 ** (failures - 1)))
+        self._stay(model, min(self._config.cool_down_s, _AGAIN_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)))
 
     def _stay(self, model: str, seconds: float) -> None:
         now = self._now()

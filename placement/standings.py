@@ -184,15 +184,15 @@ class Standings:
 
     def model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
         """With the demand of the last observation, and what engines measured of it. `resident`: as it is on a group;
-        None: in an engine that has yet to build it, which a group books as `Activation.quota` says."""
+        None, or nothing measured there: in an engine that has yet to build it, as `Activation.quota` books that."""
         measured = self._cluster.measured(spec.name)
         weights = max(spec.weights_bytes, measured.weights)
         extent = self._cluster.weights_extent_bytes  # as gpu_schedulers book them: whole extents
         parts = max(1, spec.devices)
         weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
-        quota, kept = spec.quota_bytes, 0
-        if resident is not None:
-            quota, kept = resident.quota_bytes or quota, resident.kept_bytes
+        quota = spec.quota_bytes
+        if resident is not None and resident.quota_bytes:
+            quota = resident.quota_bytes
         elif spec.quota_is_default:
             quota = max(quota - measured.graphs, measured.quota)
         return kvpr.Model(
@@ -201,7 +201,7 @@ class Standings:
             weights=weights + measured.graphs,
             floor=spec.floor_bytes,
             quota=quota,
-            kept=kept,
+            kept=resident.kept_bytes if resident is not None else 0,
             parts=parts,
             pinned=spec.pinned,
         )

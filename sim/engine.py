@@ -444,7 +444,10 @@ class Engine:
         if self._memory.waits(self.name):
             return False
         self._park_newest()
-        return bool(self._batch) and self._decode()
+        if self._batch:
+            return self._decode()
+        # Who waited for a prefill had no room beside those that are parked now.
+        return bool(self._waiting) and self._pause is None and self._prefill()
 
     def _advance(self, steps: int) -> None:
         self._steps += steps

@@ -106,6 +106,37 @@ def test_what_was_measured_of_a_checkpoint_says_nothing_of_another_under_its_nam
     assert world.cluster.measured("m").graphs == 0
 
 
+def test_what_an_engine_of_the_files_before_reports_says_nothing_of_those_that_are_there_now():
+    world = FakeCluster(groups=1)
+    world.model("m", weights=30 * MIB)
+    world.groups[0].put("m", weights_bytes=50 * MIB, graph_bytes=8 * MIB, outdated=True)
+    world.groups[0].put("delisted", weights_bytes=50 * MIB, graph_bytes=8 * MIB)
+    world.tell()
+    for name in ("m", "delisted"):
+        assert world.cluster.measured(name).weights == 0
+
+
+def test_a_model_that_is_being_built_is_booked_with_its_graphs_once():
+    """30 of weights, 8 of graphs, a default quota of 20 that has room for these, 2 of floor."""
+    world = FakeCluster(groups=2)
+    world.model("m", weights=30 * MIB, floor=2 * MIB, quota=20 * MIB, quota_is_default=True)
+    other = world.model("other", weights=46 * MIB, floor=MIB)
+    world.groups[0].put("m", weights_bytes=30 * MIB, graph_bytes=8 * MIB, quota_bytes=4 * MIB)
+    world.tell()
+    world.groups[0].remove("m")
+    world.groups[0].state.drained = True
+    world.groups[1].put("m", common_pb2.WAKING)
+    world.tell()
+    assert world.judge.activation(other).group is not None
+
+
+def test_moves_that_fail_for_days_are_still_tried_again_after_the_cool_down():
+    world = FakeCluster(cool_down_s=30)
+    world.model("m")
+    for _ in range(2000):
+        world.judge.not_moved("m")
+
+
 def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     world = FakeCluster(groups=1)
     asleep = world.model("asleep", weights=30 * MIB, floor=MIB, quota=60 * MIB)

@@ -628,6 +628,33 @@ async def test_who_moves_brings_along_what_was_measured_of_it_and_has_others_mak
     running.cancel()
 
 
+async def test_a_move_whose_target_ends_in_error_leaves_the_source_serving(monkeypatch):
+    world = FakeCluster()
+    world.model("m")
+    world.groups[0].put("m", weights_bytes=30 * MIB)
+    world.tell()
+
+    async def broken(*args, **keys):
+        return gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.ERROR, reason="its weights are not there")
+
+    monkeypatch.setattr(world.groups[1], "set_residency", broken)
+    with pytest.raises(Unmet, match="m did not come up on g1: its weights are not there"):
+        await world.reconciler.migrate("m", "g1")
+    assert world.groups[0].calls == []
+
+
+async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_still_on_its_way(monkeypatch):
+    world = FakeCluster(groups=1)
+    for name in ("quick", "other"):
+        world.model(name, weights=60 * MIB)
+        world.groups[0].put(name, common_pb2.HIBERNATING, kept_bytes=MIB)
+    world.tell()
+    monkeypatch.setattr(world.groups[0], "tell", lambda: None)
+    await world.reconciler.activate("quick")
+    await asyncio.wait_for(world.heard(lambda: not world.actuator.activating), 20)
+    assert world.judge.activation(world.cluster.entry("other").model).group is None
+
+
 async def test_the_target_of_a_move_is_taken_before_its_group_says_so(monkeypatch):
     world = FakeCluster()
     for name in ("moving", "other"):
