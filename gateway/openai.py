@@ -195,6 +195,9 @@ class _Generate(_Model):
             if field and given:
                 raise BadField(f"'{other}' cannot be given beside '{field}'.", other)
 
+    def _left_open(self) -> frozenset[str]:
+        return frozenset(name for name in defaults.OPEN if getattr(self, name) is None)
+
     def _sampling(self, default_limit: int, grammar: dict[str, str]) -> common_pb2.Sampling:
         logprobs, top = self._logprobs()
         limit = self._limit()[0]
@@ -267,7 +270,7 @@ class ChatRequest(_Generate):
             prompt_field="messages",
             limit_field=self._limit()[1],
             choices=self.n or 1,
-            left_open=frozenset(name for name in defaults.OPEN if getattr(self, name) is None),
+            left_open=self._left_open(),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
             tools=called,
@@ -332,7 +335,7 @@ class CompletionRequest(_Generate):
             slo=slo,
             prompt_field="prompt",
             choices=self.n or 1,
-            left_open=frozenset(name for name in defaults.OPEN if getattr(self, name) is None),
+            left_open=self._left_open(),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
         )

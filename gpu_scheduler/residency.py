@@ -44,7 +44,7 @@ def _check_sizes(spec: common_pb2.ModelSpec, elsewhere: gpu_scheduler_pb2.Elsewh
         "weights_bytes": spec.weights_bytes,
         "quota_bytes": spec.quota_bytes,
         "floor_bytes": spec.floor_bytes,
-        "graph_bytes": elsewhere.graph_bytes,
+        "graph_bytes elsewhere": elsewhere.graph_bytes,
         "quota_bytes elsewhere": elsewhere.quota_bytes,
         "weights_bytes elsewhere": elsewhere.weights_bytes,
         "KV of its longest request": spec.context_tokens * max(1, spec.kv_bytes_per_token),
