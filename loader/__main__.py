@@ -74,7 +74,7 @@ async def build(service: Service) -> None:
     keeper = KeeperClient(config.keeper, OWNER)
     models = Models(sizes, changed, keeper)
     pinned = Pins(keeper, changed)
-    transfers = Transfers(config.copy_devices, busy.of(config.copy_devices))
+    transfers = Transfers(config.copy_devices, busy.look)
     transfers.paths()
     images = Images(
         keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget, write_to_disk

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
-from loader.transfers.base import Kind, Transfer
+from loader.transfers.base import Busy, Kind, Transfer, nobody
 from services import log
 from services.errors import Unavailable, Unmet
 
@@ -14,10 +14,9 @@ _log = log.get(__name__)
 class Transfers:
     """By device name. Made when they are first asked for: a kind's libraries are needed only where its devices are."""
 
-    def __init__(self, devices: Sequence[str] = (), busy: Callable[[], Mapping[str, float]] = dict) -> None:
+    def __init__(self, devices: Sequence[str] = (), busy: Busy = nobody) -> None:
         """`devices` are those whose links may carry what goes to others of their kind; the loader takes some memory of
-        each that does. `busy` tells, when a copy begins, which part of its time a device works for others, 0 to 1; 0
-        for those that it does not name."""
+        each that does."""
         self._devices = tuple(devices)
         self._busy = busy
         self._kinds: dict[str, Kind] = {}

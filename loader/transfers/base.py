@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,15 @@ class Borrowed:
     nbytes: int
     fd: int
     device: str
+
+
+Busy = Callable[[Sequence[str]], Mapping[str, float]]
+"""Asked when a copy begins that may go over several devices' links: which part of its time each of them works for
+others, 0 to 1; 0 for those that it does not name."""
+
+
+def nobody(devices: Sequence[str]) -> Mapping[str, float]:
+    return {}
 
 
 Tidy = Callable[[], None]

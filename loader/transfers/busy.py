@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from services import log
 
 _log = log.get(__name__)
 
 
-def of(devices: Sequence[str]) -> Callable[[], Mapping[str, float]]:
+def look(devices: Sequence[str]) -> dict[str, float]:
     """Of GPUs their driver tells; the host's memory is everybody's, and nobody's link is spared there."""
     gpus = [device for device in devices if device.startswith("cuda:")]
+    if not gpus:
+        return {}
+    from balloond.backends import cuda_hardware
 
-    def look() -> dict[str, float]:
-        if not gpus:
-            return {}
-        from balloond.backends import cuda_hardware
-
-        try:
-            return {device: cuda_hardware.busy(int(device.partition(":")[2])) for device in gpus}
-        except OSError as error:
-            _log.warning("nobody says how busy the devices are", why=str(error))
-            return {}
-
-    return look
+    try:
+        return {device: cuda_hardware.busy(int(device.partition(":")[2])) for device in gpus}
+    except OSError as error:
+        _log.warning("nobody says how busy the devices are", why=str(error))
+        return {}

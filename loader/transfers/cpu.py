@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from loader.policy.chunks import Chunk, Pair
-from loader.transfers.base import Borrowed, Tidy, nothing
+from loader.transfers.base import Borrowed, Busy, Tidy, nobody, nothing
 from loader.transfers.lanes import Lanes, Move
 from services.errors import Unmet
 
@@ -88,14 +88,14 @@ class _Lane:
         pass
 
 
-def _lanes(busy: Callable[[], Mapping[str, float]] = dict) -> Lanes:
+def _lanes(busy: Busy = nobody) -> Lanes:
     return Lanes(lambda link: _Lane(), _ONE_AT_A_TIME, busy)
 
 
 class Cpus:
     """See Kind. Every thread reaches all of the memory."""
 
-    def __init__(self, busy: Callable[[], Mapping[str, float]] = dict) -> None:
+    def __init__(self, busy: Busy = nobody) -> None:
         self._lanes = _lanes(busy)
 
     def reaching(self, device: str, others: Sequence[str]) -> tuple[str, ...]:

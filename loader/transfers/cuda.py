@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,7 +22,7 @@ from balloond.backends import cuda_hardware
 from balloond.backends.cuda import PAGE_BYTES, Context, CudaMaker, CudaMapper, access, call
 from loader.metrics import CONTEXT
 from loader.policy.chunks import Chunk, Pair
-from loader.transfers.base import Borrowed, Tidy, nothing
+from loader.transfers.base import Borrowed, Busy, Tidy, nobody, nothing
 from loader.transfers.lanes import Carrying, Lanes, Move
 from loader.transfers.mapped import Mapped
 from loader.transfers.pinned import Pinned, pieces
@@ -51,7 +51,7 @@ _NATIVE = cu.CUdevice_P2PAttribute.CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORT
 class Gpus:
     """See Kind. What copies of all GPUs share: registered memory, the threads of the links, the contexts."""
 
-    def __init__(self, busy: Callable[[], Mapping[str, float]] = dict) -> None:
+    def __init__(self, busy: Busy = nobody) -> None:
         self.pinned = Pinned()
         self.lanes = Lanes(lambda link: _Lane(self.gpu(_index(link))), _WINDOW_BYTES, busy)
         self.between = Lanes(lambda link: _Lane(self.gpu(_index(link.partition(">")[0]))), _WINDOW_BETWEEN_BYTES)

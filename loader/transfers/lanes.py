@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from loader.policy.links import Links, Work
+from loader.transfers.base import Busy, nobody
 from services import log
 
 _log = log.get(__name__)
@@ -60,11 +61,8 @@ class _Copy:
 class Lanes:
     """Several copies may be carried at a time, each by a thread that calls."""
 
-    def __init__(
-        self, make: Callable[[str], Lane], window_bytes: int, busy: Callable[[], Mapping[str, float]] = dict
-    ) -> None:
-        """`make` gives the lane of a link. `window_bytes` and `busy`, asked when a copy begins, are those of
-        `loader.policy.links`."""
+    def __init__(self, make: Callable[[str], Lane], window_bytes: int, busy: Busy = nobody) -> None:
+        """`make` gives the lane of a link; `window_bytes` is that of `loader.policy.links`."""
         self._make = make
         self._busy = busy
         self._window_bytes = window_bytes
@@ -111,7 +109,7 @@ class Lanes:
     @contextmanager
     def _opened(self, links: Sequence[str], total: int, move: Callable[[Any, Any], None]) -> Iterator[_Copy]:
         copy = _Copy(next(self._numbers), move, self._lock)
-        busy = self._busy()
+        busy = self._busy(links) if len(links) > 1 else {}
         with self._lock:
             self._links.open(copy.number, links, total, busy)
             self._copies[copy.number] = copy

@@ -102,6 +102,8 @@ class Instance:
         self._weights: weights.Range | None = None
         self._manifest = b""
         self._progress_at = 0.0
+        self._missing: CommandError | None = None
+        """Why something has not come back with the weights."""
         self.command_id = load.command_id
         """The residency command under way."""
 
@@ -283,6 +285,8 @@ class Instance:
         None is returned. Raises CommandError with everything unmapped again."""
         try:
             with self.together():
+                if self._missing is not None:
+                    raise self._missing
                 found = self._sum_weights()
                 if self.checksum and found != self.checksum:
                     raise WrongWeights(f"the weights do not verify: {found} instead of {self.checksum}")
@@ -392,21 +396,24 @@ class Instance:
         self.channel.send(kept=engine_pb2.Kept(bytes=most))
 
     def wake(self) -> None:
-        """Maps the weights range again, zero, and the graphs' with what it held. Raises CommandError, still
-        hibernating."""
-        device.restore_stack(self.device)
+        """Maps the weights range again, zero; graphs, with what they held, come back while it is filled. Raises
+        CommandError, still hibernating."""
         try:
             with self.together():
                 self.memory.map_weights()
-                if self.graphs is not None:
-                    self.graphs.come_back()
         except CommandError:
             self.memory.unmap_weights()
-            self._lower_stack()
             self.ranks.gather(None)
             raise
         self.state = State.FILLING
         self._tell_weights_mapped("")
+        self._missing = None
+        device.restore_stack(self.device)
+        try:
+            if self.graphs is not None:
+                self.graphs.come_back()
+        except CommandError as error:
+            self._missing = error  # said when the weights are here: nobody listens before
 
     def roll_back(self) -> None:
         """A verification failed: nothing stays mapped, as in hibernation, on any device."""

@@ -294,7 +294,7 @@ def test_links_go_on_while_the_caller_is_busy_with_what_has_arrived(stand_ins):
 
 def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
     moved = []
-    carrying = lanes(stand_ins, window=1, busy=lambda: {A: 0.75})
+    carrying = lanes(stand_ins, window=1, busy=lambda links: {A: 0.75})
     plan = [Part(number) for number in range(200)]
     by_thread = {}
 
@@ -306,6 +306,14 @@ def test_a_busy_links_share_is_kept_by_the_threads_too(stand_ins):
     carrying.carry([A, B], plan, move=move, done=lambda part: None)
     assert len(moved) == 200
     assert by_thread.get(f"link {A}", 0) <= 0.25 * by_thread[f"link {B}"]
+
+
+def test_a_copy_over_one_link_asks_nobody_how_busy_it_is(stand_ins):
+    asked = []
+    carrying = lanes(stand_ins, busy=lambda links: asked.append(tuple(links)) or {})
+    for links in ([A], [A, B]):
+        carrying.carry(links, PLAN, move=lambda part, stream: None, done=lambda part: None)
+    assert asked == [(A, B)]
 
 
 def test_a_links_thread_lives_while_copies_go_over_it(stand_ins):

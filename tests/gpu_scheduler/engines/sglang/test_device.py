@@ -70,16 +70,35 @@ instance = Instance.__new__(Instance)
 instance.device, instance.ranks = torch.device("cuda:0"), Alone(None, 0)
 instance.options = SimpleNamespace(small_stack=1)
 instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
-instance.graphs, instance.state = SimpleNamespace(come_back=refuse), State.HIBERNATING
+graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
+instance.graphs, instance.state = graphs, State.HIBERNATING
+instance.kv = SimpleNamespace(give_up_everything=lambda: None)
+told = []
+instance._tell_weights_mapped = told.append
+device.finish = lambda of: None
 device.lower_stack(instance.device)
+instance.wake()
+assert (instance.state, has, told) == (State.FILLING, {"stack": 1024, "mapped": 1}, [""]), has
+try:
+    instance.verify()
+except NoMemory:
+    pass
+assert (instance.state, has) == (State.HIBERNATING, {"stack": 128, "mapped": 0}), has
+
+def none_for_weights():
+    raise NoMemory("none for the weights")
+
+instance.memory.map_weights = none_for_weights
 try:
     instance.wake()
 except NoMemory:
     pass
-assert (instance.state, has) == (State.HIBERNATING, {"stack": 128, "mapped": 0}), has
+assert (instance.state, has, told) == (State.HIBERNATING, {"stack": 128, "mapped": 0}, [""]), has
 """
 
 
 @pytest.mark.sglang
-def test_a_wake_up_that_is_refused_half_way_leaves_nothing_mapped_and_the_stack_small(imported: Imported) -> None:
+def test_a_refused_wake_up_leaves_nothing_mapped_and_the_stack_small(
+    imported: Imported,
+) -> None:
     imported.run(WAKE)
