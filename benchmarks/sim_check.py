@@ -44,7 +44,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
 }
 WARM_GAP_S = 60.0
 HEADER = ("run", "", "both %", "TTFT", "TPOT", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "both, from to")
-WIDTHS = (30, 22, 8, 8, 8, 13, 10, 13, 8, 14)
+WIDTHS = (44, 22, 8, 8, 8, 13, 10, 13, 8, 14)
 BETWEEN_S = 15.0
 """From the end of a run to the next one of the same start: queues are emptied."""
 SHARES = ("attainment", "ttft_attainment", "tpot_attainment")
@@ -57,6 +57,8 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     `start`: in which order models come up. Raises FleetError."""
     found = runs[-1]
     policy, own = POLICIES[found["run"]["system"]]
+    if policy == "serverlessllm":
+        own = {name: str(found["system"]["settings"]["placement"][name]) for name in ("idle_s", "patience_s")}
     targets = _targets(found)  # placement hears of them from requests
     specs = [
         replace(

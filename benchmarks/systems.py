@@ -64,7 +64,7 @@ SYSTEMS = {
         placement={
             "rebalance": False,
             "exclusive": True,
-            "idle_s": 0.5,
+            "idle_s": 0.0,
             "stay": 0.0,
             "patience_s": inf,
             "relieve": False,

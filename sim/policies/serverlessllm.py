@@ -9,9 +9,10 @@ Given here, and not in its authors' system: the warm pool and hibernation with C
 tenths of a second; its loading format and its live migration have no counterpart (checkpoints are images in host
 memory under every system here). An idle instance stays up until its server is wanted, or for `keep_alive_s`. What its
 authors leave open: a model that is never idle would keep its server for ever; when a request has waited `patience_s`
-the server whose model came up first takes no more requests, and is free when the last of them has ended.
+the server whose model came up first takes no more requests, and is free when the last of them has ended. A server is
+free as soon as nobody has a request there, or after `idle_s`.
 
-Settings: patience_s (default: 1), keep_alive_s (default: without end).
+Settings: patience_s (default: 1), keep_alive_s (default: without end), idle_s (default: 0).
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ class ServerlessLlm:
     """The servers, and the requests that have none."""
 
     def __init__(
-        self, world: World, finished: Callable[[Request], None], patience_s: float = 1.0, keep_alive_s: float = inf
+        self,
+        world: World,
+        finished: Callable[[Request], None],
+        patience_s: float = 1.0,
+        keep_alive_s: float = inf,
+        idle_s: float = 0.0,
     ) -> None:
         self._clock = world.clock
         self._finished = finished
         self._patience_s = patience_s
         self._keep_alive_s = keep_alive_s
+        self._idle_s = idle_s
         self._servers = [
             Owned(world, i, self._again, self._ended, lambda server: self._look_soon()) for i in range(len(world.sizes))
         ]
@@ -81,7 +88,7 @@ class ServerlessLlm:
         for name in list(self._waiting):
             spec = self._specs[name]
             servers = [server for server in self._servers if server.group.devices == spec.parts]
-            free = [server for server in servers if server.empty]
+            free = [server for server in servers if self._is_free(server)]
             if free:
                 server = min(free, key=lambda server: (server.up_s(spec), server.since))
                 self._draining.discard(server.group.name)
@@ -99,6 +106,9 @@ class ServerlessLlm:
                 for request in self._waiting.pop(server.owner, ()):
                     server.lines.submit(request)
 
+    def _is_free(self, server: Owned) -> bool:
+        return server.empty and (not server.owner or server.lines.idle_s(server.owner) >= self._idle_s)
+
     def _drain(self, servers: Sequence[Owned]) -> None:
         """One at a time of each size."""
         if not any(server.group.name in self._draining or server.changing for server in servers):
@@ -112,7 +122,7 @@ class ServerlessLlm:
     def _ended(self, server: Owned, request: Request) -> None:
         self._finished(request)
         if server.empty:
-            self._look_soon()
+            self._clock.after(self._idle_s, self._look_soon)
             if self._keep_alive_s < inf:
                 self._clock.after(self._keep_alive_s, self._unload, server, server.owner)
 
@@ -128,4 +138,4 @@ class ServerlessLlm:
 
 
 def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> ServerlessLlm:
-    return ServerlessLlm(world, finished, **numbers("serverlessllm", settings, ("patience_s", "keep_alive_s")))
+    return ServerlessLlm(world, finished, **numbers("serverlessllm", settings, ("patience_s", "keep_alive_s", "idle_s")))

@@ -1,6 +1,7 @@
 """The steps of one engine."""
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -26,16 +27,34 @@ SMALL = replace(HOST, prefill_s_per_token_byte=0.0001 / GB)
 """0.2 s on the device."""
 
 
-def first_tokens(hardware, *requests):
-    """Of (prompt, when it comes, output), alone on a device."""
+def run(hardware, *requests, kv=1000):
+    """Of (prompt, when it comes, output), alone on a device, to their end."""
     clock = Clock()
-    spec = Spec("m", Shape(GB, 1000), context_tokens=4000)
+    spec = Spec("m", Shape(GB, kv), context_tokens=4000)
     asked = [Request(str(i), "m", came, prompt, output) for i, (prompt, came, output) in enumerate(requests)]
     static = Static(World(clock, replace(hardware, path_s=0.0), [1], [spec], {}), lambda request: None)
     for request in asked:
         clock.at(request.arrival, static.submit, request)
     clock.run()
-    return [request.first_at for request in asked]
+    return asked
+
+
+def first_tokens(hardware, *requests):
+    return [request.first_at for request in run(hardware, *requests)]
+
+
+def test_a_prompt_that_is_half_through_goes_on_when_the_last_that_decodes_had_to_stop_for_memory():
+    short = replace(
+        ROUND,
+        prefill_chunk=1000,
+        capacity_bytes=(960 + 4224) << 20,
+        quota_bytes=0,
+        kept_bytes=0,
+        graph_bytes=0,
+    )
+    first, second = run(short, (1000, 0.0, 2900), (2500, 14.1, 10), kv=1 << 20)
+    assert first.parked == 1
+    assert second.ended_at < first.ended_at < inf, "both ended"
 
 
 def at_once(hardware, *prompts):
