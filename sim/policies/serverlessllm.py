@@ -138,4 +138,5 @@ class ServerlessLlm:
 
 
 def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> ServerlessLlm:
-    return ServerlessLlm(world, finished, **numbers("serverlessllm", settings, ("patience_s", "keep_alive_s", "idle_s")))
+    known = ("patience_s", "keep_alive_s", "idle_s")
+    return ServerlessLlm(world, finished, **numbers("serverlessllm", settings, known))
