@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from placement.cluster import Cluster, Group
 from placement.config import PlacementConfig
 from placement.policy.assign import AssignRules
+from placement.policy.cool_down import CoolDowns
 from placement.policy.decisions import Activate, Hibernate
 from placement.policy.kvpr import Model
 from placement.policy.lifecycle import Activation
@@ -17,10 +18,6 @@ from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
 from placement.policy.standing import Standing
 from placement.standings import Standings
 from protos import common_pb2, placement_pb2
-
-_MOST_DOUBLINGS = 20
-_AGAIN_S = 5.0
-"""After a move that came to nothing. Building a model costs its target two to five seconds of its links and devices."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +56,7 @@ class Judge:
         self._cluster = cluster
         self._now = now
         self._standings = Standings(config, cluster, now, on_their_way)
-        self._stays_until: dict[str, float] = {}
-        """Models that no move is for: they moved lately, or could not."""
-        self._failures: dict[str, int] = {}
-        """Of moves of a model in a row."""
+        self._cool_downs = CoolDowns(config.cool_down_s)
         self._promises: dict[int, Promises] = {}
         """By the number of devices of a group."""
 
@@ -187,8 +181,7 @@ class Judge:
         wanted = rebalance(
             there.groups,
             there.residents,
-            # The policy's term for it: what left of the cool-down begins there.
-            {name: until - self._config.cool_down_s for name, until in self._stays_until.items()},
+            self._cool_downs.moved_at(),
             self._now(),
             RebalanceRules(
                 AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
@@ -219,20 +212,11 @@ class Judge:
 
     def moved(self, model: str) -> None:
         """A migration is through: the cool-down begins."""
-        self._stay(model, self._config.cool_down_s)
-        self._failures.pop(model, None)
+        self._cool_downs.moved(model, self._now())
 
     def not_moved(self, model: str) -> None:
-        """A migration came to nothing. What stood in its way may be gone soon, and may be there for long: it is tried
-        again, each time after twice as long."""
-        self._failures = {name: count for name, count in self._failures.items() if self._cluster.entry(name)}
-        failures = self._failures[model] = self._failures.get(model, 0) + 1
-        self._stay(model, min(self._config.cool_down_s, _AGAIN_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)))
-
-    def _stay(self, model: str, seconds: float) -> None:
-        now = self._now()
-        self._stays_until = {name: until for name, until in self._stays_until.items() if until > now}
-        self._stays_until[model] = now + seconds
+        """A migration came to nothing."""
+        self._cool_downs.not_moved(model, self._now())
 
 
 def _yielding(answer: Activation) -> list[Yielding]:

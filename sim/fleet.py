@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 from placement.policy.assign import AssignRules
+from placement.policy.cool_down import CoolDowns
 from placement.policy.decisions import Activate, GoCold
 from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
@@ -68,7 +69,7 @@ class Fleet:
         )
         self._home: dict[str, Group] = {}
         """Where a model's requests go."""
-        self._moved_at: dict[str, float] = {}
+        self._cool_downs = CoolDowns(config.cool_down_s)
         self._moving: set[str] = set()
         self._activating: set[str] = set()
         self._rests_until: dict[str, float] = {}
@@ -171,9 +172,10 @@ class Fleet:
         if self._activating or len(self._moving) >= at_once or self._wait():
             return
         wanted: list[Wanted] = []
+        moved_at = self._cool_downs.moved_at()
         for size in self._standings.sizes:
             there = self._standings.of(size)
-            wanted += rebalance(there.groups, there.residents, self._moved_at, self._clock.now, self._rebalance)
+            wanted += rebalance(there.groups, there.residents, moved_at, self._clock.now, self._rebalance)
         for each in wanted[:at_once]:
             self._migrate(each.move.model, self._by_name[each.move.source.group], self._by_name[each.move.target.group])
 
@@ -195,6 +197,7 @@ class Fleet:
             here = source.residents.get(name)
             if not up:
                 self._moving.discard(name)
+                self._cool_downs.not_moved(name, self._clock.now)
                 return
             self._home[name] = target
             if here is None or not here.active:  # it left meanwhile
@@ -206,7 +209,7 @@ class Fleet:
 
     def _moved(self, name: str) -> None:
         self._moving.discard(name)
-        self._moved_at[name] = self._clock.now
+        self._cool_downs.moved(name, self._clock.now)
         self.migrations += 1
 
     @property

@@ -130,13 +130,6 @@ def test_a_model_that_is_being_built_is_booked_with_its_graphs_once():
     assert world.judge.activation(other).group is not None
 
 
-def test_moves_that_fail_for_days_are_still_tried_again_after_the_cool_down():
-    world = FakeCluster(cool_down_s=30)
-    world.model("m")
-    for _ in range(2000):
-        world.judge.not_moved("m")
-
-
 def test_a_sleeper_wakes_at_home_with_the_quota_that_was_measured():
     world = FakeCluster(groups=1)
     asleep = world.model("asleep", weights=30 * MIB, floor=MIB, quota=60 * MIB)
