@@ -6,7 +6,8 @@ DIR has results of `benchmarks.gpu.compare run`. Each run's requests, targets, s
 simulator's policy of the same name. Before them each model is asked once, and come the requests of the runs that the
 same start had before, if DIR has their results: where they left the models is where this one begins. That may be worth
 ten points, and so may the order in which models came up at first, which is taken in several ways: figures are the
-means, with the least and the most of requests on time. Ablations are left out that the simulator has no setting for,
+means, with the least and the most of requests on time. When an idle model leaves under ServerlessLLM's rule is the
+run's. Ablations are left out that the simulator has no setting for,
 and, without `--all`, runs of policies that are no more (NAME.WHAT.json).
 """
 

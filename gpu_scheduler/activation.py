@@ -414,8 +414,8 @@ class Activation:
             resident.measured = await self.within(command.done())
         except CommandFailed as error:
             sources = set(resident.weights_from)
-            if not error.model_at_fault and sources.difference((_CHECKPOINT, _IMAGE)):
-                # The fault may be anything, but the image is more likely to be right.
+            if error.weights_differ and sources.difference((_CHECKPOINT, _IMAGE)):
+                # Of several parts any may be it, but the image is more likely to be right.
                 resident.image_only = True
             elif error.weights_differ and _IMAGE in sources:
                 _log.warning("image dropped: its weights do not verify", model=resident.spec.name, why=str(error))

@@ -56,7 +56,7 @@ def busy(index: int) -> float:
 
 @cache
 def _keep_nvml() -> None:
-    """For as long as this process lives: whoever asks often would wait 14 ms each time for it to begin."""
+    """For as long as this process lives: whoever asks often would wait 10 ms and more each time for it to begin."""
     pynvml.nvmlInit()
 
 

@@ -72,7 +72,7 @@ def carry_out(order: Order) -> list[list[Span]]:
     from loader.policy.chunks import plan
     from loader.transfers import Transfers, busy
 
-    transfers = Transfers(order.links, busy.of(order.links) if order.spare else dict)
+    transfers = Transfers(order.links, busy.look) if order.spare else Transfers(order.links)
     transfer = transfers.of(order.device)
     spans: list[list[Span]] = [[] for _ in range(order.at_once)]
     ready = threading.Barrier(order.at_once)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 _AGAIN_S = 5.0
 """After a move that came to nothing. Building a model costs its target two to five seconds of its links and devices."""
 _MOST_DOUBLINGS = 20
+_FORGOTTEN_S = 3600.0
+"""After a model's rest: longer than any attempt takes, so that those that fail in a row are known as such."""
 
 
 class CoolDowns:
@@ -30,8 +32,7 @@ class CoolDowns:
     def not_moved(self, model: str, now: float) -> None:
         """What stood in its way may be gone soon, and may be there for long: it is tried again, each time after twice
         as long, up to the cool-down."""
-        # Of a model that rested long ago, or is no more, nothing has to be known.
-        self._failures = {name: n for name, n in self._failures.items() if now <= self._until[name] + self._cool_down_s}
+        self._failures = {name: n for name, n in self._failures.items() if now <= self._until[name] + _FORGOTTEN_S}
         failures = self._failures[model] = self._failures.get(model, 0) + 1
         self._rest(model, now, min(self._cool_down_s, _AGAIN_S * 2.0 ** min(failures - 1, _MOST_DOUBLINGS)))
 

@@ -49,7 +49,7 @@ def _told(
     eviction: Hibernate | GoCold, yielding: dict[str, Resident], waited_s: float, rules: LifecycleRules
 ) -> Hibernate | GoCold:
     resident = yielding.get(eviction.model)
-    if resident is None or resident.idle_s >= rules.idle_s:
+    if resident is None or 0.0 < resident.idle_s >= rules.idle_s:
         return eviction
     frees = eviction.reason.partition("; ")[2]
     reason = f"awake for {resident.stay_s:.0f} s while another waited for {waited_s:.1f} s; {frees}"

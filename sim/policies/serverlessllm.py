@@ -9,8 +9,8 @@ Given here, and not in its authors' system: the warm pool and hibernation with C
 tenths of a second; its loading format and its live migration have no counterpart (checkpoints are images in host
 memory under every system here). An idle instance stays up until its server is wanted, or for `keep_alive_s`. What its
 authors leave open: a model that is never idle would keep its server for ever; when a request has waited `patience_s`
-the server whose model came up first takes no more requests, and is free when the last of them has ended. A server is
-free as soon as nobody has a request there, or after `idle_s`.
+the server whose model came up first takes no more requests, and is free when the last of them has ended. Any other is
+free once its model has been idle for `idle_s`.
 
 Settings: patience_s (default: 1), keep_alive_s (default: without end), idle_s (default: 0).
 """
@@ -107,7 +107,9 @@ class ServerlessLlm:
                     server.lines.submit(request)
 
     def _is_free(self, server: Owned) -> bool:
-        return server.empty and (not server.owner or server.lines.idle_s(server.owner) >= self._idle_s)
+        if not server.empty or not server.owner or server.group.name in self._draining:
+            return server.empty
+        return _reached(server.lines.idle_s(server.owner), self._idle_s)
 
     def _drain(self, servers: Sequence[Owned]) -> None:
         """One at a time of each size."""
@@ -122,19 +124,27 @@ class ServerlessLlm:
     def _ended(self, server: Owned, request: Request) -> None:
         self._finished(request)
         if server.empty:
-            self._clock.after(self._idle_s, self._look_soon)
+            if self._idle_s and server.group.name not in self._draining:
+                self._clock.after(self._idle_s, self._look_soon)
+            else:
+                self._look_soon()
             if self._keep_alive_s < inf:
                 self._clock.after(self._keep_alive_s, self._unload, server, server.owner)
 
     def _unload(self, server: Owned, name: str) -> None:
         idle = server.owner == name and server.empty
-        if idle and server.lines.idle_s(name) >= self._keep_alive_s:
+        if idle and _reached(server.lines.idle_s(name), self._keep_alive_s):
             server.leave()
 
     def _again(self, requests: Sequence[Request]) -> None:
         """A start failed."""
         for request in requests:
             self._clock.after(0.0, self.submit, request)
+
+
+def _reached(idle_s: float, least_s: float) -> bool:
+    """When a timer of so long has just run out, a difference of times may be a little less."""
+    return idle_s >= least_s - 1e-9
 
 
 def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> ServerlessLlm:

@@ -420,6 +420,16 @@ async def test_weights_of_the_image_that_do_not_verify_either_are_dropped_and_th
     assert group.residents.get("m").weights_from == ["checkpoint"]
 
 
+async def test_weights_of_a_device_are_not_doubted_for_what_is_not_their_fault(beside, refusals):
+    group, loader = beside
+    refusals.append(CommandFailed("no memory", model_at_fault=False))
+    with pytest.raises(CommandFailed, match="no memory"):
+        await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1"]
+    await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1", "cpu:1"]
+
+
 async def test_an_image_is_not_dropped_for_what_is_not_its_fault(beside, refusals):
     group, loader = beside
     refusals += [CommandFailed("no memory", model_at_fault=False), DIFFER]

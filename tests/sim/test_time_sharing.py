@@ -151,7 +151,7 @@ def test_an_idle_model_stays_until_its_keep_alive_is_over():
     assert requests[2].ttft == pytest.approx(PATH + WAKE + FIRST)
 
 
-@pytest.mark.parametrize("idle_s", [0.0, 0.5])
+@pytest.mark.parametrize("idle_s", [0.0, 0.01, 0.05, 0.3, 0.5])
 def test_a_group_is_free_when_its_model_has_been_idle_for_as_long_as_is_set(idle_s):
     rows = ("a", 0.0, 100, 1, 9.0), ("b", PATH + COLD + FIRST / 2, 100, 1, 9.0)
     requests = requests_of(*rows)

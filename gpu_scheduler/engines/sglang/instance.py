@@ -285,8 +285,9 @@ class Instance:
         None is returned. Raises CommandError with everything unmapped again."""
         try:
             with self.together():
-                if self._missing is not None:
-                    raise self._missing
+                missing, self._missing = self._missing, None
+                if missing is not None:
+                    raise missing
                 found = self._sum_weights()
                 if self.checksum and found != self.checksum:
                     raise WrongWeights(f"the weights do not verify: {found} instead of {self.checksum}")
@@ -413,7 +414,8 @@ class Instance:
             if self.graphs is not None:
                 self.graphs.come_back()
         except CommandError as error:
-            self._missing = error  # said when the weights are here: nobody listens before
+            # Said when the weights are here: nobody listens before. Without its trace, which leads to SGLang's objects.
+            self._missing = type(error)(str(error))
 
     def roll_back(self) -> None:
         """A verification failed: nothing stays mapped, as in hibernation, on any device."""

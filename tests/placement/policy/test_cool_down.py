@@ -34,8 +34,18 @@ def test_failures_count_in_a_row(what):
     cool_downs.not_moved("m", 5.0)
     if what == "it moved":
         cool_downs.moved("m", 15.0)
-    cool_downs.not_moved("m", 50.0)
-    assert rests_s(cool_downs, "m", 50.0) == 5
+    cool_downs.not_moved("m", 4000.0)
+    assert rests_s(cool_downs, "m", 4000.0) == 5
+
+
+def test_attempts_that_take_longer_than_the_cool_down_fail_in_a_row_as_well():
+    cool_downs, now, rests = CoolDowns(COOL_DOWN_S), 0.0, []
+    for _ in range(4):
+        now += 200.0
+        cool_downs.not_moved("m", now)
+        rests.append(rests_s(cool_downs, "m", now))
+        now += rests[-1]
+    assert rests == [5, 10, 20, 30]
 
 
 def test_failures_of_days_overflow_nothing():
@@ -48,6 +58,6 @@ def test_failures_of_days_overflow_nothing():
 def test_nothing_is_kept_of_models_that_rested_long_ago():
     cool_downs = CoolDowns(COOL_DOWN_S)
     for number in range(1000):
-        cool_downs.not_moved(f"failed {number}", 100.0 * number)
-        cool_downs.moved(f"moved {number}", 100.0 * number)
-    assert len(cool_downs.moved_at()) <= 3
+        cool_downs.not_moved(f"failed {number}", 2000.0 * number)
+        cool_downs.moved(f"moved {number}", 2000.0 * number)
+    assert len(cool_downs.moved_at()) <= 5

@@ -62,7 +62,10 @@ def set_stack(nbytes):
     before, has["stack"] = has["stack"], nbytes
     return before
 
+told = []
+
 def refuse():
+    assert told == [""], "the weights can be filled meanwhile"
     raise NoMemory("none for the graphs")
 
 private.set_stack = set_stack
@@ -73,7 +76,6 @@ instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unma
 graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
 instance.graphs, instance.state = graphs, State.HIBERNATING
 instance.kv = SimpleNamespace(give_up_everything=lambda: None)
-told = []
 instance._tell_weights_mapped = told.append
 device.finish = lambda of: None
 device.lower_stack(instance.device)
