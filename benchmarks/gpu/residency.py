@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from balloond import backends
 from benchmarks.gpu import report, shapes
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
@@ -122,16 +123,11 @@ def show_kept(events: list[dict[str, Any]]) -> None:
 
 
 def device_memory(device: str) -> dict[str, Any]:
-    """What NVML says of the device and of each process on it; empty without a GPU."""
+    """What its driver says of the device and of each process on it, in bytes; empty without a GPU."""
     if not device.startswith("cuda"):
         return {}
-    import pynvml
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(int(device.partition(":")[2]))
-    running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    by_process = {process.pid: process.usedGpuMemory for process in running}
-    return {"used": pynvml.nvmlDeviceGetMemoryInfo(handle).used, "by_process": by_process}
+    hardware = backends.look(device)
+    return {"used": hardware.total_bytes - hardware.free_bytes, "by_process": dict(hardware.processes)}
 
 
 async def measure(at: World, names: list[str], cycles: int, device: str, found: dict[str, Any]) -> None:
