@@ -40,6 +40,10 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # A call that finds its server stopping fails, and its caller knows whether it may be made again. gRPC's own asking
+    # again ("transparent retries") has no bound: between a server's GOAWAY and its closed socket it can begin a call
+    # anew for ever, in native threads, for 200 MB of memory a second.
+    ("grpc.enable_retries", 0),
     # Two channels of a process to one address are two connections: a busy stream does not hold up another service's
     # calls.
     ("grpc.use_local_subchannel_pool", 1),

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.tokenizer import Tokenizer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
+from services import rpc
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.test_app import refusal
@@ -98,9 +99,7 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
     open_stream = asyncio.get_running_loop().create_task(world.chat(stream=True))
     await asyncio.wait_for(world.groups[0].arrived(1), 10)
     stopping = asyncio.get_running_loop().create_task(world.service._end())
-    # Nor may gRPC's core ask again by itself: one call in some hundred then does so for ever, for 200 MB each second.
-    asks_once = [("grpc.enable_retries", 0)]
-    async with grpc.aio.insecure_channel(world.grpc_address, options=asks_once) as channel:
+    async with rpc.channel(world.grpc_address) as channel:
         while True:
             try:
                 request = gateway_pb2.GenerateRequest(model=MODEL, text="hello")
