@@ -1,7 +1,7 @@
 """Falling asleep, waking up and starting cold, as a client and an operator see them: through the gateway, with every
 process of the system.
 
-    python -m benchmarks.gpu.residency --out DIR [--shapes 8b 1b] [--cycles 20] [--device cuda:0]
+    python -m benchmarks.gpu.residency --out DIR [--shapes 8b 1b] [--cycles 20] [--mixed 24] [--device cuda:0]
 
 For each shape a checkpoint of random weights is written first (bf16 safetensors). Then, for each model:
 
@@ -11,9 +11,10 @@ For each shape a checkpoint of random weights is written first (bf16 safetensors
     cold     the same from the weight image in a warm engine that served the other model before
     fresh    the same in one that never had a model
 
-The answer is the same greedy one every time. After the cycles: descriptors, host memory and device memory of each
-process, against those after the second cycle; and what engines told of their own device memory, by kind: at its most,
-asleep, and without a model.
+The answer is the same greedy one every time. With `--mixed`, so many other requests come between it and the sleep, no
+two alike: what a sleeping engine keeps must not grow by them. After the cycles: descriptors, host memory and device
+memory of each process, against those after the second cycle; and what engines told of their own device memory, by kind:
+at its most, asleep, and without a model.
 """
 
 from __future__ import annotations
@@ -59,6 +60,25 @@ async def first_token(at: World, model: str, prompt: list[int]) -> tuple[float, 
     await answer(at, model, prompt, 1)
     seconds = time.monotonic() - began
     return seconds, await answer(at, model, prompt[1:], TOKENS)
+
+
+async def mixed(at: World, model: str, requests: int, chance: random.Random) -> None:
+    """So many at once, of any length, greedy and drawn, some with log-probabilities."""
+
+    async def one() -> None:
+        body = {
+            "model": model,
+            "prompt": [chance.randrange(3, 2000) for _ in range(chance.randrange(2, 900))],
+            "max_tokens": chance.randrange(1, 80),
+            **chance.choice([{"temperature": 0}, {"temperature": 0.8, "top_p": 0.9}, {"seed": chance.randrange(1000)}]),
+            **chance.choice([{}, {}, {"logprobs": 3}, {"ignore_eos": True}]),
+        }
+        async with at.http.post(f"{at.base}/v1/completions", json=body) as response:
+            if response.status != 200:
+                raise RuntimeError(await response.text())
+            await response.read()
+
+    await asyncio.gather(*(one() for _ in range(requests)))
 
 
 async def sleep(at: World, model: str, target: common_pb2.Residency, now: common_pb2.Residency) -> float:
@@ -130,8 +150,10 @@ def device_memory(device: str) -> dict[str, Any]:
     return {"used": hardware.total_bytes - hardware.free_bytes, "by_process": dict(hardware.processes)}
 
 
-async def measure(at: World, names: list[str], cycles: int, device: str, found: dict[str, Any]) -> None:
-    """Into `found`, as it is measured."""
+async def measure(
+    at: World, names: list[str], cycles: int, requests: int, device: str, found: dict[str, Any]
+) -> None:
+    """Into `found`, as it is measured; `requests` others before each sleep."""
     chance = random.Random(5)
     prompts = {name: [chance.randrange(3, 2000) for _ in range(PROMPT)] for name in names}
     kinds = ("asleep_s", "wake_s", "cold_s", "fresh_s", "steps")
@@ -157,6 +179,9 @@ async def measure(at: World, names: list[str], cycles: int, device: str, found: 
                 raise RuntimeError(f"{name}, cycle {cycle}: {now!r} instead of {said[name]!r}")
             found[name]["wake_s"].append(seconds)
             found[name]["steps"].append(dict(resident.step_s))
+            if requests:
+                await mixed(at, name, requests, chance)
+                await answer(at, name, prompts[name], TOKENS)  # what the last step leaves is always as much
             found[name]["asleep_s"].append(await sleep(at, name, common_pb2.HIBERNATING, common_pb2.ACTIVE))
             if cycle == 1:
                 found[name]["after_two"] = {"processes": processes(at), "device": device_memory(device)}
@@ -204,6 +229,7 @@ async def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shapes", nargs="+", default=["8b", "1b"], choices=shapes.NAMES)
     parser.add_argument("--cycles", type=int, default=20)
+    parser.add_argument("--mixed", type=int, default=0, help="other requests between a wake-up and the next sleep")
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--options", default="{}", help="engine options as JSON")
@@ -224,7 +250,7 @@ async def main() -> None:
             given.out.mkdir(parents=True, exist_ok=True)
             found: dict[str, Any] = {}
             try:
-                await measure(at, list(models), given.cycles, given.device, found)
+                await measure(at, list(models), given.cycles, given.mixed, given.device, found)
             finally:  # also what there is when its time is over
                 found["told"] = told(at.local.state / "logs")
                 show_kept(found["told"])

@@ -6,6 +6,7 @@ Kernels are compiled when a machine first sees them: `PRISM_TEST_START_S=300` fo
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import subprocess
@@ -82,6 +83,17 @@ async def test_graphs_and_stacks_leave_with_the_weights_and_the_model_says_the_s
         assert not told(at, "CUDA graphs take memory that stays while the model sleeps")
         stacks = [each["bytes"] for each in told(at, "stack of the device")]
         assert stacks[0] == 128 and stacks[1] > 128
+
+
+async def test_a_sleeping_model_keeps_as_much_however_much_it_was_asked():
+    async with serving_system() as at:
+        in_use = []
+        for cycle in range(1, 7):
+            await asyncio.gather(*(at.complete(MODEL, each, 8) for each in make_prompts(40, 900, seed=cycle)))
+            await say(at, MODEL)
+            await sleep(at, MODEL)
+            in_use.append((await kept(at, MODEL, cycle))["in_use"])
+        assert max(in_use) - min(in_use) < 256 << 10, in_use  # the slots of 40 prompts are 18,000 numbers of 8 bytes
 
 
 async def test_another_model_in_the_same_process_has_graphs_of_its_own_and_says_the_same():

@@ -26,6 +26,19 @@ def forget() -> None:
     factory._ROPE_DICT.clear()
 
 
+def prefixes(scheduler: Any) -> None:
+    """Flushes the cache; SGLang must be idle. The nodes of the tree that it had lose each other: a node knows its
+    parent and its children, so SGLang leaves them, with the numbers of their slots on the device, to the collector,
+    which looks rarely, and never at what hangs on the root that was there when the model was settled (`collector`)."""
+    waiting = [getattr(scheduler.tree_cache, "root_node", None)]
+    scheduler.flush_cache()
+    while waiting:
+        if (node := waiting.pop()) is not None:
+            waiting += node.children.values()
+            node.children.clear()
+            node.parent = None
+
+
 def take_apart(scheduler: Any) -> None:
     """SGLang's objects for a model lose each other, so that whoever still refers to one of them keeps no more than that
     one. On GPUs something that the collector does not see does so, and kept all graphs with their memory for the life

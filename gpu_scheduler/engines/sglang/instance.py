@@ -321,7 +321,7 @@ class Instance:
         unmapped again, when it did not say what it should."""
         assert self.probe is not None
         trace, problem, self.probe = self.probe.trace, self.probe.problem, None
-        self.scheduler.flush_cache()
+        forget.prefixes(self.scheduler)
         if problem:
             self.roll_back()
             raise NoMemory(problem)
@@ -381,7 +381,7 @@ class Instance:
 
     def hibernate(self) -> None:
         """SGLang is idle. Every extent leaves; process, addresses and objects stay."""
-        self.scheduler.flush_cache()
+        forget.prefixes(self.scheduler)
         self._unmap()
         self.counters.hibernations += 1
         self.state = State.HIBERNATING

@@ -51,6 +51,35 @@ take_apart(held[0])
 assert [each() for each in gone] == [None, None] and not vars(held[0])
 """
 
+FLUSHED = """
+import gc, weakref
+from array import array
+from types import SimpleNamespace
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from gpu_scheduler.engines.sglang.forget import prefixes
+
+gc.disable()  # and the first tree's root is settled
+tree = RadixCache.create_simulated()
+gc.freeze()
+scheduler = SimpleNamespace(tree_cache=tree, flush_cache=tree.reset)
+for turn in range(2):
+    for tokens in ([1, 2, 3, 4], [1, 2, 5], [6]):
+        slots = torch.arange(len(tokens))
+        tree.insert(InsertParams(key=RadixKey(array("q", tokens)), value=slots))
+        del slots
+    root = tree.root_node
+    inner = next(node for node in root.children.values() if node.children)
+    gone = [weakref.ref(node) for node in (*root.children.values(), *inner.children.values())]
+    assert len(gone) == 4, "two that share a beginning, and one"
+    gone += [weakref.ref(node().value) for node in gone]
+    del root, inner
+    prefixes(scheduler)
+    assert all(each() is None for each in gone), turn
+    assert tree.root_node.children == {}
+"""
+
 STAYED = """
 from types import SimpleNamespace
 from gpu_scheduler.engines.sglang.engine import Engine
@@ -74,6 +103,10 @@ assert failed["failed"].command_id == 7 and "stayed" in failed["failed"].reason
 
 def test_the_next_model_finds_neither_slots_nor_tables_nor_graph_memory_of_the_last(imported: Imported) -> None:
     imported.run(SCRIPT)
+
+
+def test_cached_prompts_are_gone_with_the_cache_although_nothing_is_collected(imported: Imported) -> None:
+    imported.run(FLUSHED)
 
 
 def test_a_model_and_its_graphs_are_gone_although_something_holds_on_to_what_ran_them(imported: Imported) -> None:
