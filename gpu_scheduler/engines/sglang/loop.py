@@ -33,6 +33,7 @@ _IDLE_LOOKS_S = (0.05, 0.2, 1.5)
 """The last one is after the driver has shrunk the reserve of an engine that does not grow any more."""
 _MEMORY_LOOK_S = 0.02
 """How often a request that waits for memory asks again without an event."""
+_PROBE_PATIENCE_S = 5.0
 
 
 class Loop:
@@ -137,10 +138,18 @@ class Loop:
         now = self._ranks.now()
         if self._stalled_since is None or not self._my_turn():
             self._stalled_since = now
-        elif now - self._stalled_since > self._instance.options.park_after_ms / 1e3:
+        elif now - self._stalled_since > self._patience_s():
             self._park()
             self._stalled_since = None
         return True
+
+    def _patience_s(self) -> float:
+        """How long what lacks memory waits for it. A probe has nowhere else to go, and with it goes a model that was
+        just built: it waits for what its limit allows, which others may have yet."""
+        instance = self._instance
+        own = instance.options.park_after_ms / 1e3
+        proves = instance.state is State.PROVING and instance.kv.memory.headroom() > 0
+        return max(own, _PROBE_PATIENCE_S) if proves else own
 
     def _wait_stalled(self) -> None:
         """Until an event, the turn, the end of the pause, or the time to ask for memory again."""

@@ -11,6 +11,7 @@ import pytest
 from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import Lease
 from balloond.driver.range import ElasticRange
+from protos import engine_pb2
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
@@ -28,15 +29,18 @@ class Neighbour:
 
     def __init__(self, at: Node) -> None:
         self.lease = Lease.attach(at.handoff, at.device, "neighbour", timeout_s=10)
+        self.held: list[int] = []
         self.range = ElasticRange(
             self.lease, CpuMapper(), span_bytes=1 << 30, extent_bytes=KV_EXTENT, low=0, high=0, large=1
         )
 
-    async def fill(self, at: Node) -> None:
+    async def fill(self, at: Node, left: int = LEFT) -> None:
+        """Leaves so many extents."""
         (device,) = (await at.client.inspect()).devices
         free = device.free_bytes // KV_EXTENT
-        assert free > LEFT
-        assert len(self.range.acquire(free - LEFT, timeout_s=30)) == free - LEFT
+        assert free > left
+        self.held = self.range.acquire(free - left, timeout_s=30)
+        assert len(self.held) == free - left
 
     def tells(self, age_s: float) -> None:
         self.range.usage(KV_EXTENT, [(age_s, self.range.mapped_bytes - KV_EXTENT)])
@@ -45,6 +49,11 @@ class Neighbour:
     def asked(self) -> bool:
         """Whether balloond wanted something back."""
         return self.range.take_reclaims() > 0
+
+    def give(self) -> None:
+        """All that it has."""
+        self.range.release(self.held)
+        self.range.reclaimed()
 
     def close(self) -> None:
         self.range.close()
@@ -80,6 +89,34 @@ async def test_own_prefixes_go_first_unless_the_neighbours_are_older(
                     await say(end, *next(asking))
         finally:
             neighbour.close()
+
+
+async def test_a_model_waits_for_the_memory_of_its_probe_that_a_neighbour_has_yet(
+    tmp_path: Path, engines: Engines, models: dict[str, Path]
+) -> None:
+    async with node(tmp_path, capacity_bytes=128 << 20) as at, engines.one() as end:
+        await at.book("llama", floor_bytes=FLOOR)
+        await at.book("neighbour", floor_bytes=FLOOR, weights_bytes=0)
+        mapped, _ = await end.hold(load(at, "llama", models["llama"], context_tokens=512))
+        await end.do(unload=engine_pb2.Unload())
+        await at.until(lambda: nothing_leased(at))
+        neighbour = Neighbour(at)
+        try:
+            await neighbour.fill(at, left=mapped.weights_bytes // KV_EXTENT + 1)
+            neighbour.tells(age_s=OLD_S)
+            end.send(load=load(at, "llama", models["llama"], context_tokens=512))
+            await end.mapped()
+            async with asyncio.timeout(STEP_S):
+                while not neighbour.asked:
+                    await asyncio.sleep(0.005)
+            neighbour.give()
+            await end.hear("done")
+        finally:
+            neighbour.close()
+
+
+async def nothing_leased(at: Node) -> bool:
+    return not await at.leased_bytes()
 
 
 async def say(end: EngineEnd, name: str, prompt: list[int]) -> None:

@@ -109,6 +109,36 @@ def test_a_pause_is_as_long_as_the_step_before_asks_for_and_not_what_was_waited_
     imported.run(PAUSES)
 
 
+PATIENCE = (
+    PAUSES.split("loop = module.Loop(instance)")[0]
+    + """
+from gpu_scheduler.engines.sglang.residency import State
+
+instance.options.park_after_ms = 200
+
+def parked_after(state, headroom):
+    loop = module.Loop(instance)
+    loop._commands, loop._giving, loop._tell, loop._park = MagicMock(), MagicMock(), MagicMock(), MagicMock()
+    loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
+    instance.ranks.pace = instance.ranks.pace_now = lambda: module.FREE
+    instance.state, kv.memory.headroom.return_value = state, headroom
+    began = clock.now
+    while not loop._park.called:
+        loop.pull()
+        assert clock.now < began + 60
+    return round(clock.now - began, 1)
+
+assert parked_after(State.ACTIVE, headroom=3) == 0.2
+assert parked_after(State.PROVING, headroom=3) == 5.0
+assert parked_after(State.PROVING, headroom=0) == 0.2, "its limit does not allow more"
+"""
+)
+
+
+def test_a_probe_waits_longer_than_requests_for_memory_that_its_limit_allows(imported: Imported) -> None:
+    imported.run(PATIENCE)
+
+
 ENDS = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.hooks_loop import next_batch
