@@ -8,7 +8,7 @@ from typing import Final
 
 from protos import common_pb2
 
-OPEN: Final = ("temperature", "top_p", "top_k", "repetition_penalty")
+OPEN: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields of a request that a model may fill in."""
 
 

@@ -121,6 +121,7 @@ def _check(message: gateway_pb2.GenerateRequest) -> None:
         "sampling.temperature": (sampling.temperature, 0, 2),
         "sampling.top_p": (sampling.top_p, 0, 1),
         "sampling.top_k": (sampling.top_k, 0, 1 << 31),
+        "sampling.min_p": (sampling.min_p, 0, 1),
         "sampling.frequency_penalty": (sampling.frequency_penalty, -2, 2),
         "sampling.presence_penalty": (sampling.presence_penalty, -2, 2),
         "sampling.repetition_penalty": (sampling.repetition_penalty, 0, 2),

@@ -113,7 +113,6 @@ _UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "suffix": _given,
     "best_of": lambda value: value not in (None, 1),
     "use_beam_search": _given,
-    "min_p": lambda value: value not in (None, 0, 0.0),
     "guided_json": _given,
     "guided_regex": _given,
     "guided_choice": _given,
@@ -145,6 +144,7 @@ class _Generate(_Model):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=2)
     top_k: int | None = Field(None, ge=-1, lt=1 << 31)
+    min_p: float | None = Field(None, ge=0, le=1)
     min_tokens: int | None = Field(None, ge=0, lt=_INT64)
     ignore_eos: bool | None = None
     stop_token_ids: list[Annotated[int, Field(ge=0, lt=_INT64)]] | None = Field(None, max_length=MOST_STOP_TOKENS)
@@ -206,6 +206,7 @@ class _Generate(_Model):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=self.top_p or 0.0,
             top_k=max(self.top_k or 0, 0),
+            min_p=self.min_p or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             repetition_penalty=self.repetition_penalty or 0.0,

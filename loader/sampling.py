@@ -26,6 +26,7 @@ class SamplingDefaults:
     top_p: float | None = None
     top_k: int | None = None
     repetition_penalty: float | None = None
+    min_p: float | None = None
 
 
 def read(folder: Path) -> SamplingDefaults:
@@ -62,6 +63,8 @@ def _usable(name: str, value: Any) -> bool:
             return 0 <= value <= _HIGHEST_TEMPERATURE
         case "top_p":
             return 0 < value <= 1
+        case "min_p":
+            return 0 <= value <= 1
         case "top_k":
             return isinstance(value, int) and 0 < value < _MOST_TOKENS
         case _:

@@ -25,7 +25,7 @@ from services.tls import Identity
 _log = log.get(__name__)
 _identity: Identity | None = None
 """Of this process: channels are made in many places, and a process is one."""
-PROTOCOL = (1, 1)
+PROTOCOL = (1, 2)
 """Major and minor version of protos/. The minor one rises with what an older process may leave out or step over (a new
 field, a new call), the major one with what it would understand wrongly."""
 _AGENT = re.compile(r"prism-protocol/(\d+)\.(\d+)")
@@ -42,7 +42,8 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A call that finds its server stopping fails, and its caller knows whether it may be made again. gRPC's own asking
     # again ("transparent retries") has no bound: between a server's GOAWAY and its closed socket it can begin a call
-    # anew for ever, in native threads, for 200 MB of memory a second.
+    # anew for ever, in native threads, for 200 MB of memory a second. The price: a call that streams its request says
+    # INTERNAL instead of why it was refused, if it was just sending.
     ("grpc.enable_retries", 0),
     # Two channels of a process to one address are two connections: a busy stream does not hold up another service's
     # calls.

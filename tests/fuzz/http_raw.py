@@ -72,7 +72,8 @@ class Requests:
     def _odd_field(self) -> bytes:
         """One value, or one inside it, is another."""
         path, body = self._valid()
-        names = [*body, "top_k", "min_tokens", "top_logprobs", "chat_template_kwargs", "max_completion_tokens", "n"]
+        numbers = ["top_k", "min_p", "min_tokens", "top_logprobs", "max_completion_tokens", "n"]
+        names = [*body, *numbers, "chat_template_kwargs"]
         for _ in range(self.draw.choice((1, 1, 2))):
             name = self.draw.choice(names)
             if name == "messages" and self.draw.random() < 0.7:

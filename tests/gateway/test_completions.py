@@ -172,23 +172,25 @@ async def test_sampling_reaches_the_engine(world: World) -> None:
         presence_penalty=0.5,
         frequency_penalty=-0.5,
         top_k=40,
+        min_p=0.05,
         stop_token_ids=[7],
         user="ignored",
         store=True,
     )
     sampling = world.groups[0].requests[0].submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.9, 11, 40)
+    assert sampling.min_p == 0.05
     assert (sampling.presence_penalty, sampling.frequency_penalty, list(sampling.stop_token_ids)) == (0.5, -0.5, [7])
     await world.chat()
     sampling = world.groups[0].requests[1].submit.sampling
     assert (sampling.temperature, sampling.HasField("seed"), sampling.logprobs) == (1.0, False, False)
 
 
-def _drawn(sampling: common_pb2.Sampling) -> tuple[float, float, int, float]:
-    return sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty
+def _drawn(sampling: common_pb2.Sampling) -> tuple[float, float, int, float, float]:
+    return sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.repetition_penalty
 
 
-SAYS = common_pb2.SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20)
+SAYS = common_pb2.SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, min_p=0.1)
 
 
 async def _publish_one_that_says(world: World) -> None:
@@ -201,21 +203,21 @@ async def test_a_model_says_how_tokens_are_drawn_where_a_request_does_not(world:
     await _publish_one_that_says(world)
     await world.chat(model="says")
     await world.openai.completions.create(model="says", prompt="hello")
-    await world.chat(model="says", temperature=0, top_p=1.0, top_k=-1, repetition_penalty=1.2)
+    await world.chat(model="says", temperature=0, top_p=1.0, top_k=-1, min_p=0, repetition_penalty=1.2)
     await world.chat(model="says", temperature=1.5, n=2)
     await world.chat()
     drawn = [_drawn(request.submit.sampling) for request in world.groups[0].requests]
-    assert drawn[:2] == [(0.6, 0.9, 20, 0.0)] * 2
-    assert drawn[2] == (0.0, 1.0, 0, 1.2)
-    assert drawn[3:5] == [(1.5, 0.9, 20, 0.0)] * 2
-    assert drawn[5] == (1.0, 0.0, 0, 0.0)
+    assert drawn[:2] == [(0.6, 0.9, 20, 0.1, 0.0)] * 2
+    assert drawn[2] == (0.0, 1.0, 0, 0.0, 1.2)
+    assert drawn[3:5] == [(1.5, 0.9, 20, 0.1, 0.0)] * 2
+    assert drawn[5] == (1.0, 0.0, 0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("settings", [{"sampling_defaults": "openai"}])
 async def test_a_gateway_may_be_told_to_go_by_openais_defaults(world: World) -> None:
     await _publish_one_that_says(world)
     await world.chat(model="says")
-    assert _drawn(world.groups[0].requests[0].submit.sampling) == (1.0, 0.0, 0, 0.0)
+    assert _drawn(world.groups[0].requests[0].submit.sampling) == (1.0, 0.0, 0, 0.0, 0.0)
 
 
 async def test_over_grpc_a_request_says_everything_itself(world: World) -> None:
@@ -223,7 +225,7 @@ async def test_over_grpc_a_request_says_everything_itself(world: World) -> None:
     request = ask()
     request.model = "says"
     await generate(world, request)
-    assert _drawn(world.groups[0].requests[0].submit.sampling) == (0.0, 0.0, 0, 0.0)
+    assert _drawn(world.groups[0].requests[0].submit.sampling) == (0.0, 0.0, 0, 0.0, 0.0)
 
 
 def _scored(world: World, text: str) -> fakes.Script:

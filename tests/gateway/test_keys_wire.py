@@ -186,7 +186,8 @@ async def test_the_same_over_grpc(world: World) -> None:
         assert names == [[MODEL], []]
         health = health_pb2_grpc.HealthStub(channel)
         assert (await health.Check(health_pb2.HealthCheckRequest())).status == health_pb2.HealthCheckResponse.SERVING
-        reflected = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
+    async with grpc.aio.insecure_channel(world.grpc_address) as tools:
+        reflected = reflection_pb2_grpc.ServerReflectionStub(tools).ServerReflectionInfo(
             iter([reflection_pb2.ServerReflectionRequest(list_services="")])
         )
         with pytest.raises(grpc.aio.AioRpcError) as refused:

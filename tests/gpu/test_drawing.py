@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_scheduler.engines.sglang.drawing import Limits, by_sorting, draw
+from gpu_scheduler.engines.sglang.drawing import by_sorting, draw
 from tests.gpu_scheduler.engines.sglang.drawn import limits_of, probabilities, seeds_and_places
 
 pytestmark = pytest.mark.gpu
@@ -19,12 +19,12 @@ def test_the_kernel_draws_what_sorting_draws(vocabulary: int) -> None:
     for probs in probabilities(ROWS, vocabulary, chance):
         for limits in limits_of(ROWS, chance):
             seeds, places = seeds_and_places(ROWS, chance)
-            there = None if limits is None else Limits(limits.top_ks.cuda(), limits.top_ps.cuda())
+            there = None if limits is None else limits.to("cuda")
             drawn = draw(probs.cuda(), seeds.cuda(), places.cuda(), there).cpu()
             rows += ROWS
             others += int((drawn != by_sorting(probs, seeds, places, limits)).sum())
     # Sums and logarithms of 32 bits there, of 64 here: a limit, or two of the same score, in some ten thousand.
-    assert rows == 24 * ROWS and others <= 1
+    assert rows == 36 * ROWS and others <= 1
 
 
 def test_a_token_whose_hash_is_next_to_nothing_is_drawn_where_it_is_all_that_is_likely() -> None:

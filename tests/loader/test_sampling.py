@@ -26,11 +26,12 @@ def test_what_it_says_of_requests_fields_is_taken_and_everything_else_is_not(tmp
         "top_p": 0.9,
         "top_k": 20,
         "repetition_penalty": 1.05,
+        "min_p": 0.1,
         "do_sample": False,
         "eos_token_id": [1, 2],
         "max_new_tokens": 9,
     }
-    assert said(tmp_path, json.dumps(told)) == (SamplingDefaults(0.6, 0.9, 20, 1.05), [])
+    assert said(tmp_path, json.dumps(told)) == (SamplingDefaults(0.6, 0.9, 20, 1.05, 0.1), [])
 
 
 def test_without_such_a_file_nothing_is_said(tmp_path):
@@ -55,6 +56,8 @@ def test_no_limit_is_none(tmp_path, no_limit):
         ("top_k", -5),
         ("top_k", 2.5),
         ("top_k", 1 << 31),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
         ("repetition_penalty", 0),
         ("repetition_penalty", float("nan")),
     ],

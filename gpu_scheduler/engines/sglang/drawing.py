@@ -7,8 +7,9 @@ most likely first, which draw differently by the same seed; the second sorts the
 noise belongs to the token, so that what else is limited does not matter, and on a GPU nothing is sorted
 (`drawing_kernel`).
 
-Which may be drawn is SGLang's rule: the most likely `top_k`, and of these the ones before which `top_p` lies or less.
-Of equally likely tokens the lower number comes first.
+Which may be drawn is SGLang's rule: the most likely `top_k`, of these the ones before which `top_p` lies or less, and
+of those the ones that are at least `min_p` times as likely as the likeliest. Of equally likely tokens the lower number
+comes first.
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ class Limits:
     """int32, 1 or more."""
     top_ps: torch.Tensor
     """float32, above 0; 1: all."""
+    min_ps: torch.Tensor | None = None
+    """float32, from 0 (all) to 1; None: all of everybody."""
+
+    def of(self, rows: slice) -> Limits:
+        """Of some requests."""
+        return Limits(self.top_ks[rows], self.top_ps[rows], None if self.min_ps is None else self.min_ps[rows])
+
+    def to(self, device: str) -> Limits:
+        min_ps = None if self.min_ps is None else self.min_ps.to(device)
+        return Limits(self.top_ks.to(device), self.top_ps.to(device), min_ps)
 
 
 def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limits: Limits | None) -> torch.Tensor:
@@ -51,7 +62,7 @@ def by_sorting(
     drawn = []
     for start in range(0, len(probs), _ROWS):
         some = slice(start, start + _ROWS)
-        within = None if limits is None else Limits(limits.top_ks[some], limits.top_ps[some])
+        within = None if limits is None else limits.of(some)
         drawn.append(_by_sorting(probs[some], seeds[some], positions[some], within))
     return torch.cat(drawn)
 
@@ -85,4 +96,6 @@ def _allowed(probs: torch.Tensor, limits: Limits) -> torch.Tensor:
     before = likely.to(torch.float64).cumsum(dim=1) - likely
     rank = torch.arange(probs.shape[1], device=probs.device)
     open_ = (before <= limits.top_ps[:, None]) | (limits.top_ps[:, None] >= 1)
+    if limits.min_ps is not None:
+        open_ &= likely >= limits.min_ps[:, None] * likely[:, :1]
     return torch.zeros_like(open_).scatter_(1, tokens, open_ & (rank < limits.top_ks[:, None]))

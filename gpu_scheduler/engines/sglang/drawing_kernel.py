@@ -47,7 +47,8 @@ def _noise(hashed, token):  # type: ignore[no-untyped-def]
 
 
 @triton.jit(  # type: ignore[untyped-decorator]
-    do_not_specialize=["row_stride"], do_not_specialize_on_alignment=["seeds", "positions", "top_ks", "top_ps"]
+    do_not_specialize=["row_stride"],
+    do_not_specialize_on_alignment=["seeds", "positions", "top_ks", "top_ps", "min_ps"],
 )
 def _draw(  # type: ignore[no-untyped-def]
     probs,
@@ -56,9 +57,11 @@ def _draw(  # type: ignore[no-untyped-def]
     positions,
     top_ks,
     top_ps,
+    min_ps,
     drawn,
     VOCABULARY: tl.constexpr,
     LIMITED: tl.constexpr,
+    BY_MOST: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -91,18 +94,22 @@ def _draw(  # type: ignore[no-untyped-def]
         if LIMITED:
             top_k = tl.load(top_ks + row)
             top_p = tl.load(top_ps + row)
-            if ((top_k < VOCABULARY) | (top_p < 1.0)) & (highest >= 0.0):
+            min_p = tl.load(min_ps + row) if BY_MOST else 0.0
+            if ((top_k < VOCABULARY) | (top_p < 1.0) | (min_p > 0.0)) & (highest >= 0.0):
                 least = tl.load(probs + token)
                 least_at = token
                 mass = tl.zeros((TOKENS,), tl.float32)
                 count = tl.zeros((TOKENS,), tl.int32)
+                most = tl.zeros((TOKENS,), tl.float32)
                 for start in range(0, VOCABULARY, TOKENS):
                     at = start + lanes
                     p = tl.load(probs + at, mask=at < VOCABULARY, other=0.0)
                     before = (at < VOCABULARY) & ((p > least) | ((p == least) & (at < least_at)))
                     mass += tl.where(before, p, 0.0)
                     count += before.to(tl.int32)
+                    most = tl.maximum(most, p)
                 found = ((top_p >= 1.0) | (tl.sum(mass, axis=0) <= top_p)) & (tl.sum(count, axis=0) < top_k)
+                found = found & (least >= min_p * tl.max(most, axis=0))
     tl.store(drawn + row, token)
 
 
@@ -112,6 +119,7 @@ def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limi
     rows, vocabulary = probs.shape
     drawn = torch.empty(rows, dtype=torch.int32, device=probs.device)
     top_ks, top_ps = (limits.top_ks, limits.top_ps) if limits is not None else (seeds, seeds)
+    min_ps = limits.min_ps if limits is not None else None
     _draw[(rows,)](
         probs,
         probs.stride(0),
@@ -119,9 +127,11 @@ def draw(probs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor, limi
         positions,
         top_ks,
         top_ps,
+        top_ps if min_ps is None else min_ps,
         drawn,
         VOCABULARY=vocabulary,
         LIMITED=limits is not None,
+        BY_MOST=min_ps is not None,
         TOKENS=_TOKENS,
         num_warps=_WARPS,
     )

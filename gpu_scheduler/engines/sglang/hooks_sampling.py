@@ -74,8 +74,10 @@ def draw(
 
     if sampling_info.sampling_seed is None:
         return original(sampler, probs, sampling_info, positions, unlimited)
-    assert not sampling_info.need_min_p_sampling, "the gateway refuses min_p"
-    limits = None if unlimited else drawing.Limits(sampling_info.top_ks, sampling_info.top_ps)
+    limits = None
+    if not unlimited:
+        min_ps = sampling_info.min_ps if sampling_info.need_min_p_sampling else None
+        limits = drawing.Limits(sampling_info.top_ks, sampling_info.top_ps, min_ps)
     return drawing.draw(probs, sampling_info.sampling_seed, positions, limits)
 
 

@@ -45,6 +45,7 @@ def sampling_params(
         min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
         temperature=sampling.temperature,
         top_p=sampling.top_p or 1.0,
+        min_p=sampling.min_p,
         top_k=sampling.top_k if sampling.top_k > 0 else TOP_K_ALL,
         frequency_penalty=sampling.frequency_penalty,
         presence_penalty=sampling.presence_penalty,

@@ -27,6 +27,13 @@ def limits_of(rows: int, chance: torch.Generator) -> Iterator[Limits | None]:
     yield Limits(torch.full((rows,), ALL, dtype=torch.int32), some)
     yield Limits(torch.tensor([1, 2, 20, ALL], dtype=torch.int32).repeat(rows)[:rows], torch.ones(rows))
     yield Limits(torch.randint(1, 50, (rows,), generator=chance).int(), torch.rand(rows, generator=chance).clamp(0.01))
+    everything = torch.full((rows,), ALL, dtype=torch.int32)
+    yield Limits(everything, torch.ones(rows), torch.tensor([0.0, 0.05, 0.5, 1.0]).repeat(rows)[:rows])
+    yield Limits(
+        torch.randint(1, 50, (rows,), generator=chance).int(),
+        torch.rand(rows, generator=chance).clamp(0.01),
+        torch.rand(rows, generator=chance) ** 3,
+    )
 
 
 def seeds_and_places(rows: int, chance: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

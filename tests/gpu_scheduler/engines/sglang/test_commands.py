@@ -68,9 +68,9 @@ async def _seeds(end: EngineEnd, prompt: list[int]) -> None:
     # A stream that goes on elsewhere, with what was said so far as its prompt, draws the same.
     end.ask("seed-rest", prompt + one[:10], 14, ignore_eos=True, temperature=1.0, top_p=0.95, seed=7)
     assert (await end.answer("seed-rest")).tokens == one[10:]
-    # Nor does it matter what runs beside it: nobody, one that does not draw, one that limits its choices.
+    # Nor does it matter what runs beside it: nobody, one that does not draw, some that limit their choices.
     said = []
-    for beside in ({}, {"temperature": 0.0}, {"temperature": 0.8, "top_k": 5}):
+    for beside in ({}, {"temperature": 0.0}, {"temperature": 0.8, "top_k": 5}, {"temperature": 0.8, "min_p": 0.3}):
         if beside:
             end.ask("seed-beside", prompt, 40, ignore_eos=True, **beside)
         end.ask("seed-plain", prompt, 24, ignore_eos=True, temperature=1.0, seed=9)
@@ -78,7 +78,11 @@ async def _seeds(end: EngineEnd, prompt: list[int]) -> None:
         if beside:
             await end.answer("seed-beside")
         end.answers.clear()
-    assert said[0] == said[1] == said[2]
+    assert said[0] == said[1] == said[2] == said[3]
+    # Of which nothing is left, it says what is likeliest.
+    for name, limit in (("greedy", {"temperature": 0.0}), ("likeliest", {"temperature": 1.0, "min_p": 1.0})):
+        end.ask(f"seed-{name}", prompt, 24, ignore_eos=True, **limit)
+    assert (await end.answer("seed-greedy")).tokens == (await end.answer("seed-likeliest")).tokens
 
 
 PENALTIES: tuple[dict[str, float], ...] = (

@@ -14,12 +14,12 @@ def chance() -> torch.Generator:
     return torch.Generator().manual_seed(1)
 
 
-def allowed(probs: list[float], top_k: int, top_p: float) -> set[int]:
+def allowed(probs: list[float], top_k: int, top_p: float, min_p: float) -> set[int]:
     """One row, by the rule as it is said."""
     likely = sorted(range(len(probs)), key=lambda token: (-probs[token], token))
     kept, before = set(), 0.0
     for token in likely[:top_k]:
-        if before <= top_p:
+        if before <= top_p and probs[token] >= min_p * max(probs):
             kept.add(token)
         before += probs[token]
     return kept
@@ -40,13 +40,18 @@ def test_only_the_most_likely_are_drawn_and_as_often_as_among_themselves(chance:
             if limits is None:
                 continue
             drawn = draw(probs, *seeds_and_places(16, chance), limits).tolist()
+            min_ps = torch.zeros(16) if limits.min_ps is None else limits.min_ps
             for row, token in enumerate(drawn):
-                assert token in allowed(probs[row].tolist(), int(limits.top_ks[row]), float(limits.top_ps[row]) + 1e-6)
+                top_k, top_p, min_p = int(limits.top_ks[row]), float(limits.top_ps[row]), float(min_ps[row])
+                assert token in allowed(probs[row].tolist(), top_k, top_p + 1e-6, min_p - 1e-6)
     rows = 20_000
     probs = torch.tensor([0.1, 0.4, 0.2, 0.3]).repeat(rows, 1)
     two = Limits(torch.full((rows,), 2, dtype=torch.int32), torch.ones(rows))
     often = draw(probs, torch.full((rows,), 3), torch.arange(rows), two).bincount(minlength=4) / rows
     assert often[0] == often[2] == 0 and abs(float(often[1]) - 4 / 7) < 0.02
+    half = Limits(torch.full((rows,), ALL, dtype=torch.int32), torch.ones(rows), torch.full((rows,), 0.5))
+    often = draw(probs, torch.full((rows,), 3), torch.arange(rows), half).bincount(minlength=4) / rows
+    assert often[0] == 0 and abs(float(often[2]) - 2 / 9) < 0.02
 
 
 def test_who_may_draw_one_draws_the_most_likely_and_of_equals_the_first(chance: torch.Generator) -> None:
@@ -77,5 +82,6 @@ def test_another_seed_and_another_place_draw_another_token(chance: torch.Generat
 
 def test_where_nothing_may_be_drawn_it_is_some_token() -> None:
     none = torch.zeros(2, 10)
-    for limits in (None, Limits(torch.tensor([2, ALL], dtype=torch.int32), torch.tensor([1.0, 0.5]))):
+    two = torch.tensor([2, ALL], dtype=torch.int32), torch.tensor([1.0, 0.5])
+    for limits in (None, Limits(*two), Limits(*two, torch.tensor([0.5, 1.0]))):
         assert draw(none, torch.tensor([1, 2]), torch.tensor([3, 4]), limits).tolist() == [0, 0]

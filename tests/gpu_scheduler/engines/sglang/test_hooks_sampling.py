@@ -63,3 +63,5 @@ def test_tokens_are_drawn_by_seeds_within_limits_and_where_nobody_draws_by_sglan
     assert free[0] != 7 and free[1] != 8, "seeds for which it is not the likeliest"
     assert drawn(False, (1, 1 << 30), (1.0, 1.0)) == [7, free[1]]
     assert drawn(False, (1 << 30, 1 << 30), (1.0, 0.1)) == [free[0], 8]
+    drawing.need_min_p_sampling, drawing.min_ps = True, torch.tensor([0.5, 0.0])
+    assert drawn(False, (1 << 30, 1 << 30), (1.0, 1.0)) == [7, free[1]]
