@@ -43,7 +43,11 @@ class BalloondClient:
 
     async def drop_booking(self, device: str, model: str) -> None:
         """Raises NotFound, and Unmet while a lease lives."""
-        await self._call(self._stub.DropBooking, balloond_pb2.DropBookingRequest(device=device, model=model))
+        request = balloond_pb2.DropBookingRequest(device=device, model=model)
+        try:
+            await self._stub.DropBooking(request, timeout=_TIMEOUT_S, wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error) from None
 
     async def set_limit(
         self, device: str, model: str, bytes: int, *, revision: int = 0, deadline_ms: int = 0
@@ -81,6 +85,6 @@ class BalloondClient:
 
     async def _call(self, method: Any, request: Any, timeout_s: float = _TIMEOUT_S) -> Any:
         try:
-            return await method(request, timeout=timeout_s, wait_for_ready=True)
+            return await rpc.answer(method, request, timeout_s)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None

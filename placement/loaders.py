@@ -167,9 +167,9 @@ class Loaders:
 
     async def _carry(self, address: str, name: str, change: Change) -> None:
         """Tells one. What it cannot do is named once, and tried again when it has been away."""
-        self._told.add((address, name, change.number))
         if address not in self._there:
             return
+        self._told.add((address, name, change.number))
         client = self.clients[address]
         try:
             if change.listing is None:

@@ -6,9 +6,11 @@ with FAILED_PRECONDITION. Callers that say nothing (probes, grpcurl) are served.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
+from inspect import isawaitable
 from typing import Any
 
 import grpc
@@ -42,8 +44,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # A call that finds its server stopping fails, and its caller knows whether it may be made again. gRPC's own asking
     # again ("transparent retries") has no bound: between a server's GOAWAY and its closed socket it can begin a call
-    # anew for ever, in native threads, for 200 MB of memory a second. The price: a call that streams its request says
-    # INTERNAL instead of why it was refused, if it was just sending.
+    # anew for ever, in native threads, for 200 MB of memory a second.
     ("grpc.enable_retries", 0),
     # Two channels of a process to one address are two connections: a busy stream does not hold up another service's
     # calls.
@@ -65,6 +66,9 @@ _LOCAL_KEEPALIVE: list[tuple[str, Any]] = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 ]
+_SERVER_STOPPED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+"""Whichever it was just doing with the call."""
+_AGAIN_S = 0.05
 _THIS_HOST = ("unix:", "127.", "localhost:", "[::1]:")
 _SERVER_OPTIONS: list[tuple[str, Any]] = [
     ("grpc.so_reuseport", 0),  # a second server on the port fails instead of sharing it
@@ -151,7 +155,11 @@ class _TranslateErrors(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if refusal is not None:
                     await refuse(context, refusal)
                 try:
-                    async for message in behaviour(parse(request), context):
+                    answers = behaviour(parse(request), context)
+                    if isawaitable(answers):  # health's Watch writes its messages itself
+                        await answers
+                        return
+                    async for message in answers:
                         yield message
                 except grpc.aio.AbortError:
                     raise
@@ -244,6 +252,20 @@ def channel(address: str) -> grpc.aio.Channel:
         return grpc.aio.secure_channel(address, identity.channel_credentials(), options=options)
 
     return RenewedChannel(open_now, lambda: identity.revision)
+
+
+async def answer(method: Any, request: Any, timeout_s: float) -> Any:
+    """Of a call that may be made twice: waits for its server to be there, and asks again where that stops meanwhile.
+    Raises AioRpcError."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    while True:
+        try:
+            return await method(request, timeout=max(0.0, until - loop.time()), wait_for_ready=True)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in _SERVER_STOPPED or loop.time() + _AGAIN_S >= until:
+                raise
+        await asyncio.sleep(_AGAIN_S)
 
 
 async def healthy(address: str, timeout_s: float) -> bool:

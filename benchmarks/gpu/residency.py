@@ -150,9 +150,7 @@ def device_memory(device: str) -> dict[str, Any]:
     return {"used": hardware.total_bytes - hardware.free_bytes, "by_process": dict(hardware.processes)}
 
 
-async def measure(
-    at: World, names: list[str], cycles: int, requests: int, device: str, found: dict[str, Any]
-) -> None:
+async def measure(at: World, names: list[str], cycles: int, requests: int, device: str, found: dict[str, Any]) -> None:
     """Into `found`, as it is measured; `requests` others before each sleep."""
     chance = random.Random(5)
     prompts = {name: [chance.randrange(3, 2000) for _ in range(PROMPT)] for name in names}

@@ -133,3 +133,55 @@ async def test_a_caller_that_says_no_version_is_served(address):
     async with grpc.aio.insecure_channel(address) as channel:
         call = placement_pb2_grpc.PlacementStub(channel).WatchRoutes(placement_pb2.WatchRoutesRequest())
         assert (await call.read()).revision == 7
+
+
+async def test_whoever_watches_a_servers_health_hears_how_it_is_and_what_it_becomes(tmp_path):
+    server = rpc.Server(f"unix:{tmp_path}/w.sock")
+    await server.start()
+    async with rpc.channel(server.address) as channel:
+        call = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await call.read()).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        await server.set_serving(True)
+        assert (await call.read()).status == health_pb2.HealthCheckResponse.SERVING
+        call.cancel()
+    await server.stop(0)
+
+
+class Stops(placement_pb2_grpc.PlacementServicer):
+    """Is about to stop as it is asked the first `times`."""
+
+    def __init__(self, times, code=grpc.StatusCode.UNAVAILABLE):
+        self.times, self.code, self.asked = times, code, 0
+
+    async def GetCluster(self, request, context):
+        self.asked += 1
+        if self.asked <= self.times:
+            await context.abort(self.code, "stopping")
+        return placement_pb2.Cluster()
+
+
+async def _asked(tmp_path, stops, timeout_s):
+    server = rpc.Server(f"unix:{tmp_path}/again.sock")
+    server.add(placement_pb2_grpc.add_PlacementServicer_to_server, stops, NAME)
+    await server.start()
+    try:
+        async with rpc.channel(server.address) as channel:
+            method = placement_pb2_grpc.PlacementStub(channel).GetCluster
+            return await rpc.answer(method, placement_pb2.GetClusterRequest(), timeout_s)
+    finally:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+async def test_a_call_that_meets_a_server_that_stops_is_made_again(tmp_path, code):
+    stops = Stops(3, code)
+    assert await _asked(tmp_path, stops, 20) == placement_pb2.Cluster()
+    assert stops.asked == 4
+
+
+async def test_a_call_that_was_refused_is_not_made_again_nor_one_whose_time_is_over(tmp_path):
+    for stops, timeout_s in ((Stops(9, grpc.StatusCode.NOT_FOUND), 20), (Stops(10**6), 0.2)):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await _asked(tmp_path, stops, timeout_s)
+        assert caught.value.code() in (stops.code, grpc.StatusCode.DEADLINE_EXCEEDED)
+        assert (stops.asked == 1) == (timeout_s == 20)

@@ -94,7 +94,9 @@ def _draw(  # type: ignore[no-untyped-def]
         if LIMITED:
             top_k = tl.load(top_ks + row)
             top_p = tl.load(top_ps + row)
-            min_p = tl.load(min_ps + row) if BY_MOST else 0.0
+            min_p = 0.0
+            if BY_MOST:
+                min_p = tl.load(min_ps + row)
             if ((top_k < VOCABULARY) | (top_p < 1.0) | (min_p > 0.0)) & (highest >= 0.0):
                 least = tl.load(probs + token)
                 least_at = token
@@ -107,9 +109,11 @@ def _draw(  # type: ignore[no-untyped-def]
                     before = (at < VOCABULARY) & ((p > least) | ((p == least) & (at < least_at)))
                     mass += tl.where(before, p, 0.0)
                     count += before.to(tl.int32)
-                    most = tl.maximum(most, p)
+                    if BY_MOST:
+                        most = tl.maximum(most, p)
                 found = ((top_p >= 1.0) | (tl.sum(mass, axis=0) <= top_p)) & (tl.sum(count, axis=0) < top_k)
-                found = found & (least >= min_p * tl.max(most, axis=0))
+                if BY_MOST:
+                    found = found & (least >= min_p * tl.max(most, axis=0))
     tl.store(drawn + row, token)
 
 

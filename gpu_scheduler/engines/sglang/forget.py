@@ -27,11 +27,12 @@ def forget() -> None:
 
 
 def prefixes(scheduler: Any) -> None:
-    """Flushes the cache; SGLang must be idle. The nodes of the tree that it had lose each other: a node knows its
+    """Flushes the cache; SGLang is idle. The nodes of the tree that it had lose each other: a node knows its
     parent and its children, so SGLang leaves them, with the numbers of their slots on the device, to the collector,
     which looks rarely, and never at what hangs on the root that was there when the model was settled (`collector`)."""
     waiting = [getattr(scheduler.tree_cache, "root_node", None)]
-    scheduler.flush_cache()
+    flushed = scheduler.flush_cache()
+    assert flushed, "SGLang is not idle"
     while waiting:
         if (node := waiting.pop()) is not None:
             waiting += node.children.values()

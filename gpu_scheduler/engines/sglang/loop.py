@@ -148,8 +148,8 @@ class Loop:
         just built: it waits for what its limit allows, which others may have yet."""
         instance = self._instance
         own = instance.options.park_after_ms / 1e3
-        proves = instance.state is State.PROVING and instance.kv.memory.headroom() > 0
-        return max(own, _PROBE_PATIENCE_S) if proves else own
+        proves = instance.probe is not None and instance.probe.proves
+        return max(own, _PROBE_PATIENCE_S) if proves and instance.kv.memory.headroom() > 0 else own
 
     def _wait_stalled(self) -> None:
         """Until an event, the turn, the end of the pause, or the time to ask for memory again."""

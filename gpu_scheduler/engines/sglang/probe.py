@@ -78,6 +78,11 @@ class Probe:
         """Whether it is one of the stage that runs."""
         return rid.startswith(f"0:probe-{self._stage}.")
 
+    @property
+    def proves(self) -> bool:
+        """Whether what runs now decides if there is a model. What follows only measures, and has kernels loaded."""
+        return not self.finished and self._stage <= _MEASURED
+
     def next_requests(self) -> list[engine_pb2.Generate]:
         """The next stage if the one before has ended."""
         if self._open or self.finished:
@@ -95,10 +100,10 @@ class Probe:
         ]
 
     def stop(self, problem: str) -> None:
-        """It cannot go on. What follows the stage that counts is no problem: it proves nothing more."""
-        self.finished = True
-        if self._stage <= _MEASURED:
+        """It cannot go on, which is a problem only while it `proves`."""
+        if self.proves:
             self.problem = problem
+        self.finished = True
 
     def heard(self, token_ids: list[int], values: list[float], ended: bool) -> None:
         """Tokens of one of the running stage with their log-probabilities, or its embedding."""

@@ -38,10 +38,10 @@ def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
     told = torch.log_softmax(logits, dim=-1)
     logits[:] = torch.softmax(logits, dim=-1)
     seeds = torch.zeros(rows, dtype=torch.int64, device=where)
-    limits = drawing.Limits(torch.ones(rows, dtype=torch.int32, device=where), torch.ones(rows, device=where))
-    # Both, because kernels are compiled when they are first launched.
-    drawing.draw(logits, seeds, seeds, None)
-    drawing.draw(logits, seeds, seeds, limits)
+    ones = torch.ones(rows, device=where)
+    # All kinds, because kernels are compiled when they are first launched.
+    for limits in (None, drawing.Limits(ones.int(), ones), drawing.Limits(ones.int(), ones, ones)):
+        drawing.draw(logits, seeds, seeds, limits)
     del told
 
 

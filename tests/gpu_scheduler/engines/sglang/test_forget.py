@@ -63,7 +63,7 @@ from gpu_scheduler.engines.sglang.forget import prefixes
 gc.disable()  # and the first tree's root is settled
 tree = RadixCache.create_simulated()
 gc.freeze()
-scheduler = SimpleNamespace(tree_cache=tree, flush_cache=tree.reset)
+scheduler = SimpleNamespace(tree_cache=tree, flush_cache=lambda: tree.reset() is None)
 for turn in range(2):
     for tokens in ([1, 2, 3, 4], [1, 2, 5], [6]):
         slots = torch.arange(len(tokens))

@@ -112,25 +112,27 @@ def test_a_pause_is_as_long_as_the_step_before_asks_for_and_not_what_was_waited_
 PATIENCE = (
     PAUSES.split("loop = module.Loop(instance)")[0]
     + """
-from gpu_scheduler.engines.sglang.residency import State
-
 instance.options.park_after_ms = 200
 
-def parked_after(state, headroom):
+def parked_after(probe, headroom):
     loop = module.Loop(instance)
     loop._commands, loop._giving, loop._tell, loop._park = MagicMock(), MagicMock(), MagicMock(), MagicMock()
     loop._commands.tick.return_value, loop._commands.next_deadline_s.return_value = [], None
     instance.ranks.pace = instance.ranks.pace_now = lambda: module.FREE
-    instance.state, kv.memory.headroom.return_value = state, headroom
+    instance.probe, kv.memory.headroom.return_value = probe, headroom
     began = clock.now
     while not loop._park.called:
         loop.pull()
         assert clock.now < began + 60
     return round(clock.now - began, 1)
 
-assert parked_after(State.ACTIVE, headroom=3) == 0.2
-assert parked_after(State.PROVING, headroom=3) == 5.0
-assert parked_after(State.PROVING, headroom=0) == 0.2, "its limit does not allow more"
+def probe(proves):
+    return MagicMock(proves=proves, next_requests=lambda: [])
+
+assert parked_after(None, headroom=3) == 0.2
+assert parked_after(probe(True), headroom=3) == 5.0
+assert parked_after(probe(True), headroom=0) == 0.2, "its limit does not allow more"
+assert parked_after(probe(False), headroom=3) == 0.2, "the model is proven"
 """
 )
 

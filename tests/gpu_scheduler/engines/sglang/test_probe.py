@@ -65,8 +65,9 @@ def test_what_only_warms_up_may_fail() -> None:
     probe = Probe(vocab_size=1000, context_tokens=2048, together=3)
     for _ in range(2):
         probe.next_requests()
+        assert probe.proves
         probe.heard([1], [-0.5], ended=True)
-    assert len(probe.next_requests()) == 1 and not probe.finished
+    assert len(probe.next_requests()) == 1 and not probe.finished and not probe.proves
     probe.stop("no memory")
     assert probe.finished and not probe.problem and probe.next_requests() == []
 
