@@ -19,7 +19,7 @@ from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
-from gateway.tokenizer import Tokenizer, Tokenizers
+from gateway.tokenizer import Tokenizer, Tokenizers, TooLong
 from gateway.tools import formats as calls
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
@@ -81,7 +81,8 @@ class Serving:
             # Many short ones hold up others' streams as one long one does.
             together = sum(prompt.characters for prompt in request.prompts)
             prompts = [
-                await self.encode(tokenizer, prompt, request.prompt_field, together) for prompt in request.prompts
+                await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
+                for prompt in request.prompts
             ]
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)
@@ -127,16 +128,22 @@ class Serving:
         except Unmet as error:
             raise ModelFaulty(f"model '{route.model.name}': {error}") from None
 
-    async def encode(self, tokenizer: Tokenizer, prompt: Prompt, field: str, characters: int) -> Sequence[int]:
-        """A prompt's token ids. `characters`: of all prompts of its request. Raises BadField that names `field`."""
+    async def encode(
+        self, tokenizer: Tokenizer, prompt: Prompt, field: str, characters: int, most: int | None = None
+    ) -> Sequence[int]:
+        """A prompt's token ids, of a text that is not plainly longer than `most`. `characters`: of all prompts of its
+        request. Raises BadField that names `field`."""
         run = self._tokenizers.run
         try:
             if prompt.tokens is not None:
                 return prompt.tokens
             if prompt.messages is not None:
-                return await run(characters, tokenizer.chat, prompt.messages, prompt.template_options)
+                return await run(characters, tokenizer.chat, prompt.messages, prompt.template_options, most)
             text = prompt.text or ""
-            return await run(characters, tokenizer.encode, text, prompt.special)
+            return await run(characters, tokenizer.encode, text, prompt.special, most)
+        except TooLong as error:
+            text = f"The prompt has {error}; the model's context is {most}."
+            raise BadField(text, field, "context_length_exceeded") from None
         except Invalid as error:
             raise BadField(str(error), field) from None
 

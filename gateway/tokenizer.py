@@ -1,7 +1,7 @@
 """Tokenizers of Hugging Face folders: text to token ids, chat messages to a prompt, token ids to text.
 
 `Tokenizers` keeps the ones in use. Loading one takes a second and a long prompt tens of milliseconds, so both are done
-by a few threads; the tokenizer's own code releases the interpreter lock while it encodes.
+by a few threads; the tokenizer's own code releases the interpreter's lock while it encodes a batch, and only then.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 R = TypeVar("R")
 
 
+class TooLong(Invalid):
+    """A text that has more tokens than it may have."""
+
+
 class Tokenizer:
     """One model's tokenizer. Safe to use from several threads at once: nothing here changes after construction but the
     memory of token bytes, whose entries are each written whole."""
@@ -44,16 +48,27 @@ class Tokenizer:
         decoder = json.loads(self._rust.to_str())["decoder"] if self._rust is not None else None
         self.byte_level = decoder is not None and decoder["type"] == "ByteLevel"
         """Whether text is exactly the tokens' bytes in a row, so that it can be decoded token by token."""
+        self._longest = self._find_longest()
         template = getattr(folder_tokenizer, "chat_template", None) or ""
         self.template = template if isinstance(template, str) else "\n".join(template.values())
         """The folder's chat template, all of them if it has several."""
 
-    def encode(self, text: str, special: bool) -> list[int]:
-        """Token ids of `text`; `special`: with what the tokenizer puts around a text of its own accord (a BOS)."""
+    def encode(self, text: str, special: bool, most: int | None = None) -> list[int]:
+        """Token ids of `text`; `special`: with what the tokenizer puts around a text of its own accord (a BOS). Raises
+        TooLong where it is plain before it is encoded that they are more than `most`."""
+        if most is not None and self._longest and (least := -(-len(text) // self._longest)) > most:
+            raise TooLong(f"at least {least} tokens")
         if self._rust is not None:
-            ids: list[int] = self._rust.encode(text, add_special_tokens=special).ids
+            ids: list[int] = self._rust.encode_batch_fast([text], add_special_tokens=special)[0].ids
             return ids
         return list(self._hf.encode(text, add_special_tokens=special))
+
+    def _find_longest(self) -> int:
+        """Characters of the longest token; 0 where a text may become shorter before it is cut into tokens."""
+        strips = any(token.lstrip or token.rstrip for token in self._hf.added_tokens_decoder.values())
+        if self._rust is None or not self.byte_level or strips or self._rust.normalizer is not None:
+            return 0
+        return max(map(len, self._rust.get_vocab(with_added_tokens=True)), default=0)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens shown."""
@@ -97,9 +112,11 @@ class Tokenizer:
             return bytes([int(single[1], 16)])
         return piece.replace("\u2581", " ").encode() if "\u2581" in piece else self.decode([token]).encode()
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], most: int | None = None
+    ) -> list[int]:
         """The prompt's token ids by the folder's chat template. Raises Invalid when there is none or when the template
-        refuses the messages."""
+        refuses the messages, and TooLong as `encode`."""
         import jinja2
 
         if getattr(self._hf, "chat_template", None) is None:
@@ -107,7 +124,7 @@ class Tokenizer:
         options = {"add_generation_prompt": True, **options}
         try:
             prompt: str = self._hf.apply_chat_template(list(messages), tokenize=False, **options)
-            return self.encode(prompt, special=False)
+            return self.encode(prompt, False, most)
         except jinja2.TemplateError as error:
             raise Invalid(f"the model's chat template refused the messages: {error}") from None
         except (ValueError, TypeError, LookupError) as error:

@@ -7,8 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+from tokenizers import normalizers
 
-from gateway.tokenizer import Tokenizer, Tokenizers, load
+from gateway.tokenizer import Tokenizer, Tokenizers, TooLong, load
 from services.errors import Invalid, Unmet
 from tests.gateway import tokenizers
 
@@ -23,6 +24,25 @@ def tokenizer(folder: str) -> Tokenizer:
 def test_text_gets_what_the_tokenizer_puts_around_it_only_when_asked(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode("hello", special=True)) == "<s>hello"
     assert tokenizer.decode(tokenizer.encode("hello", special=False)) == "hello"
+
+
+def test_a_text_that_is_plainly_too_long_is_not_encoded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(map(len, tokenizer._rust.get_vocab()))
+    fits = "hello" * 20
+    assert tokenizer.encode(fits, True, most=len(fits)) == tokenizer.encode(fits, True)
+    monkeypatch.setattr(tokenizer, "_rust", None)
+    with pytest.raises(TooLong, match="at least 11 tokens"):
+        tokenizer.encode("z" * (10 * longest + 1), False, most=10)
+
+
+def test_a_tokenizer_that_may_shorten_a_text_first_has_to_encode_it(tmp_path: Path) -> None:
+    for number, kind in enumerate((tokenizers.byte_level(), tokenizers.sentence_piece())):
+        if not number:
+            kind.normalizer = normalizers.Strip()
+        shortens = load(tokenizers.write(kind, tmp_path / str(number)))
+        assert shortens.encode("hello" + " " * 10_000, False, most=1)
 
 
 def test_a_chat_is_tokenized_by_its_template_without_a_second_start(tokenizer: Tokenizer) -> None:
