@@ -144,7 +144,7 @@ class LoaderClient:
         await self._ask(self._stub.Pin, loader_pb2.PinRequest(model=model))
 
     async def unpin(self, model: str) -> None:
-        """Idempotent. Raises Unmet for a model that is listed as pinned."""
+        """Idempotent. Raises NotFound, and Unmet for a model that is listed as pinned."""
         await self._ask(self._stub.Unpin, loader_pb2.UnpinRequest(model=model))
 
     async def _ask(self, method: Any, request: Any) -> Any:

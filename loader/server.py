@@ -137,6 +137,8 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         return loader_pb2.PinResponse()
 
     async def Unpin(self, request: loader_pb2.UnpinRequest, context: Any) -> loader_pb2.UnpinResponse:
+        if request.model not in self._pins:
+            self._models.get(request.model)
         self._pins.remove(request.model)
         model = self._models.find(request.model)
         if model is not None and model.listed.pinned:

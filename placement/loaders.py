@@ -196,6 +196,11 @@ class Loaders:
             await self._carry_to_all_but(first, listing.name, change)
         return spec
 
+    async def drop_image(self, name: str) -> None:
+        """Of a model, out of the host memory of all nodes that are there."""
+        for address in [each for each in self.clients if each in self._there]:
+            await self.clients[address].drop_image(name)
+
     async def remove(self, name: str) -> None:
         """At all that are there, and at others once they are. Raises Unavailable when one is away whose catalogue file
         lists it, since it would come back with that; NotFound when none has it."""

@@ -17,7 +17,7 @@ from placement.history import History
 from placement.judge import Judge, Verdict, Yielding
 from placement.settle import Settler
 from protos import common_pb2, gpu_scheduler_pb2
-from services import log, tasks
+from services import enums, log, tasks
 from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
 from services.watch import Watched
 
@@ -163,18 +163,21 @@ class Reconciler:
         takes_requests = any(r.residency in TAKES_REQUESTS for _, r in self._cluster.residents(model))
         if entry is None or entry.error or takes_requests or model in self._actuator.removing:
             return None
+        if self._heard_all and self._judge.refused(entry.model):
+            return None
         now = asyncio.get_running_loop().time()
         return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
 
     async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
-        """Brings the model down wherever it is; what it has then. Raises NotFound, Unmet."""
+        """Brings the model down wherever it is; what it has then, once its image is gone too where that is asked for.
+        Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
         if target not in _BELOW:
             known = target in common_pb2.Residency.values()
             raise Unmet(f"{common_pb2.Residency.Name(target) if known else target} is not a residency to evict to")
         places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
-        if not places:
-            raise Unmet(f"{model} is on no group in a state above that")
+        if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
+            raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
         reached = target
         for group in places:
             record = self._history.add(model, _action(target), group.name, "an operator asked for it")
@@ -182,6 +185,16 @@ class Reconciler:
             if target == common_pb2.HIBERNATING != told:
                 reached = common_pb2.COLD
         return reached
+
+    def _has_image(self, model: str) -> bool:
+        entry = self._cluster.entry(model)
+        return entry is not None and entry.has_image
+
+    def _state(self, model: str) -> str:
+        """As people say it."""
+        residents = self._cluster.residents(model)
+        away = common_pb2.COLD if self._has_image(model) else common_pb2.ON_DISK
+        return enums.name(common_pb2.Residency, residents[0][1].residency if residents else away).replace("_", " ")
 
     @contextlib.asynccontextmanager
     async def removing(self, model: str, force: bool = False) -> AsyncIterator[None]:
@@ -191,7 +204,7 @@ class Reconciler:
         entry = self._cluster.entry(model)
         if entry is None:
             raise NotFound(f"no model {model!r} in the catalogue")
-        if entry.model.pinned and not force:
+        if (entry.model.pinned or entry.image_pinned) and not force:
             raise Unmet(f"{model} is pinned: it is removed by force only")
         has_requests = any(r.waiting or r.running for _, r in self._cluster.residents(model))
         if not force and (has_requests or model in self._choosing):

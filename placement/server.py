@@ -10,7 +10,7 @@ from placement.history import History
 from placement.loaders import Loaders
 from placement.reconcile import Reconciler
 from placement.view import cluster_view, drained_view, prospect_view
-from protos import placement_pb2, placement_pb2_grpc
+from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services.watch import Watched
 
 NAME = "prism.placement.v1.Placement"
@@ -70,7 +70,10 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.RemoveModelResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
-        return placement_pb2.EvictResponse(residency=await self._reconciler.evict(request.model, request.target))
+        residency = await self._reconciler.evict(request.model, request.target)
+        if request.target == common_pb2.ON_DISK:
+            await self._loaders.drop_image(request.model)
+        return placement_pb2.EvictResponse(residency=residency)
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         return placement_pb2.MigrateResponse(seconds=await self._reconciler.migrate(request.model, request.to_group))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -31,9 +32,16 @@ app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(importlib.metadata.version("prism-serve"))
+        raise typer.Exit
+
+
 @app.callback()
 def main_options(
     context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Say it.", callback=_version, is_eager=True)] = False,
     state: Annotated[Path, typer.Option(help="Folder of a node's sockets.", envvar="PRISM_STATE")] = Path(".run"),
     placement: Annotated[str, typer.Option(help="Placement's gRPC address.", envvar="PRISM_PLACEMENT")] = "",
     loader: Annotated[str, typer.Option(help="The loader's.", envvar="PRISM_LOADER")] = "",

@@ -92,7 +92,7 @@ def logs(
         raise typer.BadParameter(f"--level is one of {', '.join(_LEVELS)}, not {level!r}")
     folder = system.state / "logs"
     tails = _tails(folder, {}, services)
-    if not tails:
+    if not _tails(folder, {}, None):
         raise failed(f"no logs in {folder}; under systemd: journalctl -u 'prism-*'", USAGE)
     unknown = sorted(set(services or ()) - tails.keys())
     if unknown:

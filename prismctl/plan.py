@@ -58,6 +58,8 @@ def plan(
             group_sizes(groups) if groups else (),
             progress=lambda line: typer.echo(f"prismctl: {line}", err=True),
         )
+        if not gpus and not planner.groups:
+            raise ValueError("name --gpus or --groups")
         found = planner.fewest(gpus, target / 100) if fewest else [planner.tried(gpus)]
     except (ValueError, ArgumentTypeError, OSError) as error:
         typer.echo(f"prismctl: {error}", err=True)

@@ -9,13 +9,13 @@ import typer
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMG]i?B?|B)?$", re.IGNORECASE)
 
 
-def parse_size(text: str) -> int:
-    """Bytes of "12MiB", "1.5g", "4096", or -1 for "none"."""
-    if text.lower() in ("none", "-1"):
+def parse_size(text: str, none: bool = False) -> int:
+    """Bytes of "12MiB", "1.5g", "4096"; -1 for "none", where that may be."""
+    if none and text.lower() in ("none", "-1"):
         return -1
     match = _SIZE.match(text.strip())
     if match is None:
-        raise typer.BadParameter(f"{text!r} is no size; write 12MiB, 1.5GiB, 4096, or none")
+        raise typer.BadParameter(f"{text!r} is no size; write 12MiB, 1.5GiB{', 4096 or none' if none else ' or 4096'}")
     power = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3}[(match[2] or "")[:1].lower()]
     return int(float(match[1]) * 1024**power)
 

@@ -105,16 +105,18 @@ def limit(
     most: Annotated[str, typer.Argument(metavar="SIZE", help="Most KV it may hold: 12MiB, 1GiB, or none.")],
     json_: Json = False,
 ) -> None:
-    """Limit the KV memory of a model, on every group that has it."""
+    """Limit the KV memory of a model, on every group that has it, until it leaves that."""
     system: System = context.obj
-    count = parse_size(most)
+    count = parse_size(most, none=True)
 
     async def ask() -> dict[str, Any]:
         async with system.open_placement() as placement:
-            cluster = await placement.cluster()
+            cluster, routes = await placement.cluster(), await placement.routes()
         addresses = {g.group: g.address for g in cluster.groups if any(m.model == name for m in g.models)}
+        if name not in {route.model.name for route in routes.routes}:
+            raise NotFound(f"no model {name!r} in the catalogue")
         if not addresses:
-            raise NotFound(f"{name} is on no group now")
+            raise NotFound(f"{name} is on no group now: a limit is for a model that is up or asleep")
         answers = {}
         for group, address in addresses.items():
             async with system.open_group(group, address) as client:

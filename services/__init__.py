@@ -16,3 +16,8 @@ It knows no word of the domain: nothing here says model, page or queue. Each mod
     framing     protobuf frames on a stream socket
     seqpacket   datagrams with descriptors on a SEQPACKET socket
 """
+
+import os
+
+# gRPC's core writes its own lines, which are no JSON, to the standard error output of whoever imports it.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -100,7 +100,9 @@ def read(path: Path, slo_scale: float = 1.0) -> Catalogue:
 
 def _spec(row: dict[str, Any], where: str, slo_scale: float) -> Spec:
     if unknown := set(row) - _FIELDS:
-        raise CatalogueError(f"{where}: unknown {', '.join(sorted(unknown))}; known are {', '.join(sorted(_FIELDS))}")
+        other = "; this is no catalogue of folders, as the services have it" if "path" in unknown else ""
+        keys, known = ", ".join(sorted(unknown)), ", ".join(sorted(_FIELDS))
+        raise CatalogueError(f"{where}: unknown {keys}; known are {known}{other}")
     name = row.get("name")
     if not isinstance(name, str) or not name:
         raise CatalogueError(f"{where}: it has no name")

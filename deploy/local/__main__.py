@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import fcntl
 import os
-import shutil
 import signal
 import sys
 import time
@@ -61,7 +60,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
     parser.add_argument(
-        "--state", type=Path, default=ROOT / ".run", help="sockets, logs and configuration files go here"
+        "--state",
+        type=Path,
+        default=ROOT / ".run",
+        help="sockets, logs and configuration files go here; logs of the run before stay as NAME.log.previous",
     )
     parser.add_argument(
         "--device-mib",
@@ -94,14 +96,19 @@ async def main() -> int:
         say(f"no catalogue at {options.catalogue}")
         return 1
     there = groups(options.device, options.device_mib)
-    state.mkdir(parents=True, exist_ok=True)
-    lock = open(state / "lock", "w")
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        lock = open(state / "lock", "w")
+    except OSError as error:
+        say(f"--state {options.state}: {error.strerror}")
+        return 1
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         say(f"a system runs in {os.path.relpath(state)} already; stop it, or name another folder with --state")
         return 1
-    shutil.rmtree(state / "logs", ignore_errors=True)
+    for old in (state / "logs").glob("*.log"):
+        old.replace(old.with_suffix(".log.previous"))
     local = Local(
         state=state,
         catalogue=options.catalogue.resolve(),
@@ -137,7 +144,7 @@ async def main() -> int:
             return 130
         await _introduce(local, system, time.monotonic() - began)
         await stopping
-        say("stopping")
+        say("stopping; answers under way have ten seconds")
     except StartFailed as error:
         say(str(error))
         return 1

@@ -85,6 +85,7 @@ async def test_a_model_that_fits_nowhere_is_in_error_with_the_arithmetic_and_oth
     table = {r.model.name: r for r in routes.build(world.cluster, world.reconciler.refused, {}).routes}
     assert table["huge"].residency == common_pb2.ERROR and "524,288,000" in table["huge"].error
     assert table["small"].residency == common_pb2.ON_DISK and not table["small"].error
+    assert world.reconciler.prospect("huge") is None and world.reconciler.prospect("small") is not None
 
 
 async def test_unknown_and_broken_models_are_told_apart():
@@ -345,9 +346,11 @@ async def test_a_model_whose_activation_is_under_way_comes_down_when_it_is_up():
     assert await removing == [("m", "ACTIVE", []), ("m", "ON_DISK", [])]
 
 
-async def test_a_pinned_model_is_removed_by_force_only():
+@pytest.mark.parametrize("by_listing", [True, False])
+async def test_a_pinned_model_is_removed_by_force_only(by_listing):
     world = FakeCluster()
-    world.model("m", pinned=True)
+    world.model("m", pinned=by_listing)
+    world.cluster.entry("m").image_pinned = True
     with pytest.raises(Unmet, match="m is pinned"):
         async with world.reconciler.removing("m"):
             pass

@@ -208,8 +208,22 @@ async def test_a_model_wakes_sleeps_and_moves(system):
     await with_image(system, LLAMA)
     assert await run(system, "models", "sleep", LLAMA) == f"{LLAMA} is hibernating\n"
     await system.wait_residency(LLAMA, common_pb2.HIBERNATING)
-    assert "on no group in a state above that" in await run(system, "models", "sleep", LLAMA, status=1)
+    said = f"{LLAMA} is hibernating: there is nothing to bring down"
+    assert said in await run(system, "models", "sleep", LLAMA, status=1)
     await run(system, "models", "sleep", LLAMA, "--to", "attic", status=2)
+
+
+@pytest.mark.parametrize("first", ["cold", None])
+async def test_a_model_that_is_to_be_on_disk_has_no_image_either(system, first):
+    await run(system, "models", "wake", LLAMA)
+    await with_image(system, LLAMA)
+    if first is not None:
+        await run(system, "models", "sleep", LLAMA, "--to", first)
+        await system.wait_residency(LLAMA, common_pb2.COLD)
+    assert await run(system, "models", "sleep", LLAMA, "--to", "disk") == f"{LLAMA} is on disk\n"
+    await system.wait_residency(LLAMA, common_pb2.ON_DISK)
+    said = f"{LLAMA} is on disk: there is nothing to bring down"
+    assert said in await run(system, "models", "sleep", LLAMA, "--to", "disk", status=1)
 
 
 async def test_explain_says_why_a_model_is_awake_asleep_nowhere_or_unknown(system):
@@ -239,6 +253,7 @@ async def test_a_limit_is_set_where_the_model_is_and_refused_below_its_floor(sys
     told = await value(system, "models", "limit", LLAMA, "8MiB")
     assert told["cpu:0"]["state"] == "applied"
     assert "below the floor" in await run(system, "models", "limit", LLAMA, "1KiB", status=1)
+    assert "no model 'ghost' in the catalogue" in await run(system, "models", "limit", "ghost", "8MiB", status=1)
     await run(system, "models", "limit", LLAMA, "none")
 
 

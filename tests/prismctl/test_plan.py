@@ -67,4 +67,4 @@ def test_bad_input_ends_with_status_2_and_one_line(files, arguments, says):
 def test_a_fleet_that_cannot_hold_the_largest_model_is_refused_by_name(files):
     (files / "models.toml").write_text(CATALOGUE.replace('"8b"', '"70b"').replace("ttft", "devices = 1\nttft"))
     result = run(files, "--trace", "{files}/trace.csv", "--gpus", "0")
-    assert result.exit_code == 2 and "no GPUs" in result.stdout
+    assert result.exit_code == 2 and result.stderr == "prismctl: name --gpus or --groups\n"

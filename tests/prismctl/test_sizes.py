@@ -9,10 +9,10 @@ from prismctl.sizes import parse_size, size
     [("4096", 4096), ("12MiB", 12 << 20), ("1.5GiB", 3 << 29), ("3k", 3072), ("7 B", 7), ("none", -1)],
 )
 def test_sizes_are_read_as_people_write_them(text, count):
-    assert parse_size(text) == count
+    assert parse_size(text, none=True) == count
 
 
-@pytest.mark.parametrize("text", ["", "much", "12XB", "-5"])
+@pytest.mark.parametrize("text", ["", "much", "12XB", "-5", "none"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(typer.BadParameter, match="is no size"):
         parse_size(text)
