@@ -32,6 +32,8 @@ from services.service import Service, read_arguments, run
 from services.watch import follow_stream
 
 _log = log.get(__name__)
+_LAST_S = 1.0
+"""Of a stop's time, for saying to those that it ends under what happens to them; a quarter where that is less."""
 
 
 async def build(service: Service) -> None:
@@ -113,8 +115,11 @@ async def _leave(service: Service, server: HttpServer, serving: Serving, withdra
     await asyncio.sleep(withdraw_s)
     # Who calls by gRPC is told to go elsewhere. Not awaited: who watches health never ends.
     tasks.spawn(service.server.stop(service.config.drain_s), "no new calls")
-    await server.stop()
-    await serving.drain()
+    left = asyncio.gather(server.stop(), serving.drain())
+    last_s = min(_LAST_S, service.config.drain_s / 4)
+    if not (await asyncio.wait([left], timeout=max(0.0, service.config.drain_s - withdraw_s - last_s)))[0]:
+        serving.cut()  # or their connections would be, with nothing said
+    await left
 
 
 def _keys(service: Service, path: str) -> Followed[Keys] | None:

@@ -62,10 +62,21 @@ class Relay:
         self.activations = activations
         self.patience = patience
         self._serial = itertools.count(1)
+        self._open: set[Tokens] = set()
 
     def open(self, job: Job) -> Tokens:
         """Begins a request. The caller must `close` it, finished or not."""
-        return Tokens(self, job)
+        tokens = Tokens(self, job)
+        self._open.add(tokens)
+        return tokens
+
+    def closed(self, tokens: Tokens) -> None:
+        self._open.discard(tokens)
+
+    def cut(self, fate: PrismError) -> None:
+        """Ends all that are open, which raise it."""
+        for tokens in list(self._open):
+            tokens.cut(fate)
 
     def name_attempt(self, request_id: str) -> str:
         """Unique at this gateway: clients choose request ids and may choose one twice, and what an abandoned attempt
@@ -147,6 +158,12 @@ class Tokens:
         if self._attempt is not None:
             self._attempt.span.set({"prism.cancelled": True})
         self._abandon()
+        self._relay.closed(self)
+
+    def cut(self, fate: PrismError) -> None:
+        """Ends it with what there is: `next` raises. One that looks for a place does so once it has looked."""
+        if self._fate is None:
+            self._end(fate)
 
     # What its place says.
 

@@ -157,6 +157,10 @@ class Serving:
         self._draining = True
         await self._idle.wait()
 
+    def cut(self) -> None:
+        """What is still in flight ends, and is told why."""
+        self._relay.cut(Unavailable("this gateway is stopping"))
+
     def _count(self, change: int) -> None:
         self._in_flight += change
         metrics.IN_FLIGHT.set(self._in_flight)

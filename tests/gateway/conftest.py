@@ -111,8 +111,7 @@ async def world(tmp_path: Path, folder: str, settings: dict[str, Any], key: str)
         listen=f"unix:{tmp_path}/gateway.sock",
         http=f"127.0.0.1:{port}",
         placement=placement.address,
-        drain_s=5,
-        **settings,
+        **{"drain_s": 5, **settings},
     )
     service = Service(config)
     await build(service)

@@ -15,6 +15,7 @@ from services import rpc
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.test_app import refusal
+from tests.gateway.test_completions import events
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_
     threads: list[int] = []
     encode = Tokenizer.encode
 
-    def noted(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
+    def noted(tokenizer: Tokenizer, text: str, special: bool, most: int | None = None) -> list[int]:
         threads.append(threading.get_ident())
         return encode(tokenizer, text, special)
 
@@ -111,3 +112,18 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
     release.set()
     assert (await open_stream).text.endswith("data: [DONE]\n\n")
     await stopping
+
+
+@pytest.mark.parametrize("settings", [{"drain_s": 0.4}])
+async def test_what_a_gateway_that_stops_has_no_time_for_is_told_so(world: World) -> None:
+    async def never_ends(running: Running) -> None:
+        running.tokens(world.ids("one"))
+
+    world.groups[0].script = never_ends
+    loop = asyncio.get_running_loop()
+    stream, whole = loop.create_task(world.chat(stream=True)), loop.create_task(world.chat())
+    await asyncio.wait_for(world.groups[0].arrived(2), 10)
+    await world.service._end()
+    said = events(await stream)
+    assert said[0]["choices"][0]["delta"] and said[-1]["error"]["message"] == "this gateway is stopping"
+    assert refusal(await whole, 503)["message"] == "this gateway is stopping"
