@@ -31,16 +31,16 @@ class SamplingDefaults:
 
 def read(folder: Path) -> SamplingDefaults:
     """Of a folder; nothing, where there is no such file. What no request could ask for is not used, with a warning: the
-    model can be served without. Blocks on the file system."""
+    model can be served without. Blocks on the file system. Raises BrokenCheckpoint for what SGLang would fail at."""
     if not (folder / FILE).is_file():
         return SamplingDefaults()
     try:
         told = read_json(folder / FILE)
-        if not isinstance(told, dict):
-            raise BrokenCheckpoint(f"{FILE} is not a JSON object")
     except BrokenCheckpoint as error:
         _log.warning("no defaults for sampling", folder=str(folder), why=str(error))
         return SamplingDefaults()
+    if not isinstance(told, dict):
+        raise BrokenCheckpoint(f"{FILE} is not a JSON object")
     found = _said(told)
     for name, value in found.items():
         if not _usable(name, value):

@@ -6,6 +6,7 @@ import pytest
 import structlog.testing
 
 from loader.checkpoint import read
+from loader.errors import BrokenCheckpoint
 from loader.sampling import FILE, SamplingDefaults
 from tests.loader import checkpoints
 
@@ -68,7 +69,12 @@ def test_what_no_request_could_ask_for_is_named_and_not_used(tmp_path, name, val
     assert why == [f"{FILE}: {name} = {value!r}"]
 
 
-@pytest.mark.parametrize("text", ["[0.6]", "{", ""])
+def test_a_file_that_no_engine_would_take_is_a_broken_checkpoint(tmp_path):
+    with pytest.raises(BrokenCheckpoint, match=f"{FILE} is not a JSON object"):
+        said(tmp_path, "[0.6]")
+
+
+@pytest.mark.parametrize("text", ["{", ""])
 def test_a_file_that_cannot_be_understood_is_named_and_the_model_served_all_the_same(tmp_path, text):
     found, (why,) = said(tmp_path, text)
     assert found == SamplingDefaults() and FILE in why

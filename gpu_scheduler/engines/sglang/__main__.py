@@ -47,6 +47,9 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
         log.bind(rank=given.rank)
     if given.log_level not in ("debug", "info"):
         logging.getLogger("sglang").setLevel(logging.ERROR)
+        # What a request is refused for, a grammar say, its client is told; it is no error of the engine's.
+        refusals = logging.getLogger("sglang.srt.managers.schedule_batch")
+        refusals.addFilter(lambda record: "self.rid=" not in record.getMessage())
     else:
         collector.say_pauses()
     plugin.load()
