@@ -8,7 +8,7 @@ import typer
 
 from prismctl.system import NO, System, run
 from prismctl.tables import Column, Row
-from prismctl.terminal import Json, show, show_table
+from prismctl.terminal import Json, show, show_table, told_meanwhile
 
 
 def drain(
@@ -28,7 +28,9 @@ def drain(
                 return []
             return [
                 {"model": each.model, "to_group": each.to_group or None, "error": each.error or None}
-                for each in await placement.drain(group)
+                for each in await told_meanwhile(
+                    placement.drain(group), f"models leave {group}, those with requests once they are elsewhere or done"
+                )
             ]
 
     models = run(ask())

@@ -12,7 +12,7 @@ from prismctl import views
 from prismctl.sizes import parse_size, size
 from prismctl.system import System, run
 from prismctl.tables import Column, Row
-from prismctl.terminal import Json, show, show_table
+from prismctl.terminal import Json, show, show_table, told_meanwhile
 from protos import common_pb2
 from services.errors import NotFound, TimedOut, Unmet
 
@@ -23,7 +23,9 @@ _DOWN = {"hibernating": common_pb2.HIBERNATING, "cold": common_pb2.COLD, "disk":
 def wake(
     context: typer.Context,
     name: Name,
-    patience_s: Annotated[float, typer.Option("--patience", help="Seconds to wait until it is active.")] = 600.0,
+    patience_s: Annotated[
+        float, typer.Option("--patience", min=0.0, help="Seconds to wait until it is active.")
+    ] = 600.0,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as a group is chosen.")] = False,
     json_: Json = False,
 ) -> None:
@@ -93,7 +95,7 @@ def move(
 
     async def ask() -> float:
         async with system.open_placement() as placement:
-            return await placement.migrate(name, group)
+            return await told_meanwhile(placement.migrate(name, group), f"{name} is on its way to {group}")
 
     seconds = run(ask())
     show({"model": name, "group": group, "seconds": seconds}, json_, f"{name} is on {group} after {seconds:.2f} s")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from prismctl.tables import Column, Row, Section, render
 
+T = TypeVar("T")
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 
@@ -26,6 +29,16 @@ def show(value: Any, as_json: bool, text: str) -> None:
         show_json(value)
     else:
         typer.echo(text)
+
+
+async def told_meanwhile(work: Awaitable[T], line: str, after_s: float = 1.0) -> T:
+    """What `work` comes to; where that takes longer, `line` on stderr."""
+    say = partial(typer.echo, f"prismctl: {line}", err=True)
+    telling = asyncio.get_running_loop().call_later(after_s, say)
+    try:
+        return await work
+    finally:
+        telling.cancel()
 
 
 def show_table(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | Section]) -> None:

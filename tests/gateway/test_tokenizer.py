@@ -26,9 +26,7 @@ def test_text_gets_what_the_tokenizer_puts_around_it_only_when_asked(tokenizer: 
     assert tokenizer.decode(tokenizer.encode("hello", special=False)) == "hello"
 
 
-def test_a_text_that_is_plainly_too_long_is_not_encoded(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_is_plainly_too_long_is_not_encoded(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = max(map(len, tokenizer._rust.get_vocab()))
     fits = "hello" * 20
     assert tokenizer.encode(fits, True, most=len(fits)) == tokenizer.encode(fits, True)
