@@ -29,6 +29,9 @@ from protos import common_pb2
 from services import enums
 from services.errors import PrismError
 
+MOST_CHARACTERS = 1 << 21
+"""Of a text for /tokenize, which no context bounds."""
+
 
 def build(serving: Serving, access: Access, *, most_body_bytes: int, page: Sequence[Route] = ()) -> ASGIApp:
     """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first."""
@@ -150,7 +153,9 @@ class Endpoints:
             prompt, field = Prompt(messages=[message.model_dump() for message in asked.messages]), "messages"
         else:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
-        ids = await self._serving.encode(tokenizer, prompt, field, prompt.characters)
+        if (characters := prompt.characters) > MOST_CHARACTERS:
+            raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
+        ids = await self._serving.encode(tokenizer, prompt, field, characters)
         return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
 
     async def detokenize(self, request: Request) -> Response:

@@ -46,7 +46,7 @@ class GatewayConfig(Config):
     sampling_defaults: Literal["model", "openai"] = "model"
     """What holds for `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` where a request does not give
     them: the model's generation_config.json, or a temperature of 1 and no limits."""
-    most_body_bytes: int = Field(32 << 20, ge=1024)
+    most_body_bytes: int = Field(8 << 20, ge=1024)
     traces: bool = False
     """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
     where to, and of how many (docs/monitoring.md)."""

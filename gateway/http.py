@@ -19,13 +19,13 @@ JSON = b"application/json"
 CALLER = "prism.caller"
 """Where a request's scope has who asks."""
 BODY_TIME_OUT_S = 300.0
-"""For a whole body: 32 MiB at a megabit a second."""
+"""For a whole body: 8 MiB at a quarter of a megabit a second."""
 _LONGEST_ID = 128
 _MOST_MILLISECONDS = 10**9
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had asked for anything."""
+    """The client closed its connection before it had asked for anything, or takes nothing any more."""
 
 
 async def read_body(receive: Receive, most_bytes: int) -> bytes:

@@ -11,7 +11,7 @@ import grpc
 from gateway import traces
 from gateway.access import Access, Caller
 from gateway.errors import BadField
-from gateway.openai import MOST_STOP_TOKENS, MOST_STOPS, MOST_TOP_LOGPROBS
+from gateway.openai import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS, MOST_TOP_LOGPROBS
 from gateway.request import Prompt, Request
 from gateway.serving import Serving
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
@@ -137,6 +137,8 @@ def _check(message: gateway_pb2.GenerateRequest) -> None:
         raise BadField("'chat.messages' is empty.", "chat.messages", "array_too_short")
     if len(message.stop) > MOST_STOPS or not all(message.stop):
         raise BadField(f"At most {MOST_STOPS} stop strings, none of them empty.", "stop")
+    if any(len(stop) > MOST_STOP_CHARACTERS for stop in message.stop):
+        raise BadField(f"A stop string has at most {MOST_STOP_CHARACTERS} characters.", "stop", "string_too_long")
     if len(sampling.stop_token_ids) > MOST_STOP_TOKENS:
         raise BadField(f"At most {MOST_STOP_TOKENS} stop tokens.", "sampling.stop_token_ids", "array_too_long")
     if any(token < 0 for token in message.tokens.ids):

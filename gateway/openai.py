@@ -21,6 +21,10 @@ from protos import common_pb2
 MOST_CHOICES = 128
 MOST_PROMPTS = 512
 MOST_STOPS = 4
+MOST_STOP_CHARACTERS = 1024
+MOST_MESSAGES = 1 << 14
+MOST_IDS = 1 << 21
+"""Token ids in a list; no context is as long."""
 MOST_STOP_TOKENS = 1024
 """Every choice of a request carries them."""
 MOST_TOP_LOGPROBS = 20
@@ -39,6 +43,8 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise ValueError(f"at most {MOST_STOPS} strings, not {len(stops)}")
     if not all(stops):
         raise ValueError("a stop string cannot be empty")
+    if (longest := max(map(len, stops), default=0)) > MOST_STOP_CHARACTERS:
+        raise ValueError(f"a stop string has at most {MOST_STOP_CHARACTERS} characters, not {longest}")
     return tuple(stops)
 
 
@@ -51,10 +57,12 @@ def prompts(value: Any, most: int = MOST_PROMPTS) -> list[Prompt]:
     if isinstance(value, str):
         return [Prompt(text=value)]
     if isinstance(value, list) and value:
+        if isinstance(value[0], (str, list)) and len(value) > most:
+            raise ValueError(f"at most {most} prompts, not {len(value)}")
+        if len(value) > MOST_IDS:
+            raise ValueError(f"at most {MOST_IDS} token ids, not {len(value)}")
         if all(map(_is_token, value)):
             return [Prompt(tokens=value)]
-        if len(value) > most:
-            raise ValueError(f"at most {most} prompts, not {len(value)}")
         if all(isinstance(prompt, str) for prompt in value):
             return [Prompt(text=prompt) for prompt in value]
         if all(isinstance(prompt, list) and prompt and all(map(_is_token, prompt)) for prompt in value):
@@ -225,14 +233,14 @@ class _Generate(_Model):
 class ChatRequest(_Generate):
     """The body of /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[calling.Tool] | None = None
+    tools: list[calling.Tool] | None = Field(None, fail_fast=True)
     tool_choice: Annotated[str | None, pydantic.PlainValidator(calling.choice)] = None
     parallel_tool_calls: bool | None = None
 
@@ -347,7 +355,7 @@ class TokenizeRequest(_Model):
 
     model: str = Field(min_length=1)
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     add_special_tokens: bool = True
 
 
@@ -355,7 +363,7 @@ class DetokenizeRequest(_Model):
     """The body of /detokenize."""
 
     model: str = Field(min_length=1)
-    tokens: list[Annotated[int, Field(ge=0, lt=_TOKENS)]]
+    tokens: list[Annotated[int, Field(ge=0, lt=_TOKENS)]] = Field(max_length=MOST_IDS, fail_fast=True)
 
 
 M = TypeVar("M", bound=pydantic.BaseModel)

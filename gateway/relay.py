@@ -47,6 +47,10 @@ class Patience:
     first_pause_s: float = 0.05
     longest_pause_s: float = 2.0
 
+    def strikes_of(self, job: Job) -> int:
+        """A grammar can make an engine stand still, until it is killed: it gets one more."""
+        return min(self.strikes, 1) if job.sampling.WhichOneof("grammar") else self.strikes
+
     def pause_s(self, tries: int) -> float:
         """Before the next attempt, after `tries` in a row that brought no token: none after the first, then ever
         longer."""
@@ -217,7 +221,7 @@ class Tokens:
             why=why,
             **self._job.span.log_fields,
         )
-        if self._strikes > self._relay.patience.strikes:
+        if self._strikes > self._relay.patience.strikes_of(self._job):
             self._end(Unavailable(f"given up after {self._strikes} failures in a row, the last: {why}"))
         else:
             self._wake()

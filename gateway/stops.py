@@ -13,8 +13,6 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
-        self._longest = max(map(len, self._stops), default=1)
-        self._beginnings = {stop[:length] for stop in self._stops for length in range(1, len(stop))}
 
     def push(self, text: str) -> tuple[str, bool]:
         """The text that may be given out after `text` came, and whether a stop string ended the answer: then nothing
@@ -24,13 +22,19 @@ class StopMatcher:
         if found:
             self._held = ""
             return text[: min(found)[1]], True
-        keep = min(self._longest - 1, len(text))
-        while keep and text[-keep:] not in self._beginnings:
-            keep -= 1
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
+        given = min((_begins(stop, text) for stop in self._stops), default=len(text))
+        self._held = text[given:]
+        return text[:given], False
 
     def finish(self) -> str:
         """The held text, when the answer ended without a match."""
         held, self._held = self._held, ""
         return held
+
+
+def _begins(stop: str, text: str) -> int:
+    """Where in `text`, which does not contain it, what may become `stop` begins; its end, if nowhere."""
+    at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
+    while at >= 0 and not stop.startswith(text[at:]):
+        at = text.find(stop[0], at + 1)
+    return at if at >= 0 else len(text)

@@ -11,6 +11,8 @@ import pydantic
 from pydantic import Field
 
 MOST_TOOLS = 128
+MOST_LEVELS = 64
+"""Of arguments: templates write them out, and go down into them."""
 _NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
@@ -133,5 +135,16 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError):
                 raise ValueError(f"the arguments of '{function['name']}' are not JSON") from None
+        if _levels(arguments) > MOST_LEVELS:
+            raise ValueError(f"the arguments of '{function['name']}' have more than {MOST_LEVELS} levels")
         told.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": told}
+
+
+def _levels(value: Any) -> int:
+    """Of lists and objects in one another."""
+    levels, now = 0, [value]
+    while now := [each for each in now if isinstance(each, (list, dict))]:
+        levels += 1
+        now = [one for each in now for one in (each.values() if isinstance(each, dict) else each)]
+    return levels

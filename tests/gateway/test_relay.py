@@ -180,7 +180,10 @@ async def test_what_an_abandoned_attempt_still_sends_is_ignored(world: World) ->
     assert attempts[0].submit.request_id != attempts[1].submit.request_id
 
 
-async def test_a_request_that_kills_what_it_runs_on_is_given_up(world: World) -> None:
+@pytest.mark.parametrize(("asked", "times"), [({}, 3), ({"regex": "[a-z]+"}, 2)])
+async def test_a_request_that_kills_what_it_runs_on_is_given_up(
+    world: World, asked: dict[str, str], times: int
+) -> None:
     for group in world.groups:
         group.script = fails_after(world, 0)
     await both_places(world)
@@ -189,9 +192,9 @@ async def test_a_request_that_kills_what_it_runs_on_is_given_up(world: World) ->
         return fakes.place(world.groups[0])
 
     world.placement.activate = here
-    error = refusal(await world.chat(), 503)
+    error = refusal(await world.chat(**asked), 503)
     assert "its engine died" in str(error["message"])
-    assert sum(len(group.requests) for group in world.groups) == 3
+    assert sum(len(group.requests) for group in world.groups) == times
 
 
 async def test_failures_with_tokens_in_between_are_not_counted_against_it(world: World) -> None:

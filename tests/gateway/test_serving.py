@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
 import threading
 from typing import Any
 
 import grpc
 import pytest
 
+from gateway import app, endpoint, metrics
 from gateway.tokenizer import Tokenizer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
@@ -127,3 +130,54 @@ async def test_what_a_gateway_that_stops_has_no_time_for_is_told_so(world: World
     said = events(await stream)
     assert said[0]["choices"][0]["delta"] and said[-1]["error"]["message"] == "this gateway is stopping"
     assert refusal(await whole, 503)["message"] == "this gateway is stopping"
+
+
+async def test_a_client_that_reads_nothing_has_no_places_after_a_while(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "SEND_S", 0.2)
+    over = asyncio.Event()
+
+    async def says_much(running: Running) -> None:
+        words = world.ids("hello " * 50)
+        try:
+            while not over.is_set():
+                running.tokens(words)
+                await asyncio.sleep(0)
+        finally:
+            over.set()
+
+    world.groups[0].script = says_much
+    body = json.dumps({"model": MODEL, "prompt": "hello", "max_tokens": 500, "stream": True, "ignore_eos": True})
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+    host, port = world.url.removeprefix("http://").split(":")
+    quiet = socket.create_connection((host, int(port)))
+    try:
+        quiet.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        quiet.sendall((head + body).encode())
+        await asyncio.wait_for(world.groups[0].arrived(1), 10)
+        async with asyncio.timeout(20):
+            while metrics.IN_FLIGHT._value.get():
+                await asyncio.sleep(0.01)
+    finally:
+        over.set()
+        quiet.close()
+
+
+async def test_what_would_take_others_time_or_memory_is_refused_by_field(world: World) -> None:
+    stops = refusal(await world.complete(stop=["x" * 1025]), 400)
+    assert (stops["param"], "at most 1024 characters" in str(stops["message"])) == ("stop", True)
+    deep = '{"a":' * 70 + "1" + "}" * 70
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
+    arguments = refusal(await world.chat(messages=[call]), 400)
+    assert (arguments["param"], "64 levels" in str(arguments["message"])) == ("messages[0].tool_calls", True)
+    for number in (400, 982):  # as deep as Python reads, and deeper than it writes
+        call["tool_calls"][0]["function"]["arguments"] = '{"a":' * number + "1" + "}" * number  # type: ignore[index]
+        assert refusal(await world.chat(messages=[call]), 400)["param"] == "messages[0].tool_calls"
+    long = await world.http.post("/tokenize", json={"model": MODEL, "prompt": "a" * (app.MOST_CHARACTERS + 1)})
+    assert refusal(long, 400)["param"] == "prompt"
+    request = gateway_pb2.GenerateRequest(model=MODEL, text="hello", stop=["x" * 1025])
+    async with rpc.channel(world.grpc_address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 1024 characters"):
+            await gateway_pb2_grpc.InferenceStub(channel).Generate(request).read()
+    assert not world.groups[0].requests
