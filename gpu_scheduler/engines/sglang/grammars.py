@@ -7,8 +7,11 @@ Imports SGLang: only the engine process may import this.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 
 from sglang.srt.constrained.base_grammar_backend import (
@@ -17,18 +20,66 @@ from sglang.srt.constrained.base_grammar_backend import (
     GrammarStats,
     InvalidGrammarObject,
 )
+from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from gpu_scheduler.engines.sglang.options import one_line
 from gpu_scheduler.engines.sglang.policy.kept import Kept
 
 Key = tuple[str, str]
 """SGLang's kind of grammar, and its text."""
+SLOW_S, MOST_SLOW_S = 0.05, 1.0
+"""A call that takes longer is slow, and so much of a request's time may go into slow ones."""
 KEPT_BYTES = 64 << 20
 """Of compiled grammars, in host memory: clients think of new schemas for ever."""
 _LEAST_BYTES = 1 << 10
 """That anything kept counts as."""
 _PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is false: )?")
 """How xgrammar's errors begin: a time and a line of its own."""
+
+
+class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
+    """One request's, which is given up when following it takes the engine's time: what nests repetitions that can be
+    read in many ways costs more with every token, in calls that nothing can stop, and every request of the model
+    waits for them."""
+
+    slow_s = 0.0
+    """In calls that were long."""
+
+    @property
+    def given_up(self) -> bool:
+        return self.slow_s > MOST_SLOW_S
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        if (seconds := time.perf_counter() - began) > SLOW_S:
+            self.slow_s += seconds
+
+    def accept_token(self, token: int) -> None:
+        if not self.given_up:
+            with self._timed():
+                super().accept_token(token)
+
+    def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
+        if not self.given_up:
+            with self._timed():
+                super().fill_vocab_mask(vocab_mask, idx)
+
+    def copy(self) -> TimedGrammar:
+        made = super().copy()
+        return TimedGrammar(
+            made.matcher, made.vocab_size, made.ctx, made.override_stop_tokens, made.key_string, made.grammar_stats
+        )
+
+
+def end_slow(requests: Sequence[Any]) -> None:
+    """Those whose grammars were given up end with their next step; asking again cannot help."""
+    for request in requests:
+        if getattr(request.grammar, "given_up", False) and not request.finished() and request.to_finish is None:
+            why = "following its grammar takes too long: it can be read in too many ways"
+            request.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
 
 class Grammars(BaseGrammarBackend):
@@ -80,7 +131,6 @@ class Grammars(BaseGrammarBackend):
 
 def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
     """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
-    from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
     from xgrammar import GrammarMatcher, allocate_token_bitmask
 
     kind, text = key
@@ -99,10 +149,7 @@ def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
     first = allocate_token_bitmask(1, vocab_size)
     if matcher.fill_next_token_bitmask(first) and not first.any():
         return InvalidGrammarObject("it allows no answer")  # {"$ref": "#"}, or a rule that is itself
-    made: BaseGrammarObject = XGrammarGrammar(
-        matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind)
-    )
-    return made
+    return TimedGrammar(matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind))
 
 
 def _nbytes(key: Key, made: BaseGrammarObject) -> int:

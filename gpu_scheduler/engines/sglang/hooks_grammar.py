@@ -56,6 +56,14 @@ def _advance(request: Any) -> None:
         advance(request, list(request.origin_input_ids[-entry.resumed_tokens :]))
 
 
+def give_up(batch: Any) -> None:
+    """Before a step decodes. Of several ranks each measures its own time, and would decide differently."""
+    if batch.has_grammar and current.instance().ranks.size == 1:
+        from gpu_scheduler.engines.sglang.grammars import end_slow
+
+        end_slow(batch.reqs)
+
+
 def mask_on_cpu(_grammar: Any, logits: Any, vocab_mask: Any) -> None:
     """SGLang knows accelerators only."""
     from xgrammar import apply_token_bitmask_inplace
@@ -69,5 +77,6 @@ HOOKS = [
     Hook(f"{_MANAGER}.__init__", open_grammars, "AFTER"),
     Hook(f"{_MANAGER}.process_req_with_grammar", begin, "AFTER"),
     Hook(f"{_MANAGER}.get_ready_grammar_requests", ready, "AROUND"),
+    Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode", give_up, "BEFORE"),
     *([] if has_gpu() else [Hook(_MASK, mask_on_cpu, "REPLACE")]),
 ]

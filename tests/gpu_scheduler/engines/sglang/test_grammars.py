@@ -60,6 +60,11 @@ def fits(answer: Answer) -> None:
     jsonschema.validate(json.loads(text(answer)), SCHEMA)
 
 
+SLOW = """root ::= r{0,3000}
+r ::= s{0,3000}
+s ::= ("a" | [a-z] | [a-y] | [ a-z] | [ a-x]){0,3000}"""
+
+
 async def goes_on_anywhere(end: EngineEnd, tag: str, whole: Answer, **grammar: str) -> None:
     """Wherever it is interrupted the answer is taken up as one that has said what it has."""
     cuts = range(1, len(whole.tokens), 1 + len(whole.tokens) // 6)
@@ -108,6 +113,10 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
                     answer = await said(end, f"{model}-wrong-{number}-{again}", **{kind: wrong})
                     assert (answer.finish, answer.tokens) == (common_pb2.REJECTED, [])
                     assert why in answer.error and "/" not in answer.error, answer.error
+            # One that is slower with every token ends by itself, and others' answers with what they are.
+            answer = await said(end, f"{model}-slow", most=2000, ebnf=SLOW)
+            assert answer.finish == common_pb2.REJECTED and "takes too long" in answer.error
+            assert (await said(end, f"{model}-beside slow", most=30)).tokens == plain.tokens
             end.ask("never ends", PROMPT, 9, ignore_eos=True, regex=REGEX)
             assert (await end.answer("never ends")).finish == common_pb2.REJECTED
             end.answers.pop("never ends")
