@@ -44,10 +44,7 @@ class BalloondClient:
     async def drop_booking(self, device: str, model: str) -> None:
         """Raises NotFound, and Unmet while a lease lives."""
         request = balloond_pb2.DropBookingRequest(device=device, model=model)
-        try:
-            await self._stub.DropBooking(request, timeout=_TIMEOUT_S, wait_for_ready=True)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+        await self._call(self._stub.DropBooking, request, again=False)
 
     async def set_limit(
         self, device: str, model: str, bytes: int, *, revision: int = 0, deadline_ms: int = 0
@@ -83,8 +80,8 @@ class BalloondClient:
         """The state now and after every change, for ever; None when balloond was lost."""
         return follow_stream(lambda: self._stub.Watch(balloond_pb2.WatchRequest()), "balloond")
 
-    async def _call(self, method: Any, request: Any, timeout_s: float = _TIMEOUT_S) -> Any:
+    async def _call(self, method: Any, request: Any, timeout_s: float = _TIMEOUT_S, again: bool = True) -> Any:
         try:
-            return await rpc.answer(method, request, timeout_s)
+            return await rpc.answer(method, request, timeout_s, again)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import orjson
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from gateway import errors, http, sse, traces
 from gateway.access import Caller
@@ -26,10 +26,6 @@ _EVENT_STREAM = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies that collect a response first would deliver a stream all at once
 ]
-
-
-SEND_S = 60.0
-"""For a client to take something of what is ready for it. One that reads nothing keeps its places, and memory, else."""
 
 
 class Body(Protocol):
@@ -96,21 +92,13 @@ class Reply:
 
     def __init__(self, send: Send, request_id: str, span: Span) -> None:
         self.span = span
-        self._to_client = send
+        self._send = send
         self._headers = http.echo_id(request_id)
         self._streaming = False
 
     def add(self, headers: errors.Headers) -> None:
         """To those of a response that has not begun."""
         self._headers += headers
-
-    async def _send(self, message: Message) -> None:
-        """Raises ClientGone for one that is there, and does not read."""
-        try:
-            async with asyncio.timeout(SEND_S):
-                await self._to_client(message)
-        except TimeoutError:
-            raise http.ClientGone from None
 
     async def whole(self, body: bytes) -> None:
         traces.replied(self.span, 200)

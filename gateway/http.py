@@ -25,7 +25,7 @@ _MOST_MILLISECONDS = 10**9
 
 
 class ClientGone(Exception):
-    """The client closed its connection before it had asked for anything, or takes nothing any more."""
+    """The client closed its connection before it had asked for anything."""
 
 
 async def read_body(receive: Receive, most_bytes: int) -> bytes:

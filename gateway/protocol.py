@@ -1,4 +1,5 @@
-"""HTTP connections that end when their other side takes too much room or time for a request.
+"""HTTP connections that end when their other side takes too much room or time for a request, or reads nothing of what
+is written to it.
 
 uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.read_body`'s.
 """
@@ -15,6 +16,8 @@ MOST_HEAD_BYTES = 64 << 10
 HEAD_TIME_OUT_S = 30.0
 """From a connection, or a request's first byte on one that was kept, to the end of its headers. So long may also take
 what is left of a body that has been answered."""
+READ_TIME_OUT_S = 60.0
+"""In which some of what is written has to be read. Who reads nothing would keep places of requests, and memory."""
 _TOO_LARGE = b"431 Request Header Fields Too Large"
 _TOO_SLOW = b"408 Request Timeout"
 
@@ -29,6 +32,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_message = False
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._read_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -36,7 +40,31 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._head_came()
+        self._stop_looking()
         super().connection_lost(error)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_again()
+
+    def resume_writing(self) -> None:
+        self._stop_looking()
+        super().resume_writing()
+
+    def _look_again(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._read_timer = self.loop.call_later(READ_TIME_OUT_S, self._look, unread)
+
+    def _look(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._look_again()
+        else:
+            self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

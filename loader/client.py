@@ -48,14 +48,14 @@ class LoaderClient:
     async def inspect(self, listing: common_pb2.ModelListing) -> common_pb2.ModelSpec:
         """What adding it would give. Raises Unmet with the reason when the checkpoint is broken, Invalid for what makes
         no sense, a relative path for one."""
-        answer = await self._ask(self._stub.Inspect, loader_pb2.InspectRequest(model=listing))
+        answer = await self._call(self._stub.Inspect, loader_pb2.InspectRequest(model=listing), again=True)
         return answer.model  # type: ignore[no-any-return]
 
     async def state(self, name: str) -> loader_pb2.Inspection:
         """A model of the catalogue: its checkpoint as it is now, its images, and what is under way for it. Raises
         NotFound, and Unmet when the checkpoint is broken."""
         request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
-        return await self._ask(self._stub.Inspect, request)  # type: ignore[no-any-return]
+        return await self._call(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
 
     async def add(self, listing: common_pb2.ModelListing, change: int = 0) -> common_pb2.ModelSpec:
         """Adds a model; `change` is the number that placement gave to that. Raises Exists when the name has another
@@ -125,7 +125,9 @@ class LoaderClient:
 
     async def drop_image(self, model: str, *, from_disk: bool = False) -> None:
         """Idempotent."""
-        await self._ask(self._stub.DropImage, loader_pb2.DropImageRequest(model=model, from_disk=from_disk))
+        await self._call(
+            self._stub.DropImage, loader_pb2.DropImageRequest(model=model, from_disk=from_disk), again=True
+        )
 
     async def copy_kv(self, source: engine_pb2.KvPlaces, target: engine_pb2.KvPlaces) -> int:
         """Fills the target's places from the source's; how many bytes that was. Raises NotFound (lease, extent), Unmet
@@ -141,22 +143,16 @@ class LoaderClient:
 
     async def pin(self, model: str) -> None:
         """The model's image gives way to no other. Idempotent. Raises NotFound."""
-        await self._ask(self._stub.Pin, loader_pb2.PinRequest(model=model))
+        await self._call(self._stub.Pin, loader_pb2.PinRequest(model=model), again=True)
 
     async def unpin(self, model: str) -> None:
         """Idempotent. Raises NotFound, and Unmet for a model that is listed as pinned."""
-        await self._ask(self._stub.Unpin, loader_pb2.UnpinRequest(model=model))
+        await self._call(self._stub.Unpin, loader_pb2.UnpinRequest(model=model), again=True)
 
-    async def _ask(self, method: Any, request: Any) -> Any:
-        """A call that may be made twice."""
+    async def _call(self, method: Any, request: Any, again: bool = False) -> Any:
+        """`again`: it may be made twice."""
         try:
-            return await rpc.answer(method, request, self._timeout_s)
-        except grpc.aio.AioRpcError as error:
-            raise self._told(error) from None
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        try:
-            return await method(request, timeout=self._timeout_s, wait_for_ready=True)
+            return await rpc.answer(method, request, self._timeout_s, again)
         except grpc.aio.AioRpcError as error:
             raise self._told(error) from None
 

@@ -254,8 +254,8 @@ def channel(address: str) -> grpc.aio.Channel:
     return RenewedChannel(open_now, lambda: identity.revision)
 
 
-async def answer(method: Any, request: Any, timeout_s: float) -> Any:
-    """Of a call that may be made twice: waits for its server to be there, and asks again where that stops meanwhile.
+async def answer(method: Any, request: Any, timeout_s: float, again: bool = True) -> Any:
+    """Of a call: waits for its server to be there, and asks again where that stops meanwhile, if it may be made twice.
     Raises AioRpcError."""
     loop = asyncio.get_running_loop()
     until = loop.time() + timeout_s
@@ -263,7 +263,7 @@ async def answer(method: Any, request: Any, timeout_s: float) -> Any:
         try:
             return await method(request, timeout=max(0.0, until - loop.time()), wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
-            if error.code() not in _SERVER_STOPPED or loop.time() + _AGAIN_S >= until:
+            if not again or error.code() not in _SERVER_STOPPED or loop.time() + _AGAIN_S >= until:
                 raise
         await asyncio.sleep(_AGAIN_S)
 

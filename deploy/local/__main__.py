@@ -144,7 +144,7 @@ async def main() -> int:
             return 130
         await _introduce(local, system, time.monotonic() - began)
         await stopping
-        say("stopping; answers under way have ten seconds")
+        say("stopping, once answers under way have ended or their time is over")
     except StartFailed as error:
         say(str(error))
         return 1

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from gateway import app, endpoint, metrics
+from gateway import app, metrics, protocol
 from gateway.tokenizer import Tokenizer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
@@ -135,7 +135,7 @@ async def test_what_a_gateway_that_stops_has_no_time_for_is_told_so(world: World
 async def test_a_client_that_reads_nothing_has_no_places_after_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "SEND_S", 0.2)
+    monkeypatch.setattr(protocol, "READ_TIME_OUT_S", 0.2)
     over = asyncio.Event()
 
     async def says_much(running: Running) -> None:
