@@ -1,39 +1,74 @@
 #!/bin/sh
 # The comparison of systems on two GPUs, on two pairs of them at once where there are four, for longer than one call of a
 # machine may last. After setup.sh, with the slices of pack.sh in SRC/slices:
-#   SRC=... SITE=... RESULTS=... sh compare.sh begin SECONDS [SYSTEM:SLICE:RATE ...]
+#   SRC=... SITE=... RESULTS=... sh compare.sh begin SECONDS [SYSTEM:SLICE:RATE ... [/ SYSTEM:SLICE:RATE ...] [-- ...]]
 #   SRC=... SITE=... RESULTS=... sh compare.sh look SECONDS
-# `begin` goes on where RESULTS/compare (slos.json and results of an earlier time may be put there) ends, in processes that
-# outlive the shell, and begins nothing that would not be done after so many seconds. `look` waits until they are done, or
-# so long, and says what there is.
+# What comes after `--` is for the next pair of GPUs, what comes after `/` for the same one afterwards; without any the
+# systems are shared out. `begin` goes on where the folder of results ends (RESULTS/compare, of H100s
+# RESULTS/compare_h100; slos.json and results of an earlier time may be put there), in processes that outlive the shell,
+# and begins nothing that would not be done after so many seconds. `look` waits until they are done, or so long, and says
+# what there is; it fails at once where nothing is under way and nothing was done.
+#   MORE="--rehearse echo" GPUS=2    on a machine without them
 set -u
 . "$(dirname "$0")/run.sh"
-OUT_OF_ALL=$RESULTS/compare
+name=compare
+if nvidia-smi -L 2>/dev/null | grep -q H100; then name=compare_h100; fi
+OUT_OF_ALL=$RESULTS/$name
 mkdir -p "$OUT_OF_ALL"
-ARGUMENTS="--traces $SRC/slices --out $OUT_OF_ALL --commit $COMMIT"
-GPUS=$(nvidia-smi -L | wc -l) CORES=$(nproc)
+ARGUMENTS="--traces $SRC/slices --out $OUT_OF_ALL --commit $COMMIT --engine-log-level info ${MORE:-}"
+GPUS=${GPUS:-$(nvidia-smi -L | wc -l)} CORES=$(nproc)
+
+# pair NUMBER [PATTERN ... [/ PATTERN ...]]: what one pair does, a line for each time that systems are begun with
+pair() {
+    number=$1
+    shift
+    of=$((GPUS / 2))
+    first=$(((number - 1) * CORES / of)) last=$((number * CORES / of - 1))
+    devices=cuda:$((2 * number - 2)),cuda:$((2 * number - 1))
+    case ${MORE:-} in *rehearse*) devices=cpu:0,cpu:1 ;; esac
+    echo "("
+    echo "$*" | sed 's: / :\n:g' | while read -r patterns; do
+        share=
+        [ -n "$patterns" ] || share="--part $number/$of"
+        echo "taskset -c $first-$last python3 -m benchmarks.gpu.compare run $patterns $ARGUMENTS $share" \
+            "--devices $devices --limit-s \$(($end - \$(date +%s)))"
+    done
+    echo ") >$OUT_OF_ALL/log.$number 2>&1 &"
+}
 
 case $1 in
     begin)
         end=$(($(date +%s) + $2))
         shift 2
-        pairs=$((GPUS / 2)) patterns=$*
         {
+            echo "set -f"
             echo "[ -e $OUT_OF_ALL/slos.json ] || timeout 500 python3 -m benchmarks.gpu.compare calibrate $ARGUMENTS"
-            for pair in $(seq 1 $pairs); do
-                first=$(((pair - 1) * CORES / pairs)) last=$((pair * CORES / pairs - 1))
-                devices=cuda:$((2 * pair - 2)),cuda:$((2 * pair - 1))
-                echo "taskset -c $first-$last python3 -m benchmarks.gpu.compare run $patterns $ARGUMENTS --part $pair/$pairs" \
-                    "--devices $devices --limit-s \$(($end - \$(date +%s))) >$OUT_OF_ALL/log.$pair 2>&1 &"
-            done
+            if [ $# -eq 0 ]; then
+                for number in $(seq 1 $((GPUS / 2))); do pair "$number"; done
+            else
+                number=1 patterns=
+                for word in "$@" --; do
+                    if [ "$word" = -- ]; then
+                        pair $number "$patterns"
+                        number=$((number + 1)) patterns=
+                    else
+                        patterns="$patterns${patterns:+ }$word"
+                    fi
+                done
+            fi
             echo "wait; touch $OUT_OF_ALL/ended"
         } >"$OUT_OF_ALL/commands"
         rm -f "$OUT_OF_ALL/ended"
         setsid nohup sh "$OUT_OF_ALL/commands" >"$OUT_OF_ALL/log" 2>&1 </dev/null &
+        echo $! >"$OUT_OF_ALL/pid"
         ;;
     look)
         until=$(($(date +%s) + $2))
-        while [ ! -e "$OUT_OF_ALL/ended" ] && [ "$(date +%s)" -lt "$until" ]; do sleep 1; done
+        while [ ! -e "$OUT_OF_ALL/ended" ]; do
+            kill -0 "$(cat "$OUT_OF_ALL/pid" 2>/dev/null)" 2>/dev/null || { echo "nothing is under way" >&2; exit 1; }
+            [ "$(date +%s)" -lt "$until" ] || break
+            sleep 1
+        done
         tail -n 3 "$OUT_OF_ALL"/log*
         python3 -m benchmarks.gpu.compare show --out "$OUT_OF_ALL"
         ;;
