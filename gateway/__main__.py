@@ -13,6 +13,7 @@ from gateway.access import Access
 from gateway.activation import Activations
 from gateway.config import GatewayConfig
 from gateway.groups import GroupLinks
+from gateway.http import Bodies
 from gateway.inference import InferenceServicer
 from gateway.keys import Keys
 from gateway.relay import Patience, Relay
@@ -73,7 +74,8 @@ async def build(service: Service) -> None:
         page = pages.routes()
         service.on_drain(pages.close)
         service.on_stop(looker.close)
-    application = app.build(serving, access, most_body_bytes=config.most_body_bytes, page=page)
+    bodies = Bodies(config.most_body_bytes, config.most_bodies_bytes)
+    application = app.build(serving, access, bodies, page=page)
     server = HttpServer(application, config.http, service.identity)
 
     heard = asyncio.Event()

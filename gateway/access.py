@@ -52,6 +52,15 @@ class Caller:
         if self._key is not None and not self._key.admin:
             raise Denied(f"The key '{self._key.name}' is not an admin's.")
 
+    def take_in_flight(self, count: int) -> None:
+        """Counts answers that are being made. Raises TooMany."""
+        if self._key is not None and self._quota is not None:
+            self._quota.take_in_flight(self._key, count)
+
+    def leave_in_flight(self, count: int) -> None:
+        if self._quota is not None:
+            self._quota.in_flight -= count
+
     async def take_request(self) -> None:
         """Counts a request. Raises OverLimit."""
         if self._key is not None and self._quota is not None:

@@ -33,13 +33,12 @@ MOST_CHARACTERS = 1 << 21
 """Of a text for /tokenize, which no context bounds."""
 
 
-def build(serving: Serving, access: Access, *, most_body_bytes: int, page: Sequence[Route] = ()) -> ASGIApp:
+def build(serving: Serving, access: Access, bodies: http.Bodies, *, page: Sequence[Route] = ()) -> ASGIApp:
     """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first."""
-    other = Endpoints(serving, most_body_bytes)
+    other = Endpoints(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
-        form.path: GenerateEndpoint(serving, form, most_body_bytes=most_body_bytes)
-        for form in (ChatForm(), CompletionForm())
-    } | {EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, most_body_bytes=most_body_bytes)}
+        form.path: GenerateEndpoint(serving, form, bodies) for form in (ChatForm(), CompletionForm())
+    } | {EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies)}
     everything = Starlette(
         routes=[
             *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),
@@ -93,9 +92,9 @@ def _echoing_id(scope: Scope, send: Send) -> Send:
 class Endpoints:
     """All that does not generate."""
 
-    def __init__(self, serving: Serving, most_body_bytes: int) -> None:
+    def __init__(self, serving: Serving, bodies: http.Bodies) -> None:
         self._serving = serving
-        self._most_body_bytes = most_body_bytes
+        self._bodies = bodies
         self._created = int(time.time())
         self._description = orjson.dumps(openapi.document())
 
@@ -143,7 +142,7 @@ class Endpoints:
         return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = openai.parse(TokenizeRequest, await self._body(request))
+        asked = openai.parse(TokenizeRequest, await self._bodies.read(request.receive))
         if (asked.prompt is None) == (asked.messages is None):
             raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
         route = self._route(request, asked.model)
@@ -155,22 +154,28 @@ class Endpoints:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
         if (characters := prompt.characters) > MOST_CHARACTERS:
             raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
-        ids = await self._serving.encode(tokenizer, prompt, field, characters)
-        return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
+        async with http.WhileConnected(request.receive) as client:
+            ids = await self._serving.encode(tokenizer, prompt, field, characters, aside=True)
+            return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
+        assert client.gone
+        raise http.ClientGone
 
     async def detokenize(self, request: Request) -> Response:
-        asked = openai.parse(DetokenizeRequest, await self._body(request))
+        asked = openai.parse(DetokenizeRequest, await self._bodies.read(request.receive))
         route = self._route(request, asked.model)
+        size = route.model.vocab_size
+        if size and (unknown := max(asked.tokens, default=0)) >= size:
+            raise BadField(f"Token id {unknown} is not in the model's vocabulary of {size}.", "tokens")
         await _caller(request).take_request()
-        return _json({"prompt": await self._serving.text(route, asked.tokens)})
+        async with http.WhileConnected(request.receive) as client:
+            return _json({"prompt": await self._serving.text(route, asked.tokens, aside=True)})
+        assert client.gone
+        raise http.ClientGone
 
     def _route(self, request: Request, model: str) -> ModelRoute:
         """Raises UnknownModel."""
         _caller(request).check_model(model)
         return self._serving.routes.get(model)
-
-    async def _body(self, request: Request) -> bytes:
-        return await http.read_body(request.receive, self._most_body_bytes)
 
 
 def _caller(request: Request) -> Caller:

@@ -16,6 +16,7 @@ from gateway import endpoint, openai, sse
 from gateway.access import Caller
 from gateway.answer import Scored
 from gateway.endpoint import Endpoint, Reply, each
+from gateway.http import Bodies
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
 from gateway.serving import Choice, Served, Serving
@@ -50,7 +51,8 @@ class Form(Protocol):
     def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
         """One whole answer."""
 
-    def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> Any: ...
+    def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
+        """Lists with an entry for each token."""
 
     def echoes(self, body: Any) -> bool:
         """Whether each answer begins with its prompt."""
@@ -76,7 +78,7 @@ class ChatForm:
             message |= {"content": text or None, "tool_calls": [call.whole() for call in calls]}
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> Any:
+    def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
         def entry(token: int, logprob: float) -> dict[str, Any]:
             data = tokenizer.token_bytes(token)
             written = data.decode(errors="replace")
@@ -108,7 +110,7 @@ class CompletionForm:
     def choice(self, index: int, text: str, calls: Sequence[Call], logprobs: Any, reason: str | None) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> Any:
+    def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
         def written(token: int) -> str:
             return tokenizer.token_bytes(token).decode(errors="replace")
 
@@ -125,11 +127,28 @@ class CompletionForm:
         return bool(body.echo)
 
 
+class _Logprobs:
+    """Of an answer that is sent as a whole. They are written as they come: those of a long answer, tens of megabytes,
+    would hold up others' streams for a second."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, list[bytes]] = {}
+
+    def add(self, more: dict[str, list[Any]]) -> None:
+        for name, entries in more.items():
+            written = self._lists.setdefault(name, [])
+            if entries:
+                written.append(orjson.dumps(entries)[1:-1])
+
+    def whole(self) -> dict[str, orjson.Fragment]:
+        return {name: orjson.Fragment(b"[" + b",".join(written) + b"]") for name, written in self._lists.items()}
+
+
 class GenerateEndpoint(Endpoint[Body]):
     """The ASGI app of one form."""
 
-    def __init__(self, serving: Serving, form: Form, *, most_body_bytes: int) -> None:
-        super().__init__(serving, most_body_bytes=most_body_bytes)
+    def __init__(self, serving: Serving, form: Form, bodies: Bodies) -> None:
+        super().__init__(serving, bodies)
         self.path, self.operation = form.path, form.operation
         self._form = form
 
@@ -163,14 +182,17 @@ class GenerateEndpoint(Endpoint[Body]):
 
         async def collect(choice: Choice) -> None:
             texts = [echoes[choice.index]]
+            answer = choice.answer
+            logprobs = _Logprobs() if wants_logprobs else None
             while choice.finish_reason is None:
                 texts.append(await choice.next())
-            answer = choice.answer
-            logprobs = self._form.logprobs(served.tokenizer, answer.take_scored()) if wants_logprobs else None
+                if logprobs is not None:
+                    logprobs.add(self._form.logprobs(served.tokenizer, answer.take_scored()))
             calls = answer.take_calls()
-            choices[choice.index] = self._form.choice(
-                choice.index, "".join(texts), calls, logprobs, answer.finish_reason
+            written = self._form.choice(
+                choice.index, "".join(texts), calls, logprobs and logprobs.whole(), answer.finish_reason
             )
+            choices[choice.index] = orjson.Fragment(orjson.dumps(written))
 
         await each(collect, served.choices)
         await reply.whole(orjson.dumps({**head, "choices": choices, "usage": served.usage()}))

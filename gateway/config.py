@@ -47,6 +47,8 @@ class GatewayConfig(Config):
     """What holds for `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` where a request does not give
     them: the model's generation_config.json, or a temperature of 1 and no limits."""
     most_body_bytes: int = Field(8 << 20, ge=1024)
+    most_bodies_bytes: int = Field(256 << 20, ge=1024)
+    """Of bodies that have not come to their end, together, without the first 64 KiB of each; more get 503."""
     traces: bool = False
     """Spans of requests, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT and other variables of OpenTelemetry's say
     where to, and of how many (docs/monitoring.md)."""

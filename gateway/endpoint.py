@@ -47,9 +47,9 @@ class Endpoint(Generic[B]):
     operation: str
     """In GenAI's words."""
 
-    def __init__(self, serving: Serving, *, most_body_bytes: int) -> None:
+    def __init__(self, serving: Serving, bodies: http.Bodies) -> None:
         self._serving = serving
-        self._most_body_bytes = most_body_bytes
+        self._bodies = bodies
 
     def _parse(self, data: bytes) -> B:
         """Raises BadField."""
@@ -68,7 +68,7 @@ class Endpoint(Generic[B]):
         log.bind(request_id=request_id, **caller.log_fields, **span.log_fields)
         reply = Reply(send, request_id, span)
         try:
-            data = await http.read_body(receive, self._most_body_bytes)
+            data = await self._bodies.read(receive)
             body = self._parse(data)
             request = body.request(request_id, http.slo(headers), arrival_s)
             traces.asked(span, request, self.operation, streams=body.streams)

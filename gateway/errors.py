@@ -44,6 +44,10 @@ class TooSlow(Invalid):
     """A body that did not come in time."""
 
 
+class NoRoomForBody(Refused):
+    """Too much of others' bodies is on its way."""
+
+
 class UnknownModel(NotFound):
     """Not in the catalogue."""
 
@@ -111,6 +115,7 @@ _SHAPES: dict[type[PrismError], Shape] = {
     Forbidden: Shape(403, "permission_error", "denied"),
     OverLimit: Shape(429, "rate_limit_error", "rate_limit_exceeded"),
     TooMany: Shape(429, "rate_limit_error", "too_many_in_flight", 1),
+    NoRoomForBody: Shape(503, "service_unavailable_error", "no_room", 1),
     Refused: Shape(503, "service_unavailable_error", "no_room", 5),
     ModelFaulty: Shape(503, "service_unavailable_error", "model_error"),
     NotUp: Shape(503, "service_unavailable_error", "model_not_ready", 5),
@@ -148,10 +153,10 @@ def headers(error: PrismError) -> Headers:
         again = error.retry_after_s
         # OpenAI's clients try a 429 again, unless they are told not to.
         return [*error.headers, (b"x-should-retry", b"false") if again is None else (b"retry-after", b"%d" % again)]
-    if isinstance(error, (TooLarge, TooSlow)):
-        return [(b"connection", b"close")]
+    # What is left of a body that was not read to its end is no next request.
+    closed = [(b"connection", b"close")] if isinstance(error, (TooLarge, TooSlow, NoRoomForBody)) else []
     again = shape(error).retry_after_s
-    return [] if again is None else [(b"retry-after", b"%d" % again)]
+    return closed if again is None else [*closed, (b"retry-after", b"%d" % again)]
 
 
 def envelope(message: str, kind: str, code: str | None, field: str | None = None) -> dict[str, Any]:

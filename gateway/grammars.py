@@ -10,6 +10,8 @@ from protos import common_pb2
 
 MOST_CHARACTERS = 1 << 16
 """Engines compile none that is longer, and every choice of a request carries one."""
+MOST_TOGETHER = 1 << 22
+"""Characters in all choices of a request."""
 _ANY_OBJECT = '{"type":"object"}'
 
 
@@ -42,9 +44,14 @@ def asked(format_schema: str | None, **named: str | None) -> tuple[str, dict[str
     return found[0] if found else ("", {})
 
 
-def check(sampling: common_pb2.Sampling) -> None:
-    """Raises BadField for a grammar that no engine takes."""
+def check(sampling: common_pb2.Sampling, choices: int) -> None:
+    """Raises BadField for a grammar that no engine takes, or that is too long for so many."""
     kind = sampling.WhichOneof("grammar")
     characters = len(getattr(sampling, kind)) if kind is not None else 0
     if characters > MOST_CHARACTERS:
         raise BadField(f"The grammar has {characters} characters, at most {MOST_CHARACTERS} are compiled.", kind)
+    if (together := characters * choices) > MOST_TOGETHER:
+        raise BadField(
+            f"The grammar has {characters} characters, {together} with {choices} answers; at most {MOST_TOGETHER}.",
+            kind,
+        )

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway import errors
-from gateway.errors import BadField, TooLarge, TooSlow
+from gateway.errors import BadField, NoRoomForBody, TooLarge, TooSlow
 from protos import common_pb2
 from services import tasks
 from services.errors import PrismError
@@ -20,6 +20,8 @@ CALLER = "prism.caller"
 """Where a request's scope has who asks."""
 BODY_TIME_OUT_S = 300.0
 """For a whole body: 8 MiB at a quarter of a megabit a second."""
+SMALL_BODY_BYTES = 64 << 10
+"""So much of a body always has room: who sends many large ones slowly keeps out nobody else's prompts."""
 _LONGEST_ID = 128
 _MOST_MILLISECONDS = 10**9
 
@@ -28,29 +30,42 @@ class ClientGone(Exception):
     """The client closed its connection before it had asked for anything."""
 
 
-async def read_body(receive: Receive, most_bytes: int) -> bytes:
-    """The whole body. Raises TooLarge when it is longer than `most_bytes`, TooSlow, ClientGone. What is left of it then
-    is not waited for: such an answer ends the connection."""
-    try:
-        async with asyncio.timeout(BODY_TIME_OUT_S):
-            return await _read_body(receive, most_bytes)
-    except TimeoutError:
-        raise TooSlow(f"The body did not come within {BODY_TIME_OUT_S:.0f} s.") from None
+class Bodies:
+    """Reads bodies, and knows how much has come of those that are not all there."""
 
+    def __init__(self, most_bytes: int, most_together_bytes: int) -> None:
+        """`most_together_bytes`: of what bodies have beyond SMALL_BODY_BYTES."""
+        self._most = most_bytes
+        self._most_together = most_together_bytes
+        self._held = 0
 
-async def _read_body(receive: Receive, most_bytes: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > most_bytes:
-            raise TooLarge(f"The body is longer than {most_bytes} bytes.", None, "body_too_large")
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+    async def read(self, receive: Receive) -> bytes:
+        """A whole body. Raises TooLarge, TooSlow, NoRoomForBody, ClientGone. What is left of it then is not waited for:
+        such an answer ends the connection."""
+        counted = 0
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_TIME_OUT_S):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise ClientGone
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > self._most:
+                        raise TooLarge(f"The body is longer than {self._most} bytes.", None, "body_too_large")
+                    if not message.get("more_body", False):
+                        return parts[0] if len(parts) == 1 else b"".join(parts)
+                    beyond = max(0, size - SMALL_BODY_BYTES)
+                    self._held += beyond - counted
+                    counted = beyond
+                    if self._held > self._most_together:
+                        raise NoRoomForBody(f"{self._most_together} bytes of large bodies are on their way already")
+        except TimeoutError:
+            raise TooSlow(f"The body did not come within {BODY_TIME_OUT_S:.0f} s.") from None
+        finally:
+            self._held -= counted
 
 
 def request_id(headers: Headers) -> str:

@@ -38,6 +38,8 @@ class Key(Section):
     requests_per_minute: int | None = Field(None, ge=1)
     tokens_per_minute: int | None = Field(None, ge=1)
     """Of prompts and answers together."""
+    in_flight: int | None = Field(None, ge=1)
+    """Answers being made or waited for at once, at each gateway."""
     admin: bool = False
     """Also /metrics and /ui."""
 

@@ -1,4 +1,4 @@
-"""How much a key may ask for in a minute.
+"""How much a key may ask for in a minute, and have under way at once.
 
 Counted by `limits`' sliding window counter: what was used in this minute of the clock, and of the one before as much as
 still reaches into the last 60 s. Two numbers a key, however many tokens; exact to within what an uneven minute makes of
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from limits.aio.storage import MemoryStorage
 
-from gateway.errors import Headers, OverLimit
+from gateway.errors import Headers, OverLimit, TooMany
 from gateway.keys import Key
 from services import tasks
 
@@ -125,6 +125,17 @@ class Quota:
     def __init__(self, storage: MemoryStorage, name: str) -> None:
         self._requests = Meter(storage, "requests", name)
         self._tokens = Meter(storage, "tokens", name)
+        self.in_flight = 0
+        """Answers that are being made or waited for."""
+
+    def take_in_flight(self, key: Key, count: int) -> None:
+        """Counts answers that begin. Raises TooMany."""
+        if key.in_flight is not None and self.in_flight + count > key.in_flight:
+            raise TooMany(
+                f"{self.in_flight} answers of the key '{key.name}' are in flight and {count} more were asked for; at "
+                f"most {key.in_flight} are taken"
+            )
+        self.in_flight += count
 
     async def take_request(self, key: Key) -> None:
         """Counts a request. Raises OverLimit; a refused one does not count."""

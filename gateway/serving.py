@@ -62,17 +62,11 @@ class Serving:
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
         embedding.check(request, route.model)
-        grammars.check(request.sampling)
         count = len(request.prompts) * request.choices
+        grammars.check(request.sampling, count)
         if request.embeds:
             count = min(count, embedding.MOST_AT_ONCE)
-        if self._in_flight + count > self._most_in_flight:
-            metrics.REQUESTS.labels(request.model, "too many").inc()
-            raise TooMany(
-                f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
-                f"{self._most_in_flight} are taken"
-            )
-        self._count(count)
+        self._take(request, count, caller)
         tokenizing = span.child("tokenize")
         try:
             await caller.take_request()
@@ -87,7 +81,7 @@ class Serving:
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException as error:
-            self._count(-count)
+            self.ended(count, caller)
             if isinstance(error, OverLimit):
                 metrics.REQUESTS.labels(request.model, "over limit").inc()
             raise
@@ -108,7 +102,7 @@ class Serving:
             )
             for index, job in enumerate(jobs)
         ]
-        return Served(self, request, tokenizer, prompts, choices, count, span, charge)
+        return Served(self, request, tokenizer, prompts, choices, count, span, caller, charge)
 
     async def _hold(
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[Job]
@@ -129,11 +123,18 @@ class Serving:
             raise ModelFaulty(f"model '{route.model.name}': {error}") from None
 
     async def encode(
-        self, tokenizer: Tokenizer, prompt: Prompt, field: str, characters: int, most: int | None = None
+        self,
+        tokenizer: Tokenizer,
+        prompt: Prompt,
+        field: str,
+        characters: int,
+        most: int | None = None,
+        *,
+        aside: bool = False,
     ) -> Sequence[int]:
         """A prompt's token ids, of a text that is not plainly longer than `most`. `characters`: of all prompts of its
-        request. Raises BadField that names `field`."""
-        run = self._tokenizers.run
+        request. `aside`: no answer waits for them. Raises BadField that names `field`; aside TooMany."""
+        run = self._tokenizers.run_aside if aside else self._tokenizers.run
         try:
             if prompt.tokens is not None:
                 return prompt.tokens
@@ -147,10 +148,11 @@ class Serving:
         except Invalid as error:
             raise BadField(str(error), field) from None
 
-    async def text(self, route: Route, ids: Sequence[int]) -> str:
-        """What `ids` say, special tokens shown."""
+    async def text(self, route: Route, ids: Sequence[int], *, aside: bool = False) -> str:
+        """What `ids` say, special tokens shown. Raises ModelFaulty; aside TooMany."""
         tokenizer = await self.tokenizer(route)
-        return await self._tokenizers.run(4 * len(ids), tokenizer.decode, ids)
+        run = self._tokenizers.run_aside if aside else self._tokenizers.run
+        return await run(4 * len(ids), tokenizer.decode, ids)
 
     async def drain(self) -> None:
         """Takes no more requests; returns once nothing is in flight."""
@@ -161,6 +163,20 @@ class Serving:
         """What is still in flight ends, and is told why."""
         self._relay.cut(Unavailable("this gateway is stopping"))
 
+    def _take(self, request: Request, count: int, caller: Caller) -> None:
+        """Counts it in. Raises TooMany."""
+        try:
+            if self._in_flight + count > self._most_in_flight:
+                raise TooMany(
+                    f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
+                    f"{self._most_in_flight} are taken"
+                )
+            caller.take_in_flight(count)
+        except TooMany:
+            metrics.REQUESTS.labels(request.model, "too many").inc()
+            raise
+        self._count(count)
+
     def _count(self, change: int) -> None:
         self._in_flight += change
         metrics.IN_FLIGHT.set(self._in_flight)
@@ -169,7 +185,9 @@ class Serving:
         else:
             self._idle.set()
 
-    def ended(self, count: int) -> None:
+    def ended(self, count: int, caller: Caller) -> None:
+        """So many of this caller's answers are in flight no more."""
+        caller.leave_in_flight(count)
         self._count(-count)
 
     def _jobs(self, request: Request, route: Route, index: int, ids: Sequence[int], span: Span) -> list[Job]:
@@ -310,10 +328,12 @@ class Served:
         choices: list[Choice],
         in_flight: int,
         span: Span,
+        caller: Caller,
         charge: Charge,
     ) -> None:
         self._serving = serving
         self._in_flight = in_flight
+        self._caller = caller
         self._charge = charge
         self._span = span
         self.request = request
@@ -330,7 +350,7 @@ class Served:
     ) -> None:
         for choice in self.choices:
             choice.close()
-        self._serving.ended(self._in_flight)
+        self._serving.ended(self._in_flight, self._caller)
         self._charge.settle(sum(map(len, self.prompts)) + self._output_tokens())
         if self._span.recorded:
             self._tell_span()

@@ -7,6 +7,7 @@ by a few threads; the tokenizer's own code releases the interpreter's lock while
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
@@ -19,8 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, TypeVar
 
+from gateway.errors import TooMany
 from services.errors import Invalid, Unmet
 
+MOST_ASIDE = 64
+"""Texts that wait for a turn aside."""
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
 R = TypeVar("R")
 
@@ -175,6 +179,10 @@ class Tokenizers:
         """`kept`: how many stay in memory (a large vocabulary takes about 100 MiB). `inline_characters`: a text up to
         this length is encoded at once, as handing it to a thread would cost more."""
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._turn = asyncio.Semaphore(max(1, threads - 1))
+        """Of what runs aside; a thread is left for prompts."""
+        self._waiting = 0
+        """For a turn."""
         self._kept = kept
         self._inline_characters = inline_characters
         self._loader = loader
@@ -210,6 +218,28 @@ class Tokenizers:
         if characters <= self._inline_characters:
             return work(*arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments, **options))
+
+    async def run_aside(self, characters: int, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
+        """The same for what nobody's answer waits for, in one thread less. A turn lasts until the work is done, also
+        where nobody waits for it any more. Raises TooMany."""
+        if characters <= self._inline_characters:
+            return work(*arguments, **options)
+        if self._waiting >= MOST_ASIDE:
+            raise TooMany(f"{self._waiting} texts are waiting to be tokenized or put together")
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        loop = asyncio.get_running_loop()
+
+        def done(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # of a loop that has ended meanwhile
+                loop.call_soon_threadsafe(self._turn.release)
+
+        doing = self._threads.submit(partial(work, *arguments, **options))
+        doing.add_done_callback(done)
+        return await asyncio.wrap_future(doing)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

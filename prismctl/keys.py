@@ -27,6 +27,7 @@ def make(
     models: Annotated[list[str] | None, typer.Option(help="Models it may use, or patterns; several times.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Of prompts and answers.")] = None,
+    in_flight: Annotated[int | None, typer.Option(min=1, help="Answers at once, at each gateway.")] = None,
     admin: Annotated[bool, typer.Option(help="Also /metrics and /ui.")] = False,
     json_: Json = False,
 ) -> None:
@@ -39,6 +40,7 @@ def make(
             models=tuple(models or ("*",)),
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
+            in_flight=in_flight,
             admin=admin,
         )
     except pydantic.ValidationError as error:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from typing import Any
+
 import httpx
 import pytest
 
+from gateway.tokenizer import Tokenizer, Tokenizers
 from protos import common_pb2
+from services import tasks
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 
@@ -88,6 +94,56 @@ async def test_text_goes_to_tokens_and_back(world: World) -> None:
 )
 async def test_tokenize_names_what_is_wrong(world: World, body: dict[str, object], field: str) -> None:
     assert refusal(await world.http.post("/tokenize", json=body), 400)["param"] == field
+
+
+async def test_an_id_that_is_in_no_vocabulary_has_no_text(world: World) -> None:
+    route = world.route(fakes.place(world.groups[0]))
+    route.model.vocab_size = 400
+    await world.publish(route)
+    while (await world.http.post("/detokenize", json={"model": MODEL, "tokens": [400]})).status_code == 200:
+        await asyncio.sleep(0.005)  # it has the new route in a moment
+    answer = await world.http.post("/detokenize", json={"model": MODEL, "tokens": [3, 400]})
+    assert refusal(answer, 400)["param"] == "tokens"
+    assert (await world.http.post("/detokenize", json={"model": MODEL, "tokens": [399]})).status_code == 200
+    assert (await world.http.post("/detokenize", json={"model": MODEL, "tokens": []})).json() == {"prompt": ""}
+
+
+async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, encoded, all_of = threading.Event(), list[int](), list[Tokenizers]()
+    encode, aside = Tokenizer.encode, Tokenizers.run_aside
+
+    def held(tokenizer: Tokenizer, text: str, special: bool, most: int | None = None) -> list[int]:
+        go.wait()
+        encoded.append(len(text))
+        return encode(tokenizer, text, special, most)
+
+    async def noted(tokenizers: Tokenizers, *arguments: Any, **options: Any) -> Any:
+        all_of.append(tokenizers)
+        return await aside(tokenizers, *arguments, **options)
+
+    monkeypatch.setattr(Tokenizer, "encode", held)
+    monkeypatch.setattr(Tokenizers, "run_aside", noted)
+
+    def asked(characters: int) -> asyncio.Task[httpx.Response]:
+        body = {"model": MODEL, "prompt": "a" * characters}
+        return tasks.spawn(world.http.post("/tokenize", json=body), "a test")
+
+    async def waiting(count: int) -> None:
+        while not all_of or all_of[0]._waiting != count:
+            await asyncio.sleep(0.005)
+
+    first = asked(5000)
+    while len(all_of) < 1:
+        await asyncio.sleep(0.005)
+    gone = asked(6000)
+    await waiting(1)
+    gone.cancel()
+    await waiting(0)
+    last = asked(7000)
+    await waiting(1)
+    go.set()
+    assert (await first).json()["count"] and (await last).json()["count"]
+    assert encoded == [5000, 7000]  # the thread of the one that was gone never began
 
 
 @pytest.mark.parametrize("header", ["000000000001" + "9" * 6000, "9" * 13, "-1", "1.5"])

@@ -245,6 +245,35 @@ async def test_tokens_of_a_request_count_as_asked_while_it_runs_and_as_made_afte
     assert large.headers["x-should-retry"] == "false"
 
 
+async def test_a_key_may_have_so_many_answers_under_way_and_others_have_theirs(world: World, file: Path) -> None:
+    stop = asyncio.Event()
+
+    async def slow(running: Running) -> None:
+        running.tokens(world.ids("one"))
+        await stop.wait()
+        running.finish(common_pb2.STOP)
+
+    world.groups[0].script = slow
+    await take(world, file, USERS + entry("few", in_flight=2))
+    body = {"model": MODEL, "prompt": "hello"}
+    many = await world.http.post("/v1/completions", json=body | {"n": 3}, headers=bearer("few"))
+    assert "3 more were asked for; at most 2" in str(refusal(many, 429)["message"])
+    async with world.http.stream(
+        "POST", "/v1/completions", json=body | {"stream": True, "n": 2}, headers=bearer("few")
+    ) as response:
+        lines = response.aiter_lines()
+        assert (await anext(lines)).startswith("data: ")
+        over = await world.http.post("/v1/completions", json=body, headers=bearer("few"))
+        error = refusal(over, 429)
+        assert error["code"] == "too_many_in_flight" and "of the key 'few'" in str(error["message"])
+        assert over.headers["retry-after"] == "1"
+        stop.set()
+        assert (await world.http.post("/v1/completions", json=body, headers=bearer("ann"))).status_code == 200
+        async for _ in lines:
+            pass
+    assert (await world.http.post("/v1/completions", json=body, headers=bearer("few"))).status_code == 200
+
+
 async def test_a_new_file_counts_at_once_and_a_stream_of_a_key_that_is_gone_runs_to_its_end(
     world: World, file: Path
 ) -> None:

@@ -84,5 +84,5 @@ def served() -> set[str]:
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Routes):
         patch.setattr("gateway.app.Starlette", kept)
-        build(None, None, most_body_bytes=1)  # type: ignore[arg-type]
+        build(None, None, None)  # type: ignore[arg-type]
     return found

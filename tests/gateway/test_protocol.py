@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway import http, protocol
+from gateway import errors, http, protocol
 from gateway import server as gateway_server
 from gateway.errors import PrismError
 from gateway.server import HttpServer
+from services import tasks
 
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
 
@@ -19,7 +20,7 @@ POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
 async def size(scope: Scope, receive: Receive, send: Send) -> None:
     """Answers how long the body is."""
     try:
-        body = await http.read_body(receive, most_bytes=200_000)
+        body = await http.Bodies(200_000, 200_000).read(receive)
     except PrismError as error:
         await http.respond_error(send, error)
     except http.ClientGone:
@@ -85,6 +86,40 @@ async def test_a_body_that_does_not_come_is_refused(server: HttpServer, monkeypa
     monkeypatch.setattr(http, "BODY_TIME_OUT_S", 0.05)
     answer = await said(server, POST + b"content-length: 5\r\n\r\nhe")
     assert answer.startswith(b"HTTP/1.1 408 ") and b"request_time_out" in answer
+
+
+async def test_large_bodies_have_so_much_room_together_and_small_ones_always(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "SMALL_BODY_BYTES", 100)
+    bodies = http.Bodies(1000, 500)
+
+    def part(size: int, more: bool = True) -> dict[str, object]:
+        return {"type": "http.request", "body": bytes(size), "more_body": more}
+
+    async def coming(*parts: dict[str, object]) -> tuple[asyncio.Queue[dict[str, object]], asyncio.Task[bytes]]:
+        """A body of which these have been read."""
+        queue = asyncio.Queue[dict[str, object]]()
+        for one in parts:
+            queue.put_nowait(one)
+        reading = tasks.spawn(bodies.read(queue.get), "a test")
+        while not queue.empty() and not reading.done():
+            await asyncio.sleep(0)
+        return queue, reading
+
+    first, reading = await coming(part(400), part(100))
+    _, refused = await coming(part(150), part(60))
+    with pytest.raises(errors.NoRoomForBody, match="500 bytes of large bodies"):
+        await refused
+    _, small = await coming(part(50), part(40, more=False))
+    assert len(await small) == 90
+    first.put_nowait(part(10, more=False))
+    assert len(await reading) == 510
+    _, gone = await coming(part(600), {"type": "http.disconnect"})
+    with pytest.raises(http.ClientGone):
+        await gone
+    _, again = await coming(part(600), part(1, more=False))
+    assert len(await again) == 601
 
 
 async def test_a_body_that_is_too_long_is_413_and_the_rest_is_not_waited_for(server: HttpServer) -> None:

@@ -66,6 +66,13 @@ async def test_a_grammar_that_no_engine_takes_goes_nowhere(world: World, kind: s
     assert (await world.chat(n=2)).status_code == 200
 
 
+async def test_a_long_grammar_is_not_carried_by_very_many_answers(world: World) -> None:
+    error = refusal(await world.chat(regex="a" * 40_000, n=128), 400)
+    assert error["param"] == "regex" and "5120000 with 128 answers" in str(error["message"])
+    world.say("one")
+    assert (await world.chat(regex="a" * 40_000, n=2)).status_code == 200
+
+
 async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_tokenized_by_a_thread(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

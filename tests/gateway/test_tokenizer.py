@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tokenizers import normalizers
 
+from gateway import tokenizer as tokenizer_module
+from gateway.errors import TooMany
 from gateway.tokenizer import Tokenizer, Tokenizers, TooLong, load
+from services import tasks
 from services.errors import Invalid, Unmet
 from tests.gateway import tokenizers
 
@@ -147,4 +151,56 @@ async def test_long_texts_are_worked_on_by_a_thread_and_short_ones_here(tokenize
     kept = Tokenizers(threads=1, kept=2, inline_characters=10)
     assert await kept.run(10, threading.get_ident) == threading.get_ident()
     assert await kept.run(11, threading.get_ident) != threading.get_ident()
+    kept.close()
+
+
+@pytest.fixture
+def go() -> Iterator[threading.Event]:
+    """What threads of a test wait for; at its end at the latest."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+async def test_what_runs_aside_leaves_a_thread_to_prompts_and_keeps_its_turn_until_it_is_done(
+    go: threading.Event,
+) -> None:
+    kept = Tokenizers(threads=2, kept=2, inline_characters=10)
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def long(name: str) -> str:
+        loop.call_soon_threadsafe(began.set)
+        go.wait()
+        return name
+
+    first = tasks.spawn(kept.run_aside(11, long, "first"), "a test")
+    await began.wait()
+    second = tasks.spawn(kept.run_aside(11, lambda: "second"), "a test")
+    assert await kept.run_aside(10, lambda: "short") == "short"
+    assert await kept.run(11, lambda: "a prompt") == "a prompt"
+    first.cancel()  # its client is gone, its thread goes on
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await kept.run(11, lambda: "a prompt") == "a prompt"
+    assert not second.done()
+    go.set()
+    assert await second == "second"
+    kept.close()
+
+
+async def test_no_more_wait_aside_than_a_bound(monkeypatch: pytest.MonkeyPatch, go: threading.Event) -> None:
+    monkeypatch.setattr(tokenizer_module, "MOST_ASIDE", 1)
+    kept = Tokenizers(threads=1, kept=2, inline_characters=10)
+    works, waits = (tasks.spawn(kept.run_aside(11, go.wait), "a test") for _ in range(2))
+    while not kept._waiting:
+        await asyncio.sleep(0)
+    with pytest.raises(TooMany, match="1 texts"):
+        await kept.run_aside(11, go.wait)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    later = tasks.spawn(kept.run_aside(11, go.wait), "a test")
+    go.set()
+    assert await works and await later
     kept.close()
