@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -39,23 +39,30 @@ _PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is fal
 
 
 class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
-    """One request's, which is given up when following it takes the engine's time: what nests repetitions that can be
-    read in many ways costs more with every token, in calls that nothing can stop, and every request of the model
+    """One request's, which can be given up when following it takes the engine's time: what nests repetitions that can
+    be read in many ways costs more with every token, in calls that nothing can stop, and every request of the model
     waits for them."""
 
-    slow_s = 0.0
-    """In calls that were long."""
+    def __init__(self, *grammar: Any, alone: bool) -> None:
+        """`alone`: no other rank follows it too, so that it is given up at once."""
+        super().__init__(*grammar)
+        self._alone = alone
+        self._slow_s = 0.0
+        """In calls that were long."""
+        self.given_up = False
+        """It is followed no more."""
 
     @property
-    def given_up(self) -> bool:
-        return self.slow_s > MOST_SLOW_S
+    def slow(self) -> bool:
+        return self._slow_s > MOST_SLOW_S
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
         began = time.perf_counter()
         yield
         if (seconds := time.perf_counter() - began) > SLOW_S:
-            self.slow_s += seconds
+            self._slow_s += seconds
+            self.given_up |= self._alone and self.slow
 
     def accept_token(self, token: int) -> None:
         if not self.given_up:
@@ -70,14 +77,21 @@ class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
     def copy(self) -> TimedGrammar:
         made = super().copy()
         return TimedGrammar(
-            made.matcher, made.vocab_size, made.ctx, made.override_stop_tokens, made.key_string, made.grammar_stats
+            made.matcher,
+            made.vocab_size,
+            made.ctx,
+            made.override_stop_tokens,
+            made.key_string,
+            made.grammar_stats,
+            alone=self._alone,
         )
 
 
-def end_slow(requests: Sequence[Any]) -> None:
-    """Those whose grammars were given up end with their next step; asking again cannot help."""
+def end(requests: Sequence[Any], slow: Collection[str]) -> None:
+    """Those whose grammars are `slow` end with their next step; asking again cannot help."""
     for request in requests:
-        if getattr(request.grammar, "given_up", False) and not request.finished() and request.to_finish is None:
+        if request.rid in slow and not request.finished() and request.to_finish is None:
+            request.grammar.given_up = True
             why = "following its grammar takes too long: it can be read in too many ways"
             request.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
 
@@ -85,12 +99,14 @@ def end_slow(requests: Sequence[Any]) -> None:
 class Grammars(BaseGrammarBackend):
     """Stands where SGLang has its own backend."""
 
-    def __init__(self, open_compiler: Callable[[], Any], vocab_size: int) -> None:
-        """`open_compiler` makes xgrammar's; it is called once, in the thread that compiles."""
+    def __init__(self, open_compiler: Callable[[], Any], vocab_size: int, alone: bool) -> None:
+        """`open_compiler` makes xgrammar's; it is called once, in the thread that compiles. `alone`: in the only rank
+        of its engine."""
         # One thread: what the choices of a request ask for at once is compiled once.
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._open_compiler = open_compiler
         self._vocab_size = vocab_size
+        self._alone = alone
         self._compiler: Any = None
         self._kept: Kept[Key, BaseGrammarObject] = Kept(KEPT_BYTES)
         self._last: tuple[Key, BaseGrammarObject] | None = None
@@ -112,7 +128,7 @@ class Grammars(BaseGrammarBackend):
                     self._compiler = self._open_compiler()
                 except Exception as error:  # the libraries raise all kinds at a broken file
                     return InvalidGrammarObject(f"the model's tokenizer cannot be used for it: {one_line(error)}")
-            self._last = (key, compiled(self._compiler, self._vocab_size, key))
+            self._last = (key, compiled(self._compiler, self._vocab_size, key, self._alone))
         return self._last[1].copy()
 
     def set_cache(self, key: Key, value: BaseGrammarObject) -> None:
@@ -129,7 +145,7 @@ class Grammars(BaseGrammarBackend):
         self.executor.shutdown(wait=False, cancel_futures=True)
 
 
-def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
+def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGrammarObject:
     """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
     from xgrammar import GrammarMatcher, allocate_token_bitmask
 
@@ -149,7 +165,7 @@ def compiled(compiler: Any, vocab_size: int, key: Key) -> BaseGrammarObject:
     first = allocate_token_bitmask(1, vocab_size)
     if matcher.fill_next_token_bitmask(first) and not first.any():
         return InvalidGrammarObject("it allows no answer")  # {"$ref": "#"}, or a rule that is itself
-    return TimedGrammar(matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind))
+    return TimedGrammar(matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind), alone=alone)
 
 
 def _nbytes(key: Key, made: BaseGrammarObject) -> int:

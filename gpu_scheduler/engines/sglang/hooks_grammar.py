@@ -23,9 +23,10 @@ def open_grammars(_result: Any, manager: Any, scheduler: Any) -> None:
     from gpu_scheduler.engines.sglang.grammars import Grammars, open_compiler
 
     config = scheduler.model_config
-    path, vocab_size = current.instance().load.model.path, int(config.vocab_size)
+    instance, vocab_size = current.instance(), int(config.vocab_size)
     ends = set(config.hf_eos_token_id or ())
-    manager.grammar_backend = Grammars(partial(open_compiler, path, vocab_size, ends), vocab_size)
+    open_it = partial(open_compiler, instance.load.model.path, vocab_size, ends)
+    manager.grammar_backend = Grammars(open_it, vocab_size, alone=instance.ranks.size == 1)
 
 
 def begin(result: bool, _manager: Any, request: Any) -> bool:
@@ -56,12 +57,21 @@ def _advance(request: Any) -> None:
         advance(request, list(request.origin_input_ids[-entry.resumed_tokens :]))
 
 
-def give_up(batch: Any) -> None:
-    """Before a step decodes. Of several ranks each measures its own time, and would decide differently."""
-    if batch.has_grammar and current.instance().ranks.size == 1:
-        from gpu_scheduler.engines.sglang.grammars import end_slow
+def slow_of(batch: Any) -> frozenset[str]:
+    """The names of the requests whose grammars take too long, by the clock of this process."""
+    if not batch.has_grammar:
+        return frozenset()
+    return frozenset(request.rid for request in batch.reqs if getattr(request.grammar, "slow", False))
 
-        end_slow(batch.reqs)
+
+def give_up(batch: Any) -> None:
+    """Before a step decodes. Each of several ranks measures its own time; they have agreed on which are slow."""
+    if batch.has_grammar:
+        from gpu_scheduler.engines.sglang.grammars import end
+
+        ranks = current.instance().ranks
+        if slow := slow_of(batch) if ranks.size == 1 else ranks.agreed.slow:
+            end(batch.reqs, slow)
 
 
 def mask_on_cpu(_grammar: Any, logits: Any, vocab_mask: Any) -> None:

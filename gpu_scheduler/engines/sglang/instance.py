@@ -20,7 +20,17 @@ from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedG
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import collector, current, device, forget, options, quota, stalls, weights
+from gpu_scheduler.engines.sglang import (
+    collector,
+    current,
+    device,
+    forget,
+    hooks_grammar,
+    options,
+    quota,
+    stalls,
+    weights,
+)
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
@@ -122,7 +132,9 @@ class Instance:
     def _facts(self) -> Facts:
         shared = self.memory.kv
         assert isinstance(shared, SharedRange)
-        return replace(shared.facts(), arrived=self.kv.ids.arrived(), mark=self._mark() if _STRICT else None)
+        slow = hooks_grammar.slow_of(self.scheduler.running_batch)
+        mark = self._mark() if _STRICT else None
+        return replace(shared.facts(), arrived=self.kv.ids.arrived(), slow=slow, mark=mark)
 
     def _mark(self) -> Hashable:
         """By what SGLang's scheduler decides; for tests, that no rank decides differently."""

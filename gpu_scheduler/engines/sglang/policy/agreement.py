@@ -22,6 +22,8 @@ class Facts:
     """Bytes of KV that it may hold; None: it has no range yet."""
     arrived: int = 0
     """How many copies of freed numbers have reached its host, since the start."""
+    slow: frozenset[str] = frozenset()
+    """Names of requests whose grammars have taken too much of its time."""
     mark: Hashable = None
     """Of the state of its scheduler, where the ranks are watched: must be the same."""
 
@@ -34,6 +36,7 @@ class Agreed:
     wanted: int = 0
     limit: int | None = None
     arrived: int = 0
+    slow: frozenset[str] = frozenset()
 
 
 class Parted(Exception):
@@ -41,7 +44,8 @@ class Parted(Exception):
 
 
 def agree(facts: Sequence[Facts]) -> Agreed:
-    """The smallest rank decides what there is, the neediest what has to leave. Raises Parted."""
+    """The smallest rank decides what there is, the neediest what has to leave; what any of them finds slow is. Raises
+    Parted."""
     marks = [one.mark for one in facts]
     if any(mark != marks[0] for mark in marks):
         raise Parted(f"the ranks have parted: {marks}")
@@ -50,6 +54,7 @@ def agree(facts: Sequence[Facts]) -> Agreed:
         wanted=max(one.wanted for one in facts),
         limit=min((one.limit for one in facts if one.limit is not None), default=None),
         arrived=min(one.arrived for one in facts),
+        slow=frozenset().union(*(one.slow for one in facts)),
     )
 
 

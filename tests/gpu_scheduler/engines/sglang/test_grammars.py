@@ -15,6 +15,7 @@ import pytest
 from protos import common_pb2, engine_pb2
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.grammars import SLOW
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
@@ -58,11 +59,6 @@ async def said(end: EngineEnd, name: str, seed: int = 3, most: int = 440, **gram
 def fits(answer: Answer) -> None:
     assert (answer.finish, answer.error) == (common_pb2.STOP, "")
     jsonschema.validate(json.loads(text(answer)), SCHEMA)
-
-
-SLOW = """root ::= r{0,3000}
-r ::= s{0,3000}
-s ::= ("a" | [a-z] | [a-y] | [ a-z] | [ a-x]){0,3000}"""
 
 
 async def goes_on_anywhere(end: EngineEnd, tag: str, whole: Answer, **grammar: str) -> None:

@@ -16,6 +16,7 @@ import pytest_asyncio
 from protos import common_pb2, engine_pb2
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
+from tests.gpu_scheduler.engines.sglang.grammars import SLOW
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
@@ -142,6 +143,14 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
                 answer = await end.answer(name)
                 assert (answer.finish, answer.error) == (common_pb2.STOP, "")
                 assert re.fullmatch(f"{word}[0-9]{{3}}", tokenizers.tiny().decode(answer.tokens))
+        # One that is slower with every token ends on both at the same step, whichever of them finds it out.
+        end.ask("alone", prompts[0], 60, regex="[0-9]{60}")
+        alone = await end.answer("alone")
+        end.ask("slow", prompts[0], CONTEXT - len(prompts[0]), temperature=1.0, seed=3, ebnf=SLOW)
+        end.ask("beside", prompts[0], 60, regex="[0-9]{60}")
+        answer = await end.answer("slow")
+        assert answer.finish == common_pb2.REJECTED and "takes too long" in answer.error
+        assert (await end.answer("beside")).tokens == alone.tokens
         await end.do(unload=engine_pb2.Unload())
         assert await at.leased_bytes() == 0
         images.close()

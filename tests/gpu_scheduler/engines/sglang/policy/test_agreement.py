@@ -10,6 +10,7 @@ facts = st.builds(
     wanted=st.integers(0, 1 << 40),
     limit=st.one_of(st.none(), st.integers(0, 1 << 40)),
     arrived=st.integers(0, 1 << 20),
+    slow=st.frozensets(st.sampled_from("abc")),
 )
 ranks = st.lists(facts, min_size=1, max_size=4)
 offers = st.lists(st.sets(st.integers(0, 60)), min_size=1, max_size=4)
@@ -23,6 +24,7 @@ def test_what_holds_is_what_every_rank_can_keep_to(told):
         assert agreed.arrived <= one.arrived
         assert agreed.wanted >= one.wanted
         assert agreed.news or not one.news
+        assert agreed.slow >= one.slow
 
 
 @given(ranks)
@@ -31,6 +33,7 @@ def test_nothing_is_agreed_that_no_rank_told(told):
     assert agreed.limit in {one.limit for one in told}
     assert agreed.arrived in {one.arrived for one in told}
     assert agreed.wanted in {one.wanted for one in told}
+    assert all(any(name in one.slow for one in told) for name in agreed.slow)
 
 
 @given(ranks, st.randoms(use_true_random=False))
