@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from balloond import records
@@ -31,7 +32,7 @@ from balloond.policy.claims import (
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Extent, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
-from balloond.processes import Deaths, Process
+from balloond.processes import NOBODY, Deaths, Process
 from balloond.records import BookingFacts, BorrowFacts, LeaseFacts
 from balloond.recovery import Found
 from services import log, tasks
@@ -187,6 +188,10 @@ class Daemon:
         if lease is not None and not lease.ended:
             self._carry_out(device, device.end(self.now(), lease_id))
             self._forget_lease_if_over(device, lease_id)
+            if facts := self._facts.get(lease_id):
+                # A loader holds some of it. A successor is not to wait for a process that may live on without it.
+                facts = self._facts[lease_id] = replace(facts, process=NOBODY)
+                self._keeper.keep_soon([(records.encode(facts), None)])
         if session is not None:
             session.close()
 
@@ -220,7 +225,12 @@ class Daemon:
         self, borrower: Process, lease_id: str, ids: Sequence[int] = ()
     ) -> tuple[str, list[Extent], list[int]]:
         """The device of a lease, its weights extents or the KV extents that are named, and their descriptors, once the
-        keeper knows. Raises NotFound."""
+        keeper knows. Raises NotFound; Unavailable to a borrower that is gone: what it asked for may be read after it
+        was found dead, and nobody would hear of its death again."""
+        try:
+            self.watch_borrower(borrower)
+        except OSError as error:
+            raise Unavailable(str(error)) from None
         device = self._device_of(lease_id)
         lent = device.ledger.borrow(lease_id, str(borrower), ids)
         before = self._borrows.get((str(borrower), lease_id))

@@ -202,6 +202,9 @@ class _Session:
         except NotFound as error:
             self.refused(borrow.request_id, "unknown", 0, str(error))
             return
+        except Unavailable as error:
+            self.refused(borrow.request_id, _why(error), 0, str(error))
+            return
         self.granted(borrow.request_id, extents, fds, last=True, device=device)
 
     # --- what the daemon sends

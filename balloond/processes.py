@@ -23,6 +23,10 @@ class Process:
         return f"{self.pid}-{self.started}"
 
 
+NOBODY = Process(0, 0)
+"""No process ever: whoever looks for it finds it gone."""
+
+
 def started(pid: int) -> int:
     """When `pid` started. Raises ProcessLookupError when there is none, another OSError when it cannot be looked up."""
     try:

@@ -7,7 +7,9 @@
 Every system of `sim/policies` over rates, SLO scales and numbers of GPUs, on the fleets of `_fleets.py`; SWEEPS has all
 of it. Targets are, as in the paper, the P95 of each model alone on devices of its own with the slice as it is (rate 1),
 times the SLO scale, for TTFT and TPOT alike. Before a slice begins each model is asked once, so that everybody has been
-loaded: what is not resident then starts from hibernation. These requests, and what was moved for them, do not count.
+loaded, and the slice itself is replayed once: a system that moves models has had them where it wants them then, and
+starts them from hibernation. Only the second time counts, with what was moved in it; PAUSE_S lie in between, in which
+all queues become empty.
 
 Points are kept by their arguments; one that the file has from the same commit of the simulator and the policies is not
 run again. One process for each core, at low priority.
@@ -39,13 +41,18 @@ from sim.system import FleetError, System, World
 from sim.trace import Trace
 
 SEED = 1
+PAUSE_S = 300.0
+ASKED_FOR = ", asked for"
+"""Of a variant: in a catalogue of the models alone that the slice asks for."""
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "prism": ("prism", {}),
     "prism, chunk 256": ("prism", {"chunk_tokens": "256", "joint_s": "0"}),
     "prism, idle 45 s": ("prism", {"idle_s": "45"}),
     "least_slack": ("least_slack", {}),
     "muxserve": ("muxserve", {}),
+    f"muxserve{ASKED_FOR}": ("muxserve", {}),
     "static": ("static", {}),
+    f"static{ASKED_FOR}": ("static", {}),
     "qlm": ("qlm", {}),
     "qlm, swap-aware": ("qlm", {"swap_aware": "1"}),
     "serverlessllm": ("serverlessllm", {}),
@@ -63,10 +70,8 @@ SOURCES = (
     "benchmarks/_fleets.py",
 )
 """What a point depends on."""
+SMALL = tuple(name for name in VARIANTS if name != "prism, idle 45 s" and not name.endswith(ASKED_FOR))
 KEPT = ("ttft_attainment", "tpot_attainment", "attainment", "served", "requests", "ttft_s", "tpot_s")
-
-
-PLAIN = tuple(name for name in VARIANTS if name not in ("prism, idle 45 s", "qlm, swap-aware"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +85,10 @@ class Sweep:
 
 
 SWEEPS = (
-    Sweep("eight", (1, 4, 8, 16), (10,), PLAIN),
-    Sweep("eight", (4,), (2, 5, 10, 20, 40), PLAIN),
+    Sweep("eight", (1, 4, 8, 16), (10,), SMALL),
+    Sweep("eight", (4,), (2, 5, 10, 20, 40), SMALL),
     Sweep("eighteen", (4,), (10,), tuple(VARIANTS)),
-    Sweep("fifty-eight", (4,), (10,), PLAIN),
+    Sweep("fifty-eight", (4,), (10,), tuple(name for name in VARIANTS if name != "prism, idle 45 s")),
 )
 
 
@@ -137,32 +142,47 @@ def alone(fleet: Fleet, name: str, gpus: int, traces: Path) -> Targets:
     return found
 
 
-def run(point: Point, targets: Targets, traces: Path) -> dict[str, Any]:
-    """What came of it, or `refused` with the reason."""
+def run(point: Point, targets: Targets, traces: Path, times: int = 2) -> dict[str, Any]:
+    """What came of the last of so many times, or `refused` with the reason."""
     fleet = FLEETS[point.fleet]
     given = workload(fleet, point.workload, point.gpus, point.rate, traces, SEED)
     specs = {}
+    wanted = {request.model for request in given.requests}
     for name, spec in given.specs.items():
+        if point.variant.endswith(ASKED_FOR) and name not in wanted:
+            continue
         ttft_s, tpot_s = (point.scale * p95 if p95 else inf for p95 in targets[name])
         specs[name] = replace(spec, ttft_s=ttft_s, tpot_s=tpot_s)
-    warm_s = WARM_GAP_S * (len(specs) + 1)
-    warm = [Request(f"w{i}", name, WARM_GAP_S * i, 64, 16) for i, name in enumerate(sorted(specs))]
-    asked = [
-        Request(str(i), r.model, warm_s + r.arrival, r.prompt_tokens, r.output_tokens, spec.ttft_s, spec.tpot_s)
-        for i, r in enumerate(given.requests)
-        for spec in (specs[r.model],)
-    ]
+    every = [Request(f"w{i}", name, WARM_GAP_S * i, 64, 16) for i, name in enumerate(sorted(specs))]
+    begins_s = WARM_GAP_S * (len(specs) + 1)
+    asked: list[Request] = []
+    for number in range(times):
+        if number:
+            begins_s += given.seconds + PAUSE_S
+        asked = [
+            Request(
+                f"{number}-{i}",
+                r.model,
+                begins_s + r.arrival,
+                r.prompt_tokens,
+                r.output_tokens,
+                specs[r.model].ttft_s,
+                specs[r.model].tpot_s,
+            )
+            for i, r in enumerate(given.requests)
+        ]
+        every += asked
     before: dict[str, int] = {}
     policy, settings = VARIANTS[point.variant]
 
     def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> System:
         system = SYSTEMS[policy](world, finished, settings)
-        world.clock.at(warm_s - 1e-3, lambda: before.update(_counts(system)))
+        world.clock.at(begins_s - 1e-3, lambda: before.update(_counts(system)))
         return system
 
     try:
         outcome = _replay(
-            Trace(warm + asked, warm_s + given.seconds), list(specs.values()), fleet.groups[point.gpus], build, settings
+            Trace(every, begins_s + given.seconds), list(specs.values()), fleet.groups[point.gpus], build, settings
         )
     except FleetError as error:
         return {"refused": str(error)}
@@ -174,6 +194,7 @@ def run(point: Point, targets: Targets, traces: Path) -> dict[str, Any]:
     return {
         **{name: total[name] for name in KEPT},
         "counts": {name: after[name] - before.get(name, 0) for name in after},
+        "models": [len(wanted), len(specs)],
         "parked": sum(request.parked for request in asked),
         "failed": {reason: reasons.count(reason) for reason in sorted(set(reasons))},
         "cpu_s": round(cpu_s, 2),

@@ -135,7 +135,6 @@ class Images:
         image.checksum = checksum
         image.last_used = self._now()
         key = _key(image)
-        older = self._images.get(key)
         self._arriving[key] = image
         try:
             await self._keeper.keep([_kept(image)])
@@ -146,6 +145,7 @@ class Images:
                 self._keeper.keep_soon([_kept(older)])
             raise
         del self._arriving[key]
+        older = self._images.get(key)  # which may have been dropped meanwhile
         self._images[key] = image
         self._others.discard(image)
         if older is not None:
@@ -185,7 +185,8 @@ class Images:
     def _drop(self, images: Sequence[Image]) -> None:
         for image in images:
             del self._images[_key(image)]
-            self._keeper.forget_soon([image_memory.record_id(*_key(image))])
+            if _key(image) not in self._arriving:  # whose record has the same name
+                self._keeper.forget_soon([image_memory.record_id(*_key(image))])
             self._let_go(image)
             self._on_change()
 

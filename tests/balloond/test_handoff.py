@@ -4,6 +4,9 @@ import asyncio
 import ctypes
 import os
 import resource
+import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 from protos import handoff_pb2
 from services import seqpacket
 from tests.balloond.child import EXTENT
-from tests.balloond.conftest import MIB, TIMEOUT_S, Node
+from tests.balloond.conftest import MIB, ROOT, TIMEOUT_S, Node
 
 
 class Peer:
@@ -373,6 +376,70 @@ async def test_a_borrow_is_known_to_the_next_balloond(node, child):
     loader.send(**{"return": handoff_pb2.Return(lease_id=lease_id)})
     await node.until(lambda device: device.free_bytes == 16 * MIB)
     close_all(fds)
+
+
+async def test_a_lease_that_ended_while_a_loader_held_some_of_it_stays_ended_in_the_next_balloond(node, child):
+    await node.book("a", weights=2 * MIB)
+    one = child("a")
+    one.ask("grow_weights", 2 * MIB)
+    lease_id = one.ask("lease_id")
+    loader = Peer(node.handoff)
+    loader.attach(role=LOADER)
+    _, fds = await borrowed(loader, lease_id)
+    one.ask("detach")  # its process lives on
+    await node.until(lambda device: not any(lease.pid for lease in device.leases))
+    node.kill(node.balloond)
+    await node.start_balloond()
+    assert (await node.device()).leased_bytes == 2 * MIB
+    loader = Peer(node.handoff)
+    loader.attach(role=LOADER)
+    loader.send(**{"return": handoff_pb2.Return(lease_id=lease_id)})
+    device = await node.until(lambda device: device.leased_bytes == 0)
+    assert device.leases == []
+    async with node.client() as client:
+        await client.drop_booking(node.name, "a")
+    close_all(fds)
+
+
+BORROWER = """
+import sys
+from protos import handoff_pb2
+from services import seqpacket
+sock = seqpacket.connect(sys.argv[1], 10)
+def send(**message):
+    seqpacket.send(sock, handoff_pb2.ToBalloond(**message).SerializeToString())
+send(attach=handoff_pb2.Attach(role=handoff_pb2.Attach.LOADER))
+seqpacket.recv(sock)
+print("attached", flush=True)
+sys.stdin.readline()
+send(borrow=handoff_pb2.Borrow(request_id=1, lease_id=sys.argv[2]))
+print("sent", flush=True)
+sys.stdin.readline()
+"""
+
+
+async def test_what_a_loader_asked_for_before_it_died_is_not_lent_to_it_afterwards(node, child):
+    """Its death may be seen before its last message."""
+    await node.book("a", weights=2 * MIB)
+    one = child("a")
+    one.ask("grow_weights", 2 * MIB)
+    command = [sys.executable, "-c", BORROWER, node.handoff, one.ask("lease_id")]
+    loaders = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(6)
+    ]
+    for loader in loaders:
+        assert await asyncio.to_thread(loader.stdout.readline) == "attached\n"
+    node.balloond.send_signal(signal.SIGSTOP)
+    for loader in loaders:
+        print(file=loader.stdin, flush=True)
+        assert await asyncio.to_thread(loader.stdout.readline) == "sent\n"
+        loader.kill()
+        loader.communicate()
+    node.balloond.send_signal(signal.SIGCONT)
+    await node.device()
+    one.ask("detach")
+    device = await node.until(lambda device: device.leased_bytes == 0)
+    assert device.leases == []
 
 
 def test_sizes_used_here_are_what_they_are():

@@ -106,6 +106,26 @@ async def test_an_older_image_outlives_a_younger_one_that_the_keeper_never_took(
     assert world.images.get("a") is older and set(world.keeper.records) == {"image/a"}
 
 
+async def test_the_keeper_holds_a_younger_image_though_the_older_one_was_dropped_as_it_came(world):
+    older = await world.save("a")
+    answered = asyncio.Event()
+
+    async def keep(kept):
+        world.keeper.keep_soon(kept)
+        await answered.wait()
+
+    world.keeper.keep = keep
+    saving = asyncio.get_running_loop().create_task(world.save("a", generation=2))
+    await asyncio.sleep(0)
+    world.images.drop("a")
+    world.generations["a"] = 2
+    answered.set()
+    younger = await saving
+    assert world.images.get("a") is younger and set(world.keeper.records) == {"image/a"}
+    await freed(older)
+    assert not younger.memory.closed and world.forgotten == [b"w" * PAGE]
+
+
 async def test_a_partial_image_is_gone_with_its_failure(world):
     with pytest.raises(ZeroDivisionError), world.images.blank("a", 1, PAGE, b"m"):
         assert world.images.used_bytes == ONE

@@ -202,7 +202,7 @@ class Instance:
         assert self.memory.kv is not None
         self.ranks.listen(self._facts, self.memory.kv.wake_fd)
         # Enough for min_new_tokens; stop strings are the gateway's.
-        scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or set())
+        scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or (), scheduler.model_config.vocab_size)
         self.admission = Admission(
             self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
         )

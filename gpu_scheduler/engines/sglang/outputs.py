@@ -49,7 +49,10 @@ class Outputs:
                 end = min(end, request.finished_len)
                 entry = self._book.by_rid(request.rid)
                 if entry is not None and entry.withheld and isinstance(reason, FINISH_ABORT):
-                    self.stopped[request.rid] = [*request.origin_input_ids, *said[:end]]
+                    if _impossible(reason.to_json()):
+                        entry.withheld = False  # it has no prompt any more, so that there is nothing to wait for
+                    else:
+                        self.stopped[request.rid] = [*request.origin_input_ids, *said[:end]]
             request.send_token_offset = end
             self.add(
                 message,
@@ -101,8 +104,9 @@ class Outputs:
         if reason is not None and entry.withheld and reason["type"] == "abort":
             self._book.close(entry)
             reason = None
-        if reason is not None and not entry.ending and _impossible(reason):
-            token_ids, logprobs = (), None  # SGLang has drawn one, of a prompt that was none
+        if reason is not None and _impossible(reason):
+            # SGLang has drawn one, of a prompt that was none: what waits for its grammar ends so too, whoever ends it.
+            token_ids, logprobs = (), None
         if not token_ids and reason is None:
             return
         chunk = message.tokens.chunks.add()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
@@ -71,9 +71,12 @@ class _NeedsNoTokenizer:
 class EosIds:
     """All that SGLang's scheduler needs of a tokenizer here."""
 
-    def __init__(self, ids: set[int]) -> None:
-        self.eos_token_id = min(ids, default=-1)
-        self.additional_stop_token_ids = ids
+    def __init__(self, ids: Iterable[int], vocab_size: int) -> None:
+        """Without those that are in no row of logits: SGLang writes to their places. Of a model that has none it is the
+        one behind the vocabulary, where SGLang pads, which is never drawn."""
+        known = {token for token in ids if 0 <= token < vocab_size}
+        self.eos_token_id = min(known, default=vocab_size)
+        self.additional_stop_token_ids = known
 
 
 def to_sglang(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections.abc import Callable
@@ -124,6 +125,29 @@ async def _stop_tokens(end: EngineEnd, prompt: list[int], said: list[int]) -> No
     left = NEW_TOKENS - cut
     end.ask("rest", prompt, left, resumed=whole[:cut], stop_token_ids=[stop], min_new_tokens=first + 2)
     assert (await end.answer("rest")).tokens == whole[cut:]
+
+
+@pytest.mark.parametrize("ends", [None, VOCABULARY + 7], ids=["none", "in no vocabulary"])
+async def test_a_model_without_an_end_token_that_can_be_drawn_takes_a_least_number_of_tokens(
+    tmp_path: Path,
+    engines: Engines,
+    models: dict[str, Path],
+    prompts: list[list[int]],
+    said: dict[str, list[list[int]]],
+    ends: int | None,
+) -> None:
+    endless = shutil.copytree(models["llama"], tmp_path / "endless")
+    for name in ("config.json", "generation_config.json"):
+        told = json.loads((endless / name).read_text()) | {"eos_token_id": ends}
+        (endless / name).write_text(json.dumps(told))
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("endless", floor_bytes=16 * KV_EXTENT)
+        await end.hold(load(at, "endless", endless, context_tokens=CONTEXT))
+        end.ask("beside", prompts[0], 30, ignore_eos=True)
+        end.ask("at least", prompts[0], 30, min_new_tokens=20)
+        assert (await end.answer("at least")).tokens == said["llama"][0][:30]
+        assert (await end.answer("beside")).tokens == said["llama"][0][:30]
+        await end.do(unload=engine_pb2.Unload())
 
 
 async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(

@@ -160,3 +160,26 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
             if end.stats.retractions:
                 break
         assert end.stats.retractions
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
+    tmp_path: Path, engines: Engines, folders: dict[str, Path], moves: bool
+) -> None:
+    schema = json.dumps(SCHEMA)
+    async with node(tmp_path) as at, engines.one() as end:
+        await at.book("llama", floor_bytes=LIMIT)
+        await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT, page_size=16, overlap=1))
+        # The first of a model waits longest: the tokenizer is read for it.
+        end.ask("early", PROMPT, 440, temperature=1.0, seed=3, json_schema=schema)
+        if moves:
+            end.send(export_kv=engine_pb2.ExportKv(live=False))
+            assert not (await end.hear("kv_places")).kv_places.sequences
+            await end.hear("done")
+        await end.do(drain=engine_pb2.Drain(finish_ms=0))
+        answer = await end.answer("early")
+        assert (answer.finish, answer.tokens, answer.error) == (common_pb2.FAILED, [], "handed back")
+        await end.do(unload=engine_pb2.Unload())
+        await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT))
+        fits(await said(end, "again", json_schema=schema))
+        await end.do(unload=engine_pb2.Unload())
