@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from gpu_scheduler import traces
@@ -122,7 +122,7 @@ class Activation:
         if resident.engine is not None:
             self.pool(resident).settled(resident.engine)
         await self._apply_limit(resident)
-        resident.deaths, resident.image_only = 0, False
+        resident.image_only = False
         seconds = resident.came_s = time.monotonic() - began
         ACTIVATION.labels(resident.spec.name, "hibernation" if asleep else "engine").observe(seconds)
         if asleep:
@@ -278,11 +278,11 @@ class Activation:
         """Whether something is, or may be, booked under this name: a model's, or that of idle engines."""
         return self._residents.get(name) is not None or self.warm.books(name)
 
-    async def drop_booking(self, resident: Resident) -> None:
+    async def drop_booking(self, resident: Resident, unless: Callable[[], bool] = lambda: False) -> None:
         if resident.asking is not None:
             await tasks.cancel(resident.asking)
         if self.devices is not None:
-            await self.devices.drop(resident.spec.name)
+            await self.devices.drop(resident.spec.name, unless)
 
     # --- engine and weights
 
@@ -296,8 +296,7 @@ class Activation:
                     await command.done()
             except (PrismError, TimeoutError) as error:
                 _log.warning("engine did not unload", engine=engine.pid, why=str(error))
-                engine.kill()
-                await engine.dead.wait()
+                await engine.give_up()
         self.pool(resident).give_back(engine)
 
     def pool(self, resident: Resident) -> WarmPool:

@@ -291,7 +291,11 @@ class Dispatcher:
             self._end(request, common_pb2.FAILED, NOT_HERE)
             return
         self._protection.ended(request.model, request.id)
-        self._backlog.requeue(request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline)
+        # The target that it may be dropped for is that of its first token.
+        drop_late = False if request.first_token_at else None
+        self._backlog.requeue(
+            request.id, now, prompt_tokens=request.prompt_tokens, deadline=deadline, drop_late=drop_late
+        )
         self.changed()
 
     def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None:

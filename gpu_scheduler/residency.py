@@ -31,8 +31,12 @@ _TRIES = 3
 """Of an activation whose engine died under it, or could not use what it was given: by a device, then by the image. The
 checkpoint is the last."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
-_MOST_DEATHS = 3
-"""Engines of one model that may die in a row; then the model is in error until somebody asks for it again."""
+_MOST_DEATHS = 8
+"""Engines of one model that may die in a row: more than one request kills, which is taken up again four times at most.
+Then the model is in error, until somebody brings it up or ERROR_REST_S have passed."""
+_STEADY_S = 60.0
+"""An engine that served for so long is in no row."""
+ERROR_REST_S = 300.0
 _UNKNOWN = gpu_scheduler_pb2.Elsewhere()
 _MOST_BYTES = 1 << 48
 """Of anything of a model: an engine plans its addresses by these numbers."""
@@ -91,7 +95,7 @@ class Residency:
         elsewhere: gpu_scheduler_pb2.Elsewhere = _UNKNOWN,
     ) -> Change:
         """Starts a change or joins the one under way. Raises Invalid for a model of no possible size, Conflict when the
-        one under way has another target, Unmet for an impossible one."""
+        one under way has another target or no model comes up here any more, Unmet for an impossible target."""
         _check_sizes(spec, elsewhere)
         if target != common_pb2.ACTIVE and target not in _DOWN:
             known = target in common_pb2.Residency.values()
@@ -114,10 +118,12 @@ class Residency:
         is_up = resident is not None and resident.residency == common_pb2.ACTIVE
         if target == common_pb2.ACTIVE and not is_up:
             for so, what in ((self._residents.drained, "drained"), (self._residents.stopping, "stopping")):
-                if so:
-                    raise Unmet(f"the group {self._config.group} is {what}: no model comes up there")
+                if so:  # placement will hear of it in a moment, and choose another
+                    raise Conflict(f"the group {self._config.group} is {what}: no model comes up there")
         is_told = resident is None or spec is not resident.spec
         resident = self._residents.enter(self._residents.of_this_node(spec))
+        if resident.residency == common_pb2.ERROR:
+            resident.deaths = 0
         if is_told:
             resident.listed = self._residents.listed.get(spec.name)
             resident.elsewhere = elsewhere
@@ -181,6 +187,9 @@ class Residency:
                     seconds=time.monotonic() - change.began,
                 )
             )
+            if (engine := resident.engine) is not None and not engine.alive:
+                # It died while its change was ending: requests may have been sent to it meanwhile.
+                self._dispatcher.on_death(engine)
 
     # --- up
 
@@ -220,8 +229,6 @@ class Residency:
         assert engine is not None
         # Nothing was awaited since it became active: no request can have reached it yet.
         engine.listener = self._dispatcher
-        if not engine.alive:
-            self.engine_died(engine)
         await self._activation.release_room(resident)
 
     async def _check(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
@@ -310,18 +317,20 @@ class Residency:
 
     def engine_died(self, engine: Engine) -> None:
         """Its requests were failed already. The model is brought up again in another engine, unless a change is under
-        way (which then fails by itself)."""
+        way, which fails by itself or looks at its engine when it has ended."""
         resident = self._residents.of_engine(engine)
         for pool in self._pools.values():
             pool.give_back(engine)
         if resident is None or resident.change is not None or self._closing:
             return
         was_awake = resident.residency == common_pb2.ACTIVE
+        resident.deaths = 1 if resident.active_s > _STEADY_S else resident.deaths + 1
         resident.engine_gone()
-        resident.deaths += 1
         _log.warning("engine died", model=resident.spec.name, engine=engine.pid, deaths=resident.deaths)
         if not was_awake:
-            tasks.spawn(self._forget(resident), f"forget {resident.spec.name}")
+            # At once: whoever asks for it from now on begins afresh.
+            self._residents.leave(resident)
+            self._drop_booking(resident)
         elif resident.deaths >= _MOST_DEATHS:
             self._give_up(resident, f"{resident.deaths} engines died in a row")
         else:
@@ -333,7 +342,18 @@ class Residency:
     def _give_up(self, resident: Resident, reason: str) -> None:
         self._dispatcher.hand_back(resident.spec.name, reason)
         self._residents.set(resident, common_pb2.ERROR, reason)
+        self._drop_booking(resident)
+        asyncio.get_running_loop().call_later(ERROR_REST_S, self._rested, resident)
 
-    async def _forget(self, resident: Resident) -> None:
-        await self._activation.drop_booking(resident)
-        self._residents.leave(resident)
+    def _rested(self, resident: Resident) -> None:
+        if resident.residency == common_pb2.ERROR and resident.change is None:
+            self._residents.leave(resident)
+
+    def _drop_booking(self, resident: Resident) -> None:
+        """Of a model without an engine, unless it gets one meanwhile."""
+
+        def has_use() -> bool:
+            now = self._residents.get(resident.spec.name)
+            return now is not None and (now.engine is not None or now.change is not None)
+
+        tasks.spawn(self._activation.drop_booking(resident, unless=has_use), f"forget {resident.spec.name}")

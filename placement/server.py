@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from placement.cluster import Cluster
 from placement.drain import Drain
@@ -11,9 +13,18 @@ from placement.loaders import Loaders
 from placement.reconcile import Reconciler
 from placement.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from services import tasks
 from services.watch import Watched
 
 NAME = "prism.placement.v1.Placement"
+T = TypeVar("T")
+
+
+async def _to_its_end(work: Coroutine[Any, Any, T], name: str) -> T:
+    """What an operator asked for goes on when nobody waits for it any more: half of it would be left otherwise, a model
+    on two groups say."""
+    done: T = await asyncio.shield(tasks.spawn(work, name))
+    return done
 
 
 class PlacementServicer(placement_pb2_grpc.PlacementServicer):
@@ -62,21 +73,28 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
     async def RemoveModel(
         self, request: placement_pb2.RemoveModelRequest, context: Any
     ) -> placement_pb2.RemoveModelResponse:
-        async with self._reconciler.removing(request.name, request.force):
-            await self._loaders.remove(request.name)
-            await self._cluster.until(
-                lambda: self._cluster.entry(request.name) is None and not any(self._cluster.residents(request.name))
-            )
+        async def remove() -> None:
+            async with self._reconciler.removing(request.name, request.force):
+                await self._loaders.remove(request.name)
+                await self._cluster.until(
+                    lambda: self._cluster.entry(request.name) is None and not any(self._cluster.residents(request.name))
+                )
+
+        await _to_its_end(remove(), f"remove {request.name}")
         return placement_pb2.RemoveModelResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
-        residency = await self._reconciler.evict(request.model, request.target)
-        if request.target == common_pb2.ON_DISK:
-            await self._loaders.drop_image(request.model)
-        return placement_pb2.EvictResponse(residency=residency)
+        async def evict() -> common_pb2.Residency:
+            residency = await self._reconciler.evict(request.model, request.target)
+            if request.target == common_pb2.ON_DISK:
+                await self._loaders.drop_image(request.model)
+            return residency
+
+        return placement_pb2.EvictResponse(residency=await _to_its_end(evict(), f"evict {request.model}"))
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
-        return placement_pb2.MigrateResponse(seconds=await self._reconciler.migrate(request.model, request.to_group))
+        work = self._reconciler.migrate(request.model, request.to_group)
+        return placement_pb2.MigrateResponse(seconds=await _to_its_end(work, f"migrate {request.model}"))
 
     async def DrainGroup(
         self, request: placement_pb2.DrainGroupRequest, context: Any
@@ -84,7 +102,8 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         if request.undo:
             await self._drain.undo(request.group)
             return placement_pb2.DrainGroupResponse()
-        return placement_pb2.DrainGroupResponse(models=map(drained_view, await self._drain.begin(request.group)))
+        left = await _to_its_end(self._drain.begin(request.group), f"drain {request.group}")
+        return placement_pb2.DrainGroupResponse(models=map(drained_view, left))
 
     async def GetCluster(self, request: placement_pb2.GetClusterRequest, context: Any) -> placement_pb2.Cluster:
         reconciler = self._reconciler

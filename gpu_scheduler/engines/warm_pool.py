@@ -103,7 +103,7 @@ class WarmPool:
             hello = await engine.hello(self.spawn.start_timeout_s)
             tasks.spawn(self._replace_idle(engine), f"engine {engine.pid} while it is warm")
             _log.info("engine warm", engine=engine.pid, kind=hello.engine, version=hello.version)
-        except (EngineDied, TimedOut) as error:
+        except (EngineDied, TimedOut, OSError) as error:  # the last: no process, memory or descriptor left for it
             self._failures += 1
             self._last_failure = str(error)
             _log.warning("engine did not start", kind=self.spawn.kind, why=str(error), failures=self._failures)

@@ -209,11 +209,13 @@ class Backlog:
         *,
         prompt_tokens: int | None = None,
         deadline: float | None = None,
+        drop_late: bool | None = None,
     ) -> None:
         """Retracted, or its engine died: it waits again with the arrival it had.
 
         `prompt_tokens` then counts what it had generated too. `deadline` may give it a new one: its first token may be
-        out already, and with a passed deadline it is late: first in the second queue, being old, but behind S."""
+        out already, and with a passed deadline it is late: first in the second queue, being old, but behind S.
+        `drop_late` says whether it is still dropped for being late."""
         entry = self._in_state(request_id, State.DISPATCHED, State.RUNNING)
         self._account(now)
         self._land(request_id, now)
@@ -223,6 +225,7 @@ class Backlog:
             prompt_tokens=old.prompt_tokens if prompt_tokens is None else prompt_tokens,
             cached_tokens=0,
             deadline=old.deadline if deadline is None or self._by_arrival else deadline,
+            drop_late=old.drop_late if drop_late is None else drop_late,
         )
         entry.state = State.WAITING
         self._enqueue(entry)

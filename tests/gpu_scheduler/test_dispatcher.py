@@ -383,6 +383,26 @@ async def test_a_parked_request_starts_again_with_what_it_had_generated(desk):
     assert again.sampling.max_new_tokens == 3
 
 
+async def test_a_stream_that_met_its_target_is_not_dropped_for_being_late_when_it_was_parked(desk):
+    engine = desk.model("a")
+    slo = common_pb2.Slo(drop_late=True)
+    desk.submit("said something", new=5, ttft_ms=9_000, slo=slo)
+    desk.submit("said nothing", tokens=11, new=5, ttft_ms=9_000, slo=slo)
+    await desk.settle()
+    desk.answer(engine, 0, tokens=[50])
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=0)
+    state.bookings.add(model="a", limit_bytes=1000)
+    desk.memory.update([state])
+    await desk.settle()
+    for started in list(engine.started):
+        desk.dispatcher.on_parked(engine, started.request_id)
+    desk.time += 10
+    desk.dispatcher.changed()
+    await desk.settle()
+    assert desk.last("said nothing").finish == common_pb2.LATE
+    assert desk.dispatcher.count("a") == (1, 0, 1) and not desk.last("said something").finish
+
+
 async def test_what_is_parked_while_its_model_leaves_is_handed_back_at_once(desk):
     engine = desk.model("a")
     desk.submit("r1", new=5)

@@ -1,13 +1,18 @@
 """Changes of residency with real echo engines that hold no memory (no balloond, no loader)."""
 
 import asyncio
+import os
+import signal
+from functools import partialmethod
 
 import pytest
 
 from gpu_scheduler import activation, beforehand
+from gpu_scheduler import residency as residency_module
 from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
 from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines import processes
 from gpu_scheduler.engines import turn as turn_module
 from gpu_scheduler.engines.base import CommandFailed, Engine, Spawn
 from gpu_scheduler.engines.turn import Turn
@@ -20,7 +25,7 @@ from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import tasks
-from services.errors import Conflict, Invalid, NotFound, Refused, Unavailable, Unmet
+from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
@@ -169,7 +174,7 @@ async def test_on_a_drained_group_no_model_comes_up_and_what_is_up_stays(group):
     await engine.dead.wait()
     assert (await answer(group.submit("r")))[1] == common_pb2.LENGTH
     await group.bring(common_pb2.COLD)
-    with pytest.raises(Unmet, match="the group g is drained"):
+    with pytest.raises(Conflict, match="the group g is drained"):  # placement knows better in a moment
         group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
     group.residents.drained = False
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
@@ -209,6 +214,136 @@ async def test_a_request_that_comes_in_the_moment_of_a_death_waits_for_the_next_
     async with asyncio.timeout(60):
         assert (await answer(slow_group.submit("r", new=1)))[1] == common_pb2.LENGTH
     assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+
+
+class Balloond:
+    """Devices that answer, some calls of which can be held. A model of a process that was just killed still has its
+    lease: its booking is not dropped before `buried`."""
+
+    names = ("cpu:0",)
+
+    def __init__(self):
+        self.booked = []
+        self.held = {"release_room": asyncio.Event(), "set_limit": asyncio.Event()}
+        self.begun = {name: asyncio.Event() for name in self.held}
+        self.buried = asyncio.Event()
+
+    async def _hold(self, name):
+        self.begun[name].set()
+        await self.held[name].wait()
+
+    async def book(self, model, **_keys):
+        self.booked.append(model)
+
+    async def drop(self, model, unless=lambda: False):
+        await self.buried.wait()
+        if model in self.booked and not unless():
+            self.booked.remove(model)
+
+    async def inspect(self):
+        return []
+
+    async def make_room(self, *_args, **_keys):
+        return 0, "cpu:0"
+
+    async def release_room(self, *_args):
+        await self._hold("release_room")
+
+    async def set_limit(self, *_args, **_keys):
+        await self._hold("set_limit")
+
+
+@pytest.mark.parametrize("held", ["release_room", "set_limit"])
+async def test_an_engine_that_dies_while_its_activation_ends_is_replaced_too(group, held):
+    devices = group.residency._activation.devices = Balloond()
+    devices.buried.set()
+    devices.held["set_limit" if held == "release_room" else "release_room"].set()
+    group.residents.operator_limits["m"] = 1 << 20
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    await devices.begun[held].wait()
+    first = group.residents.get("m").engine
+    asked = group.submit("r", new=1000)
+    first.kill()
+    await first.dead.wait()
+    devices.held[held].set()
+    await asyncio.wait([change.task])
+    async with asyncio.timeout(30):
+        assert (await answer(asked))[1] in (common_pb2.LENGTH, common_pb2.FAILED)  # it may have been sent to the first
+        assert (await answer(group.submit("again")))[1] == common_pb2.LENGTH
+    assert group.residents.get("m").engine is not first
+
+
+async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afresh(group):
+    devices = group.residency._activation.devices = Balloond()
+    for held in devices.held.values():
+        held.set()
+    await group.bring(common_pb2.ACTIVE)
+    asleep = group.residents.get("m")
+    group.residents.set(asleep, common_pb2.HIBERNATING)
+    asleep.engine.kill()
+    async with asyncio.timeout(30):
+        while asleep.engine is not None:
+            await asyncio.sleep(0.001)
+        change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        asked = group.submit("r")
+        await asyncio.wait([change.task])
+        assert (await answer(asked))[1] == common_pb2.LENGTH
+    devices.buried.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    now = group.residents.get("m")
+    assert now is not asleep and now.residency == common_pb2.ACTIVE and "m" in devices.booked
+
+
+async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_while(group, monkeypatch):
+    monkeypatch.setattr(residency_module, "_MOST_DEATHS", 3)
+    monkeypatch.setattr(residency_module, "ERROR_REST_S", 0.02)
+
+    async def die(times):
+        """As soon as it is up."""
+        for number in range(1, 1 + times):
+            await group.bring(common_pb2.ACTIVE)
+            resident = group.residents.get("m")
+            engine = resident.engine
+            engine.kill()
+            await engine.dead.wait()
+            assert resident.deaths == number
+        return resident
+
+    resident = await die(3)
+    assert (resident.residency, resident.reason) == (common_pb2.ERROR, "3 engines died in a row")
+    assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
+    while group.residents.get("m") is resident:  # it rests
+        await asyncio.sleep(0.005)
+    monkeypatch.setattr(residency_module, "ERROR_REST_S", 1000)
+    assert (await die(3)).residency == common_pb2.ERROR
+    await group.bring(common_pb2.ACTIVE)  # by somebody who knows better
+    assert group.residents.get("m").deaths == 0
+    resident = await die(2)
+    await group.bring(common_pb2.ACTIVE)
+    resident.active_at -= 100  # one that served for long was in no row
+    engine = resident.engine
+    engine.kill()
+    await engine.dead.wait()
+    assert resident.deaths == 1 and resident.residency != common_pb2.ERROR
+
+
+async def test_an_engine_that_neither_loads_nor_can_be_killed_is_given_up(group, monkeypatch):
+    pool = group.pools["echo"]
+    stuck = await pool.take(30)
+    pool.give_back(stuck)
+    monkeypatch.setattr(processes, "kill", lambda ranks: None)  # in a driver that does not return
+    monkeypatch.setattr(Engine, "give_up", partialmethod(Engine.give_up, grace_s=0.05))
+    monkeypatch.setitem(group.residency._config.engines.__dict__, "load_timeout_s", 0.2)
+    os.kill(stuck.pid, signal.SIGSTOP)
+    try:
+        change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        async with asyncio.timeout(30):
+            await asyncio.wait([change.task])
+        assert isinstance(change.failure, TimedOut)
+        assert group.residents.get("m") is None
+    finally:
+        os.kill(stuck.pid, signal.SIGKILL)
 
 
 async def test_a_model_that_may_not_come_back_when_its_engine_has_died_is_in_error(group, monkeypatch):

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from gpu_scheduler.engines import warm_pool
-from gpu_scheduler.engines.base import EngineDied, Spawn
+from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from services import tasks
 from services.errors import Refused
@@ -141,6 +141,26 @@ async def warm_other_than(pool, before):
     async with asyncio.timeout(30), pool.changed:
         await pool.changed.wait_for(lambda: pool.idle and pool.engines[0] is not before)
     return pool.engines[0]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+async def test_an_engine_for_which_there_is_no_process_is_tried_again(monkeypatch, taken):
+    pool = WarmPool(Spawn("echo"), warm=1, limit=3)
+    start, failures = Engine.start, [BlockingIOError(11, "no process left")]
+
+    async def started(*arguments):
+        if failures:
+            raise failures.pop()
+        return await start(*arguments)
+
+    monkeypatch.setattr(Engine, "start", started)
+    if taken:
+        assert (await pool.take(60)).alive
+    else:
+        pool.fill()
+        async with asyncio.timeout(30), pool.changed:
+            await pool.changed.wait_for(lambda: pool.idle)
+    await pool.close()
 
 
 async def test_engines_that_do_not_start_are_reported_instead_of_tried_for_ever():
