@@ -37,7 +37,7 @@ from sim.trace import Trace
 
 POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "static": ("static", {}),
-    "muxserve": ("muxserve", {}),
+    "muxserve": ("muxserve", {"rounds": "false"}),
     "serverlessllm": ("serverlessllm", {}),
     "prism": ("prism", {}),
     "no-placement": ("prism", {"rebalance": "false"}),

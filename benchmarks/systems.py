@@ -3,7 +3,9 @@ good, what their memory is, and what the shared queue goes by. Prism is the serv
 lack one part each. All have the same engines, CUDA graphs, weight images and warm pool.
 
 static       a device's models share its memory by plan, each with a limit that stays; first come, first served
-muxserve     MuxServe++: places by plan, KV memory shared on demand, nobody leaves or moves; first come, first served
+muxserve     MuxServe++ without its scheduler: places by plan, KV memory shared on demand, nobody leaves or moves; first
+             come, first served, each engine for itself. (Its authors' has one prefill at a time, the models in turn:
+             `sim/policies/muxserve.py` has both, and says what the turns are worth.)
 serverlessllm
              a model has a device for itself while it serves; another's comes when that is idle, and hibernates in
              between as Prism's do, which its authors' system does not. It waits for a device as long as all are busy;
@@ -95,7 +97,9 @@ class Sizes:
     """What balloond keeps of each device: a plan that fills it to the last byte would not come up."""
 
 
-GPU = Sizes(2, 32 << 20, 8 << 20, 2 << 30, 576 << 20, 130 << 20)
+GPU = Sizes(2, 32 << 20, 8 << 20, 1664 << 20, 576 << 20, 130 << 20)
+"""The quota: engines measured 1.33 to 1.61 GiB. Until 26 November 2026 it was 2 GiB here, which those pay for whose
+models all stay awake (docs/gpu.md)."""
 CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0, 0)
 
 

@@ -47,7 +47,8 @@ MODELS = {
 CAPACITY_BYTES = 44 << 30
 """Of each GPU: weights, engines and graphs of all eight take about 40 GB on either, so that KV is short."""
 TTFT_SCALE, TPOT_SCALE = 5.0, 2.0
-"""Times the P95 of each model alone: of ALONE requests, with gaps of ALONE_GAP_S at most."""
+"""Times the P95 of each model alone: of ALONE requests, with gaps of ALONE_GAP_S at most; the smaller one of two times
+where there were two (`compare.py`)."""
 ALONE, ALONE_GAP_S = 24, 1.0
 
 

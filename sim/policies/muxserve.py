@@ -5,6 +5,9 @@ models are resident, nobody is evicted or moved; a model takes the memory that o
 adaptive batch scheduling: prefills go before decodes, one at a time on a group, the models in turn (round robin), each
 with a batch of its oldest requests; decodes of all models run side by side.
 
+`rounds=false` leaves that scheduler out: each engine has a queue of its own, as in the system that GPUs ran under this
+name (`benchmarks/systems.py`).
+
 Given here, and not in its authors' system: placement by Algorithm 1 on mean rates known in advance, instead of their
 search over meshes by estimated throughput; a start waits until the forecast of its output fits into what is free or
 idle. Left out: shares of the compute by MPS, and that no new decode begins while a prefill lacks compute: engines get
@@ -61,9 +64,11 @@ class Rounds(Lines):
 
 
 def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Fixed:
-    if settings:
-        raise FleetError(f"muxserve has no settings, and {', '.join(sorted(settings))} was given")
-    fleet = Fixed(world, finished, Rounds)
+    own = dict(settings)
+    rounds = own.pop("rounds", "true")
+    if own or rounds not in ("true", "false"):
+        raise FleetError(f"muxserve has rounds=true and rounds=false, and {settings} was given")
+    fleet = Fixed(world, finished, Rounds if rounds == "true" else Lines)
     if fleet.homeless:
         names = ", ".join(spec.name for spec in fleet.homeless)
         weights = sum(spec.shape.weights_bytes for spec in world.specs)

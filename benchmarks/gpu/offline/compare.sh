@@ -4,36 +4,51 @@
 #   SRC=... SITE=... RESULTS=... sh compare.sh begin SECONDS [SYSTEM:SLICE:RATE ... [/ SYSTEM:SLICE:RATE ...] [-- ...]]
 #   SRC=... SITE=... RESULTS=... sh compare.sh look SECONDS
 # What comes after `--` is for the next pair of GPUs, what comes after `/` for the same one afterwards; without any the
-# systems are shared out. `begin` goes on where the folder of results ends (RESULTS/compare, of H100s
-# RESULTS/compare_h100; slos.json and results of an earlier time may be put there), in processes that outlive the shell,
-# and begins nothing that would not be done after so many seconds. `look` waits until they are done, or so long, and says
+# systems are shared out. `begin` goes on where the folder of results ends (RESULTS/compare_h200 or RESULTS/compare_h100;
+# slos.json and results of an earlier time may be put there), in processes that outlive the shell, and begins nothing that
+# would not be done after so many seconds. `look` waits until they are done, or so long, and says
 # what there is; it fails at once where nothing is under way and nothing was done.
 #   MORE="--rehearse echo" GPUS=2    on a machine without them
 set -u
 . "$(dirname "$0")/run.sh"
-name=compare
+name=compare_h200
 if nvidia-smi -L 2>/dev/null | grep -q H100; then name=compare_h100; fi
 OUT_OF_ALL=$RESULTS/$name
 mkdir -p "$OUT_OF_ALL"
 ARGUMENTS="--traces $SRC/slices --out $OUT_OF_ALL --commit $COMMIT --engine-log-level info ${MORE:-}"
 GPUS=${GPUS:-$(nvidia-smi -L | wc -l)} CORES=$(nproc)
 
-# pair NUMBER [PATTERN ... [/ PATTERN ...]]: what one pair does, a line for each time that systems are begun with
-pair() {
+# on NUMBER WHAT...: the command of one pair
+on() {
     number=$1
     shift
     of=$((GPUS / 2))
     first=$(((number - 1) * CORES / of)) last=$((number * CORES / of - 1))
     devices=cuda:$((2 * number - 2)),cuda:$((2 * number - 1))
     case ${MORE:-} in *rehearse*) devices=cpu:0,cpu:1 ;; esac
+    echo "taskset -c $first-$last python3 -m benchmarks.gpu.compare $* $ARGUMENTS --devices $devices"
+}
+
+# pair NUMBER [PATTERN ... [/ PATTERN ...]]: what one pair does, a line for each time that systems are begun with
+pair() {
+    number=$1
+    shift
     echo "("
     echo "$*" | sed 's: / :\n:g' | while read -r patterns; do
-        share=
-        [ -n "$patterns" ] || share="--part $number/$of"
-        echo "taskset -c $first-$last python3 -m benchmarks.gpu.compare run $patterns $ARGUMENTS $share" \
-            "--devices $devices --limit-s \$(($end - \$(date +%s)))"
+        [ -n "$patterns" ] || patterns="--part $number/$((GPUS / 2))"
+        echo "$(on "$number" run "$patterns") --limit-s \$(($end - \$(date +%s)))"
     done
     echo ") >$OUT_OF_ALL/log.$number 2>&1 &"
+}
+
+# targets: a line for each pair, which calibrate at once
+targets() {
+    echo "if [ ! -e $OUT_OF_ALL/slos.json ]; then"
+    for number in $(seq 1 $((GPUS / 2))); do
+        echo "timeout 500 $(on "$number" calibrate --part "$number/$((GPUS / 2))") >$OUT_OF_ALL/log.alone.$number 2>&1 &"
+    done
+    echo "wait; python3 -m benchmarks.gpu.compare targets --out $OUT_OF_ALL --commit $COMMIT"
+    echo "fi"
 }
 
 case $1 in
@@ -42,7 +57,7 @@ case $1 in
         shift 2
         {
             echo "set -f"
-            echo "[ -e $OUT_OF_ALL/slos.json ] || timeout 500 python3 -m benchmarks.gpu.compare calibrate $ARGUMENTS"
+            targets
             if [ $# -eq 0 ]; then
                 for number in $(seq 1 $((GPUS / 2))); do pair "$number"; done
             else
