@@ -41,6 +41,16 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "serverlessllm": ("serverlessllm", {}),
     "prism": ("prism", {}),
     "no-placement": ("prism", {"rebalance": "false"}),
+    "no-arbitration": (
+        "prism",
+        {
+            "order": "arrival",
+            "prefill_turn": "false",
+            "protect_decodes": "false",
+            "precedence_ms": "0",
+            "decode_turn_ms": "0",
+        },
+    ),
     "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
 }
 WARM_GAP_S = 60.0
