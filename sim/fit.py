@@ -9,7 +9,8 @@ running system (`decode_steps`) and of 16 long streams (`gpu_reclaim`), four GPU
 (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
 and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host
 does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B
-model at once (`compare/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
+model at once (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another
+step).
 Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
 of the model.
 The rest of what it prints was held out.
@@ -154,7 +155,7 @@ def lone_s(rows: dict[str, Any]) -> float:
 
 def burst_step_s(results: Results, shape: str, chunk: int) -> float:
     """Between the ends of whole prefill steps, where so many prompts came at once to one model and nothing else ran."""
-    (system,) = (found := results.read("compare/static-busy-6.graphs512"))["systems"]
+    (system,) = (found := results.read("compare_2gib/static-busy-6.graphs512"))["systems"]
     rows = [row for row in system["samples"]["rows"] if row[4] is not None]
     spans = [(at, at + ttft_s + (output - 1) * (tpot_s or 0.0)) for at, _, _, output, ttft_s, tpot_s, _ in rows]
     bursts: dict[tuple[float, str, int], list[float]] = {}
