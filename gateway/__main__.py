@@ -117,11 +117,17 @@ async def _leave(service: Service, server: HttpServer, serving: Serving, withdra
     await asyncio.sleep(withdraw_s)
     # Who calls by gRPC is told to go elsewhere. Not awaited: who watches health never ends.
     tasks.spawn(service.server.stop(service.config.drain_s), "no new calls")
-    left = asyncio.gather(server.stop(), serving.drain())
+    left = tasks.spawn(_end(server, serving), "answers end")
     last_s = min(_LAST_S, service.config.drain_s / 4)
     if not (await asyncio.wait([left], timeout=max(0.0, service.config.drain_s - withdraw_s - last_s)))[0]:
         serving.cut()  # or their connections would be, with nothing said
     await left
+
+
+async def _end(server: HttpServer, serving: Serving) -> None:
+    """A connection that was taken before the stop may have a request yet, which is answered."""
+    await server.stop()
+    await serving.drain()
 
 
 def _keys(service: Service, path: str) -> Followed[Keys] | None:

@@ -160,7 +160,8 @@ class Serving:
         await self._idle.wait()
 
     def cut(self) -> None:
-        """What is still in flight ends, and is told why."""
+        """What is still in flight ends, and what still comes is refused, and is told why."""
+        self._draining = True
         self._relay.cut(Unavailable("this gateway is stopping"))
 
     def _take(self, request: Request, count: int, caller: Caller) -> None:

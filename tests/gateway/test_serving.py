@@ -9,9 +9,10 @@ import threading
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 
-from gateway import app, metrics, protocol
+from gateway import app, metrics, protocol, server
 from gateway.tokenizer import Tokenizer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
@@ -121,6 +122,28 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
                 break
     release.set()
     assert (await open_stream).text.endswith("data: [DONE]\n\n")
+    await stopping
+
+
+async def test_a_request_on_a_connection_that_was_there_before_the_stop_is_answered(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_FIRST_REQUEST_S", 60.0)
+    world.say("one")
+    host, _, port = world.url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    await world.chat()  # so it was taken
+    stopping = asyncio.get_running_loop().create_task(world.service._end())
+    while True:
+        try:
+            async with httpx.AsyncClient() as client:
+                await client.get(f"{world.url}/health")
+        except httpx.HTTPError:  # nobody is taken any more
+            break
+    body = b'{"model": "%s", "prompt": "hello"}' % MODEL.encode()
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+    writer.close()
     await stopping
 
 
