@@ -225,12 +225,7 @@ class Daemon:
         self, borrower: Process, lease_id: str, ids: Sequence[int] = ()
     ) -> tuple[str, list[Extent], list[int]]:
         """The device of a lease, its weights extents or the KV extents that are named, and their descriptors, once the
-        keeper knows. Raises NotFound; Unavailable to a borrower that is gone: what it asked for may be read after it
-        was found dead, and nobody would hear of its death again."""
-        try:
-            self.watch_borrower(borrower)
-        except OSError as error:
-            raise Unavailable(str(error)) from None
+        keeper knows. The borrower has to be watched. Raises NotFound."""
         device = self._device_of(lease_id)
         lent = device.ledger.borrow(lease_id, str(borrower), ids)
         before = self._borrows.get((str(borrower), lease_id))

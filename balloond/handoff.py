@@ -198,11 +198,9 @@ class _Session:
 
     async def _borrow(self, borrow: handoff_pb2.Borrow) -> None:
         try:
+            self._watch_borrower()  # it may have been found dead before this is read, and nobody would hear of it again
             device, extents, fds = await self._daemon.borrow(self._process, borrow.lease_id, borrow.extent_ids)
-        except NotFound as error:
-            self.refused(borrow.request_id, "unknown", 0, str(error))
-            return
-        except Unavailable as error:
+        except (NotFound, Unavailable) as error:
             self.refused(borrow.request_id, _why(error), 0, str(error))
             return
         self.granted(borrow.request_id, extents, fds, last=True, device=device)

@@ -26,6 +26,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks import systems
 from sim import report
 from sim.catalogue import SHAPES, Catalogue, Spec
 from sim.cost import H200
@@ -43,13 +44,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "no-placement": ("prism", {"rebalance": "false"}),
     "no-arbitration": (
         "prism",
-        {
-            "order": "arrival",
-            "prefill_turn": "false",
-            "protect_decodes": "false",
-            "precedence_ms": "0",
-            "decode_turn_ms": "0",
-        },
+        {name: str(value).lower() for name, value in systems.SYSTEMS["no-arbitration"].arbitration.items()},
     ),
     "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
 }

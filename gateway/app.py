@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 import orjson
 import prometheus_client
@@ -29,6 +29,7 @@ from protos import common_pb2
 from services import enums
 from services.errors import PrismError
 
+T = TypeVar("T")
 MOST_CHARACTERS = 1 << 21
 """Of a text for /tokenize, which no context bounds."""
 
@@ -154,11 +155,10 @@ class Endpoints:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
         if (characters := prompt.characters) > MOST_CHARACTERS:
             raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
-        async with http.WhileConnected(request.receive) as client:
-            ids = await self._serving.encode(tokenizer, prompt, field, characters, aside=True)
-            return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
-        assert client.gone
-        raise http.ClientGone
+        ids = await _while_connected(
+            request, self._serving.encode(tokenizer, prompt, field, characters, aside=True)
+        )
+        return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
 
     async def detokenize(self, request: Request) -> Response:
         asked = openai.parse(DetokenizeRequest, await self._bodies.read(request.receive))
@@ -167,10 +167,7 @@ class Endpoints:
         if size and (unknown := max(asked.tokens, default=0)) >= size:
             raise BadField(f"Token id {unknown} is not in the model's vocabulary of {size}.", "tokens")
         await _caller(request).take_request()
-        async with http.WhileConnected(request.receive) as client:
-            return _json({"prompt": await self._serving.text(route, asked.tokens, aside=True)})
-        assert client.gone
-        raise http.ClientGone
+        return _json({"prompt": await _while_connected(request, self._serving.text(route, asked.tokens, aside=True))})
 
     def _route(self, request: Request, model: str) -> ModelRoute:
         """Raises UnknownModel."""
@@ -182,6 +179,13 @@ def _caller(request: Request) -> Caller:
     caller = request.scope[http.CALLER]
     assert isinstance(caller, Caller)
     return caller
+
+
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+    """What `work` comes to. Raises ClientGone, and gives it up, when its client goes away."""
+    async with http.WhileConnected(request.receive):
+        return await work
+    raise http.ClientGone
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -42,28 +42,31 @@ class Bodies:
     async def read(self, receive: Receive) -> bytes:
         """A whole body. Raises TooLarge, TooSlow, NoRoomForBody, ClientGone. What is left of it then is not waited for:
         such an answer ends the connection."""
-        counted = 0
-        parts: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(BODY_TIME_OUT_S):
-                while True:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        raise ClientGone
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > self._most:
-                        raise TooLarge(f"The body is longer than {self._most} bytes.", None, "body_too_large")
-                    if not message.get("more_body", False):
-                        return parts[0] if len(parts) == 1 else b"".join(parts)
-                    beyond = max(0, size - SMALL_BODY_BYTES)
-                    self._held += beyond - counted
-                    counted = beyond
-                    if self._held > self._most_together:
-                        raise NoRoomForBody(f"{self._most_together} bytes of large bodies are on their way already")
+                return await self._read(receive)
         except TimeoutError:
             raise TooSlow(f"The body did not come within {BODY_TIME_OUT_S:.0f} s.") from None
+
+    async def _read(self, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size = counted = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > self._most:
+                    raise TooLarge(f"The body is longer than {self._most} bytes.", None, "body_too_large")
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                beyond = max(0, size - SMALL_BODY_BYTES)
+                self._held += beyond - counted
+                counted = beyond
+                if self._held > self._most_together:
+                    raise NoRoomForBody(f"{self._most_together} bytes of large bodies are on their way already")
         finally:
             self._held -= counted
 

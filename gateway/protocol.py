@@ -1,7 +1,7 @@
 """HTTP connections that end when their other side takes too much room or time for a request, or reads nothing of what
 is written to it.
 
-uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.read_body`'s.
+uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.Bodies`'.
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ checkpoint is the last."""
 _DOWN = (common_pb2.HIBERNATING, common_pb2.COLD, common_pb2.ON_DISK)
 _MOST_DEATHS = 8
 """Engines of one model that may die in a row: more than one request kills, which is taken up again four times at most.
-Then the model is in error, until somebody brings it up or ERROR_REST_S have passed."""
+Then the model is in error, until somebody brings it up or _ERROR_REST_S have passed."""
 _STEADY_S = 60.0
 """An engine that served for so long is in no row."""
-ERROR_REST_S = 300.0
+_ERROR_REST_S = 300.0
 _UNKNOWN = gpu_scheduler_pb2.Elsewhere()
 _MOST_BYTES = 1 << 48
 """Of anything of a model: an engine plans its addresses by these numbers."""
@@ -343,7 +343,7 @@ class Residency:
         self._dispatcher.hand_back(resident.spec.name, reason)
         self._residents.set(resident, common_pb2.ERROR, reason)
         self._drop_booking(resident)
-        asyncio.get_running_loop().call_later(ERROR_REST_S, self._rested, resident)
+        asyncio.get_running_loop().call_later(_ERROR_REST_S, self._rested, resident)
 
     def _rested(self, resident: Resident) -> None:
         if resident.residency == common_pb2.ERROR and resident.change is None:

@@ -358,7 +358,8 @@ async def test_a_lease_that_is_not_there_cannot_be_borrowed_from(shared, connect
     assert (refused.request_id, refused.why) == (9, handoff_pb2.Refused.UNKNOWN)
 
 
-async def test_a_borrow_is_known_to_the_next_balloond(node, child):
+async def lent_to_a_loader(node, child):
+    """A process with weights, its lease, and the descriptors that a loader has borrowed of it."""
     await node.book("a", weights=2 * MIB)
     one = child("a")
     one.ask("grow_weights", 2 * MIB)
@@ -366,6 +367,11 @@ async def test_a_borrow_is_known_to_the_next_balloond(node, child):
     loader = Peer(node.handoff)
     loader.attach(role=LOADER)
     _, fds = await borrowed(loader, lease_id)
+    return one, lease_id, fds
+
+
+async def test_a_borrow_is_known_to_the_next_balloond(node, child):
+    one, lease_id, fds = await lent_to_a_loader(node, child)
     node.kill(node.balloond)
     one.kill()
     await node.start_balloond()
@@ -379,13 +385,7 @@ async def test_a_borrow_is_known_to_the_next_balloond(node, child):
 
 
 async def test_a_lease_that_ended_while_a_loader_held_some_of_it_stays_ended_in_the_next_balloond(node, child):
-    await node.book("a", weights=2 * MIB)
-    one = child("a")
-    one.ask("grow_weights", 2 * MIB)
-    lease_id = one.ask("lease_id")
-    loader = Peer(node.handoff)
-    loader.attach(role=LOADER)
-    _, fds = await borrowed(loader, lease_id)
+    one, lease_id, fds = await lent_to_a_loader(node, child)
     one.ask("detach")  # its process lives on
     await node.until(lambda device: not any(lease.pid for lease in device.leases))
     node.kill(node.balloond)

@@ -193,6 +193,19 @@ async def test_the_same_over_grpc(world: World) -> None:
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
+def until_told(world: World) -> asyncio.Event:
+    """Answers say a token and end when this is set."""
+    stop = asyncio.Event()
+
+    async def slow(running: Running) -> None:
+        running.tokens(world.ids("one"))
+        await stop.wait()
+        running.finish(common_pb2.STOP)
+
+    world.groups[0].script = slow
+    return stop
+
+
 async def test_a_keys_limits_hold_over_both_apis_and_say_what_is_left(world: World, file: Path) -> None:
     world.say("one two")
     await take(world, file, USERS + entry("few", requests_per_minute=2, tokens_per_minute=10_000))
@@ -219,14 +232,7 @@ async def test_a_keys_limits_hold_over_both_apis_and_say_what_is_left(world: Wor
 
 
 async def test_tokens_of_a_request_count_as_asked_while_it_runs_and_as_made_after(world: World, file: Path) -> None:
-    stop = asyncio.Event()
-
-    async def slow(running: Running) -> None:
-        running.tokens(world.ids("one"))
-        await stop.wait()
-        running.finish(common_pb2.STOP)
-
-    world.groups[0].script = slow
+    stop = until_told(world)
     await take(world, file, USERS + entry("few", tokens_per_minute=200))
     body = {"model": MODEL, "prompt": "hello", "max_tokens": 150}
     async with world.http.stream(
@@ -246,14 +252,7 @@ async def test_tokens_of_a_request_count_as_asked_while_it_runs_and_as_made_afte
 
 
 async def test_a_key_may_have_so_many_answers_under_way_and_others_have_theirs(world: World, file: Path) -> None:
-    stop = asyncio.Event()
-
-    async def slow(running: Running) -> None:
-        running.tokens(world.ids("one"))
-        await stop.wait()
-        running.finish(common_pb2.STOP)
-
-    world.groups[0].script = slow
+    stop = until_told(world)
     await take(world, file, USERS + entry("few", in_flight=2))
     body = {"model": MODEL, "prompt": "hello"}
     many = await world.http.post("/v1/completions", json=body | {"n": 3}, headers=bearer("few"))

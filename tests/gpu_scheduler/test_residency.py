@@ -297,7 +297,7 @@ async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afre
 
 async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_while(group, monkeypatch):
     monkeypatch.setattr(residency_module, "_MOST_DEATHS", 3)
-    monkeypatch.setattr(residency_module, "ERROR_REST_S", 0.02)
+    monkeypatch.setattr(residency_module, "_ERROR_REST_S", 0.02)
 
     async def die(times):
         """As soon as it is up."""
@@ -315,7 +315,7 @@ async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_w
     assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
     while group.residents.get("m") is resident:  # it rests
         await asyncio.sleep(0.005)
-    monkeypatch.setattr(residency_module, "ERROR_REST_S", 1000)
+    monkeypatch.setattr(residency_module, "_ERROR_REST_S", 1000)
     assert (await die(3)).residency == common_pb2.ERROR
     await group.bring(common_pb2.ACTIVE)  # by somebody who knows better
     assert group.residents.get("m").deaths == 0

@@ -12,6 +12,7 @@ from typing import Any
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.environment import has_gpu
 from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 
 _LOOK_S = 1e-4
 """How long a step beside which others decode waits for grammars. SGLang's own 5 ms are for an engine with nothing else
@@ -55,13 +56,6 @@ def _advance(request: Any) -> None:
     entry = current.instance().book.by_rid(request.rid)
     if entry is not None and entry.resumed_tokens:
         advance(request, list(request.origin_input_ids[-entry.resumed_tokens :]))
-
-
-def slow_of(batch: Any) -> frozenset[str]:
-    """The names of the requests whose grammars take too long, by the clock of this process."""
-    if not batch.has_grammar:
-        return frozenset()
-    return frozenset(request.rid for request in batch.reqs if getattr(request.grammar, "slow", False))
 
 
 def give_up(batch: Any) -> None:

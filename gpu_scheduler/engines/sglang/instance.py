@@ -20,17 +20,7 @@ from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedG
 from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
-from gpu_scheduler.engines.sglang import (
-    collector,
-    current,
-    device,
-    forget,
-    hooks_grammar,
-    options,
-    quota,
-    stalls,
-    weights,
-)
+from gpu_scheduler.engines.sglang import collector, current, device, forget, options, quota, stalls, weights
 from gpu_scheduler.engines.sglang.admission import Admission
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
@@ -42,6 +32,7 @@ from gpu_scheduler.engines.sglang.moving import Moving
 from gpu_scheduler.engines.sglang.outputs import Outputs
 from gpu_scheduler.engines.sglang.policy import quota as policy
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
+from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 from gpu_scheduler.engines.sglang.probe import PROMPT_TOKENS, Probe
 from gpu_scheduler.engines.sglang.requests import EosIds, to_embed, to_sglang
 from gpu_scheduler.engines.sglang.residency import State
@@ -132,7 +123,7 @@ class Instance:
     def _facts(self) -> Facts:
         shared = self.memory.kv
         assert isinstance(shared, SharedRange)
-        slow = hooks_grammar.slow_of(self.scheduler.running_batch)
+        slow = slow_of(self.scheduler.running_batch)
         mark = self._mark() if _STRICT else None
         return replace(shared.facts(), arrived=self.kv.ids.arrived(), slow=slow, mark=mark)
 

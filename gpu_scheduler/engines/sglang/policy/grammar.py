@@ -1,4 +1,4 @@
-"""Which grammars are compiled at all. Pure.
+"""Which grammars are compiled at all, and which have taken too long. Pure.
 
 xgrammar recurses without a bound into schemas: some ten thousand levels end the process, some hundred take minutes, and
 nothing can stop it. Text in parentheses it bounds itself.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 MOST_CHARACTERS = 1 << 16
 MOST_LEVELS = 64
@@ -39,3 +40,10 @@ def _levels(text: str) -> int:
         now += 1 if bracket in "[{" else -1
         most = max(most, now)
     return most
+
+
+def slow_of(batch: Any) -> frozenset[str]:
+    """The names of those requests of a batch whose grammars take too long, by the clock of this process."""
+    if not batch.has_grammar:
+        return frozenset()
+    return frozenset(request.rid for request in batch.reqs if getattr(request.grammar, "slow", False))
