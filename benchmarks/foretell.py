@@ -1,10 +1,11 @@
 """What the simulator says of the comparison on GPUs before it is run.
 
-    python benchmarks/foretell.py DIR [--starts 4] [--quota-mib 1664]
+    python benchmarks/foretell.py DIR [--starts 4] [--quota-mib 1664] [--targets SLOS]
 
 DIR has results of `benchmarks.gpu.compare run`, a run of each slice and rate, of whatever system: its requests,
 targets, shapes and devices go through every system, as `sim_check.py` has them, with engines' quotas as
-`benchmarks/systems.py` states them now. A system that is started once for all slices has those before in front of each.
+`benchmarks/systems.py` states them now, and with the targets and on the GPU of SLOS (`slos.json` of `compare targets`)
+where that is given. A system that is started once for all slices has those before in front of each.
 % of requests with both targets met (TTFT, TPOT), means of several starts.
 """
 
@@ -20,8 +21,10 @@ from statistics import fmean
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import sim_check, systems
+from benchmarks.gpu.compare import scaled
 from benchmarks.gpu.slices import SLICES
 from benchmarks.sim_check import Found
+from benchmarks.systems import Model
 from sim.system import FleetError
 
 FORETOLD = ("static", "muxserve", "serverlessllm", "prism", "no-placement", "no-arbitration")
@@ -36,6 +39,13 @@ def as_system(run: Found, system: str, quota_bytes: int) -> Found:
         entry["quota_bytes"] = quota_bytes
     run["system"]["settings"] = {"placement": dict(systems.SYSTEMS[system].placement)}
     return run
+
+
+def with_targets(run: Found, alone: Found) -> Found:
+    """The same requests with targets scaled from what models took `alone`, on the GPU that they were alone on."""
+    models = [Model(name, Path(), 0) for name in run["system"]["shapes"]]
+    slos = scaled(alone["slos"][run["run"]["slice"]], models)
+    return {**run, "slos": slos, "circumstances": alone["circumstances"]}
 
 
 def one_of_each(folder: Path) -> list[Found]:
@@ -58,8 +68,12 @@ def main() -> None:
     parser.add_argument("--starts", type=int, default=4, help="orders in which models come up (default: %(default)s)")
     parser.add_argument("--quota-mib", type=int, default=systems.GPU.quota_bytes >> 20, help="(default: %(default)s)")
     parser.add_argument("--systems", type=lambda text: text.split(","), default=list(FORETOLD))
+    parser.add_argument("--targets", type=Path, metavar="SLOS", help="others than the runs'")
     given = parser.parse_args()
     runs = one_of_each(given.folder)
+    if given.targets:
+        alone = json.loads(given.targets.read_text())
+        runs = [with_targets(run, alone) for run in runs]
     print(f"{'':<16}" + "".join(f"{system:<22}" for system in given.systems))
     for number, run in enumerate(runs):
         cells = []

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import systems
 from sim import report
 from sim.catalogue import SHAPES, Catalogue, Spec
-from sim.cost import H200
+from sim.cost import GPUS, H200, Hardware
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.request import Request
@@ -83,10 +83,11 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
         every += asked
         begins_s += run["seconds"] + BETWEEN_S
     devices = found["system"]["devices"]
+    kind = hardware_of(found)
     # Engines may have been given more for themselves than they need.
     quotas = [entry.get("quota_bytes", 0) for entry in found["system"]["catalogue"].values()]
     hardware = replace(
-        H200, capacity_bytes=min(devices.values()), quota_bytes=max(quotas, default=0) or H200.quota_bytes
+        kind, capacity_bytes=min(devices.values()), quota_bytes=max(quotas, default=0) or kind.quota_bytes
     )
     trace = Trace(every, begins_s - BETWEEN_S)
     outcome = Replay(
@@ -101,6 +102,12 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     outcome.trace.requests, outcome.trace.seconds = asked, found["seconds"]
     total: dict[str, Any] = report.build(outcome)["all"]
     return total
+
+
+def hardware_of(run: Found) -> Hardware:
+    """What it ran on; an H200 where that has no name here."""
+    gpu = str(run.get("circumstances", {}).get("gpu", "")).lower()
+    return next((hardware for name, hardware in GPUS.items() if name in gpu), H200)
 
 
 def requests(run: Found, prefix: str, begins_s: float) -> list[Request]:

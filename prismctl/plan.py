@@ -19,6 +19,7 @@ from sim import rates as drawn
 from sim import trace as traces
 from sim.arguments import group_sizes, setting
 from sim.catalogue import Catalogue
+from sim.cost import GPUS, Hardware
 from sim.plan import Load, Planner, Tried
 from sim.policies import SYSTEMS
 from sim.system import Build
@@ -40,12 +41,13 @@ def plan(
     slo_scale: Annotated[float, typer.Option(help="Multiplies all targets.")] = 1.0,
     target: Annotated[float, typer.Option(min=0, max=100, help="Percent of requests that are to be on time.")] = 99.0,
     fewest: Annotated[bool, typer.Option("--fewest", help="Find the fewest GPUs that will do.")] = False,
+    hardware: Annotated[str, typer.Option(help="What GPUs they are, of " + ", ".join(sorted(GPUS)))] = "h200",
     policy: Annotated[str, typer.Option(help="Of " + ", ".join(sorted(SYSTEMS)))] = "prism",
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of it.")] = None,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Does a load fit, on how few GPUs? H200s, simulated. Status 0: as many are on time as asked, 1: fewer, 2:
+    """Does a load fit, on how few GPUs? Simulated. Status 0: as many are on time as asked, 1: fewer, 2:
     something is wrong with the files."""
     try:
         known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale))
@@ -56,6 +58,7 @@ def plan(
             _system(policy),
             dict(setting(text) for text in set_ or ()),
             group_sizes(groups) if groups else (),
+            _hardware(hardware),
             progress=lambda line: typer.echo(f"prismctl: {line}", err=True),
         )
         if not gpus and not planner.groups:
@@ -102,6 +105,12 @@ def _system(policy: str) -> Build:
     if policy not in SYSTEMS:
         raise ValueError(f"no policy {policy!r}; there are {', '.join(sorted(SYSTEMS))}")
     return SYSTEMS[policy]
+
+
+def _hardware(name: str) -> Hardware:
+    if name not in GPUS:
+        raise ValueError(f"no hardware {name!r}; there are {', '.join(sorted(GPUS))}")
+    return GPUS[name]
 
 
 def _fits(tried: Tried, target: float) -> bool:

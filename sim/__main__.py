@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sim import catalogue, report, trace
 from sim.arguments import group_sizes, setting
+from sim.cost import GPUS
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -32,12 +33,13 @@ def _positive(text: str) -> float:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("sim", description="Replays a trace on a simulated fleet of H200s.")
+    parser = argparse.ArgumentParser("sim", description="Replays a trace on a simulated fleet.")
     parser.add_argument("--trace", type=Path, required=True, help="CSV: " + ",".join(trace.COLUMNS) + "; .gz too")
     parser.add_argument("--catalogue", type=Path, required=True, help="TOML: see sim/catalogue.py")
     fleet = parser.add_mutually_exclusive_group(required=True)
     fleet.add_argument("--gpus", type=_gpus, dest="sizes", help="GPUs, each a group of its own")
     fleet.add_argument("--groups", type=group_sizes, dest="sizes", help="groups by size: 24x1,2x4")
+    parser.add_argument("--hardware", choices=sorted(GPUS), default="h200", help="(default: %(default)s)")
     parser.add_argument("--policy", choices=sorted(SYSTEMS), default="prism", help="(default: %(default)s)")
     parser.add_argument("--set", type=setting, action="append", default=[], metavar="NAME=VALUE", help="of the policy")
     parser.add_argument("--from-s", type=float, default=0.0, help="where in the trace the slice begins")
@@ -55,7 +57,8 @@ def main() -> int:
         models = catalogue.read(given.catalogue, given.slo_scale)
         part = trace.Slice(given.from_s, given.seconds, given.rate, given.seed)
         requests = trace.read(given.trace, models, part)
-        outcome = Replay(requests, models, given.sizes, SYSTEMS[given.policy], dict(given.set)).run()
+        system, settings = SYSTEMS[given.policy], dict(given.set)
+        outcome = Replay(requests, models, given.sizes, system, settings, GPUS[given.hardware]).run()
     except (catalogue.CatalogueError, trace.TraceError, FleetError, OSError) as error:
         print(f"sim: {error}", file=sys.stderr)
         return 2

@@ -23,12 +23,13 @@ itself.
 Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
 device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
 
-The numbers of `Hardware` are an H200's, put there by hand from what `python -m sim.fit` prints.
+The numbers of `Hardware` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` says
+what differs there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpu_scheduler.policy.prefill_graphs import graph_tokens
 
@@ -99,6 +100,16 @@ class Hardware:
 
 
 H200 = Hardware()
+H100 = replace(
+    H200,
+    capacity_bytes=84_200_000_000,
+    weight_bytes_per_s=3.5e12,
+    kv_bytes_per_s=H200.kv_bytes_per_s * 3.35 / 4.8,
+)
+"""An H200 with less memory, and slower: 85.5 GB less the same reserve; weights as fast as models of 8B and 3B decoded
+alone (`benchmarks/results/compare_h100/slos.json`), KV in proportion to the memory's rate (3.35 to 4.8 TB/s, NVIDIA's
+data sheets). Nothing else is fitted. `benchmarks/sim_check.py` compares it with runs of whole systems."""
+GPUS = {"h200": H200, "h100": H100}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,14 @@ def test_the_fewest_gpus_are_found_and_every_fleet_that_was_tried_is_told(files)
     assert answer["tried"][-1]["report"]["all"]["requests"] == 2
 
 
+def test_a_fleet_of_h100s_decodes_more_slowly_than_one_of_h200s(files):
+    medians = []
+    for hardware in ("h100", "h200"):
+        told = run(files, "--trace", "{files}/trace.csv", "--gpus", "1", "--json", "--hardware", hardware)
+        medians.append(json.loads(told.stdout)["tried"][-1]["report"]["all"]["tpot_s"]["p50"])
+    assert medians[0] > 1.2 * medians[1]
+
+
 def test_a_load_that_does_not_fit_ends_with_status_1(files):
     rates = RATES.format(rate=300)
     (files / "rates.csv").write_text(rates)
@@ -55,6 +63,7 @@ def test_a_load_that_does_not_fit_ends_with_status_1(files):
         (("--trace", "{files}/rates.csv", "--gpus", "1"), "line 1: the columns are"),
         (("--rates", "{files}/rates.csv", "--rate", "0", "--gpus", "1"), "--rate has to be above zero"),
         (("--rates", "{files}/rates.csv", "--gpus", "1", "--policy", "best"), "no policy 'best'; there are"),
+        (("--rates", "{files}/rates.csv", "--gpus", "1", "--hardware", "v100"), "no hardware 'v100'; there are h"),
         (("--rates", "{files}/rates.csv", "--gpus", "1", "--set", "tau"), "'tau' is not name=value"),
         (("--rates", "{files}/rates.csv", "--groups", "two"), "'two' is not a number of groups"),
     ],

@@ -1,12 +1,16 @@
+import json
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sim.catalogue import SHAPES
-from sim.cost import H200, Cost, Shape
+from sim.cost import H100, H200, Cost, Shape
 
+ALONE_ON_H100S = Path(__file__).parents[2] / "benchmarks" / "results" / "compare_h100" / "slos.json"
 EIGHT = Cost(SHAPES["8b"])
 
 
@@ -49,3 +53,19 @@ def test_a_model_on_two_devices_has_half_of_it_on_each():
     assert two.wake_s - H200.wake_base_s == pytest.approx(half)
     assert two.prefill_part(1000, 0) == pytest.approx(EIGHT.prefill_part(1000, 0) / 2)
     assert two.decode_step_s > EIGHT.decode_step_s / 2  # they exchange
+
+
+@pytest.mark.parametrize("shape", ["8b", "3b", "1b"])
+def test_a_model_alone_on_an_h100_decodes_as_fast_as_measured(shape):
+    found = json.loads(ALONE_ON_H100S.read_text())["samples"]
+    alone = [rows for part in found for by_model in part.values() for name, rows in by_model.items() if shape in name]
+    steps = [median(row[5] for row in rows if row[5]) for rows in alone if median(row[3] for row in rows) >= 50]
+    assert len(steps) >= 3
+    assert Cost(SHAPES[shape], H100).decode(1, 1, 1000) == pytest.approx(median(steps), rel=0.05)
+
+
+def test_an_h100_has_less_memory_and_reads_it_slower():
+    eight = Cost(SHAPES["8b"], H100)
+    assert eight.decode(1, 64, 64_000) > 1.25 * EIGHT.decode(1, 64, 64_000)
+    assert eight.prefill(eight.prefill_part(2048, 0), 2048) == EIGHT.prefill(EIGHT.prefill_part(2048, 0), 2048)
+    assert H100.capacity_bytes < 0.6 * H200.capacity_bytes

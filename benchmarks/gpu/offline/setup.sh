@@ -8,7 +8,8 @@ shift 3
 rm -rf "$src" && mkdir -p "$src" "$site"
 tar -xzf "$in/prism.tgz" -C "$src"
 if [ ! -e "$site/.complete" ]; then
-    cat "$@" | tar -xJ -C "$site"
+    # On all cores where it was packed in blocks (`xz --block-size`), half a minute quicker.
+    cat "$@" | xz -dc -T0 | tar -x -C "$site"
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "$in"/wheels/*.whl
     touch "$site/.complete"
 fi
