@@ -11,7 +11,6 @@ from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement import metrics
-from placement import routes as routes_module
 from placement.actuate import Actuator
 from placement.cluster import Cluster
 from placement.config import MEMBERS, PlacementConfig
@@ -41,17 +40,14 @@ later has as well, one of the two lets go."""
 async def build(path: str, service: Service) -> None:
     config = service.config
     assert isinstance(config, PlacementConfig)
-    routes: Watched[placement_pb2.Routes] = Watched(placement_pb2.Routes())
 
     def changed() -> None:
         members.look()
-        fresh = routes_module.build(cluster, reconciler.refused, actuator.leaving, actuator.removing)
-        if fresh.routes != routes.value.routes:
-            fresh.revision = routes.revision + 1
-            routes.set(fresh)
         reconciler.changed()
-        stopping.look()
-        renewal.look()
+        news = cluster.news()
+        routes.renew(news.models, reconciler.premises)
+        stopping.look(news.groups.values())
+        renewal.look(news.groups.values())
 
     cluster = Cluster([], changed)
     loaders = Loaders(cluster)
@@ -59,12 +55,13 @@ async def build(path: str, service: Service) -> None:
     actuator = Actuator(cluster, config.drain_ms, changed, move_kv=config.move_kv)
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
+    routes = Routes(cluster, reconciler.refusal, actuator.leaving, actuator.removing)
     drain = Drain(cluster, reconciler, actuator, judge, history, config.drain_ms)
-    stopping = Stopping(cluster, drain)
+    stopping = Stopping(drain)
     renewal = Renewal(cluster, actuator, drain)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
-        PlacementServicer(cluster, reconciler, history, routes, loaders, drain),
+        PlacementServicer(cluster, reconciler, history, routes.told, loaders, drain),
         NAME,
     )
 

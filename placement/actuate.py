@@ -90,7 +90,7 @@ class Actuator:
                     accepted.set_exception(error)
             finally:
                 self.activating.pop(model, None)
-                self._on_change()
+                self._changed(model)
 
         task = tasks.spawn(carry_out(), f"activate {model}")
         self.activating[model] = (group, task)
@@ -104,7 +104,7 @@ class Actuator:
             work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
             return await self._recorded(record, work)
         finally:
-            self._on_change()
+            self._changed(spec.name)
 
     async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[Group], Entry]) -> None:
         """Brings a model down wherever it is, when what runs has finished or the time to drain is over. `record` makes
@@ -146,7 +146,7 @@ class Actuator:
                 raise Unmet(f"{model} did not come up on {target.name}: {last.reason}")
             self._came[model] = target, time.monotonic() + _SILENT_S
             self.leaving[model] = source.name
-            self._on_change()
+            self._changed(model)
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node
             await source.client.set_residency(
                 spec,
@@ -161,12 +161,16 @@ class Actuator:
         except PrismError as error:
             record.outcome = f"failed: {error}"
             if model in self.leaving:
-                self._cluster.doubtful.add((source.client.address, model))
+                self._cluster.doubt(source, model)
             raise
         finally:
             self.leaving.pop(model, None)
             self.moving.discard(model)
-            self._on_change()
+            self._changed(model)
+
+    def _changed(self, model: str) -> None:
+        self._cluster.touched(model)
+        self._on_change()
 
     def _measured(self, model: str) -> gpu_scheduler_pb2.Elsewhere:
         measured = self._cluster.measured(model)

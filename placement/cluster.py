@@ -6,8 +6,8 @@ All of it is rebuilt from the streams after a restart: there is no other state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
@@ -32,6 +32,16 @@ class Measured:
     weights: int = 0
     graphs: int = 0
     quota: int = 0
+
+
+@dataclass(slots=True)
+class News:
+    """What was heard or decided since this was asked for last."""
+
+    groups: dict[str, Group] = field(default_factory=dict)
+    """That spoke, are away, or have a model of which the catalogue says something else; by the address of the client."""
+    models: set[str] = field(default_factory=set)
+    """Of which something that routes tell may be another by now."""
 
 
 class Group:
@@ -64,6 +74,12 @@ class Group:
     def drained(self) -> bool:
         """Models do not come up there."""
         return self.state.drained
+
+    @property
+    def size(self) -> Hashable:
+        """What it has for models that come up there; None: nothing."""
+        takes_models = self.reachable and not self.drained
+        return (self.name, *(each.capacity_bytes for each in self.memory)) if takes_models else None
 
     def hear_ledger(self) -> None:
         """Its memory: from balloond's own stream where that is heard, else as the group last told."""
@@ -108,7 +124,11 @@ class Cluster:
         """Why a group that speaks is not taken in, by address."""
         self._told_ledgers: dict[str, str] = {}
         """Which balloond told a node's ledger, by the node's name."""
+        self.sizes = 0
+        """Rises when a group has come or gone or has another size, or weights count in larger extents: what fits
+        nowhere may be other models."""
         self._fresh: dict[str, Group] = {}
+        self._news = News()
         self._on_change = on_change
         self._now = now
         self._heard: Watched[None] = Watched(None)
@@ -131,6 +151,7 @@ class Cluster:
         self._names = {name: each for name, each in self._names.items() if each is not group}
         self.doubtful = {each for each in self.doubtful if each[0] != address}
         self._refused.pop(address, None)
+        self._news.groups.pop(address, None)
 
     def has_ledger(self, address: str) -> bool:
         """Whether a node's ledger is told by the balloond at that address."""
@@ -140,6 +161,25 @@ class Cluster:
         """Something that others are told of is new."""
         self._on_change()
         self._heard.set(None)
+
+    def touched(self, model: str) -> None:
+        """Something was decided of it that its route tells."""
+        self._news.models.add(model)
+
+    def doubt(self, group: Group, model: str) -> None:
+        """It may be there, and elsewhere."""
+        self.doubtful.add((group.client.address, model))
+        self.touched(model)
+
+    def trust(self, group: Group, model: str) -> None:
+        """It is there, and nowhere else."""
+        self.doubtful.discard((group.client.address, model))
+        self.touched(model)
+
+    def news(self) -> News:
+        """What is new; nothing the next time."""
+        news, self._news = self._news, News()
+        return news
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Returns once what was heard, and told on, meets `condition`."""
@@ -176,7 +216,14 @@ class Cluster:
 
     def heard_group(self, address: str, state: gpu_scheduler_pb2.GroupState | None) -> None:
         """A group said this; None: it is away."""
-        group = self._fresh[address] = self.groups[address]
+        before = self.groups[address].size
+        self._hear_group(address, state)
+        if self.groups[address].size != before:
+            self.sizes += 1
+
+    def _hear_group(self, address: str, state: gpu_scheduler_pb2.GroupState | None) -> None:
+        group = self._fresh[address] = self._news.groups[address] = self.groups[address]
+        self._news.models.update(group.residents)
         was_reachable = group.reachable
         if state is not None and self._is_refused(address, state):
             state = None
@@ -189,6 +236,7 @@ class Cluster:
                 del self._names[name]
         group.hear(state)
         group.heard_at = self._now()
+        self._news.models.update(group.residents)
         for model, resident in group.residents.items():
             self._with.setdefault(model, {})[address] = group
             listed = model in self.catalogue or not self.catalogue_known
@@ -196,10 +244,12 @@ class Cluster:
                 self._measured[model] = Measured(resident.weights_bytes, resident.graph_bytes, resident.quota_bytes)
         if not was_reachable:
             self.doubtful |= {(address, model) for model in group.residents}
-        self.doubtful = {each for each in self.doubtful if each[0] != address or each[1] in group.residents}
+        if self.doubtful:
+            self.doubtful = {each for each in self.doubtful if each[0] != address or each[1] in group.residents}
         self._names |= {address: group, group.address: group, group.name: group}
         if state.weights_extent_bytes > self.weights_extent_bytes:
             self.weights_extent_bytes = state.weights_extent_bytes
+            self.sizes += 1
             self._fresh |= self.groups  # all weights count in larger extents now
 
     def _leave(self, address: str, group: Group) -> None:
@@ -226,7 +276,9 @@ class Cluster:
             self.ledgers[node] = {device.device: device for device in state.devices}
         for address, group in self.groups.items():
             if group.node == node:
+                before = group.size
                 group.hear_ledger()
+                self.sizes += group.size != before
                 self._fresh[address] = group
 
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:
@@ -240,6 +292,8 @@ class Cluster:
         for model in before.keys() | self.catalogue.keys():
             was, entry = before.get(model), self.catalogue.get(model)
             if was != entry:
+                self._news.models.add(model)
+                self._news.groups |= self._with.get(model, {})
                 self._fresh |= self._with.get(model, {})
             if was is not None and (entry is None or was.model != entry.model):
                 self._measured.pop(model, None)

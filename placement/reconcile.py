@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
 
 from placement.actuate import Actuator
 from placement.cluster import TAKES_REQUESTS, Cluster, Group
@@ -16,7 +16,7 @@ from placement.config import PlacementConfig
 from placement.history import History
 from placement.judge import Judge, Verdict, Yielding
 from placement.settle import Settler
-from protos import common_pb2, gpu_scheduler_pb2
+from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import enums, log, tasks
 from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
 from services.watch import Watched
@@ -59,7 +59,7 @@ class Reconciler:
         """The cluster said something."""
         self._changed.set()
         known = self._cluster.catalogue_known and not self._cluster.searching
-        if known and all(group.reachable for group in self._cluster.groups.values()):
+        if not self._heard_all and known and all(group.reachable for group in self._cluster.groups.values()):
             self._heard_all = True
             self._informed.set()
 
@@ -142,17 +142,15 @@ class Reconciler:
         if refused:
             raise Unmet(f"{spec.name}: {refused}")
 
+    def refusal(self, entry: loader_pb2.Entry) -> str:
+        """Why a model of the catalogue fits nowhere, with the arithmetic; empty where it does. Empty while a group is
+        still unheard: it may be larger."""
+        return "" if entry.error or not self._heard_all else self._judge.refused(entry.model)
+
     @property
-    def refused(self) -> dict[str, str]:
-        """Models of the catalogue that fit nowhere, with the arithmetic. Empty while a group is still unheard: it may
-        be larger."""
-        if not self._heard_all:
-            return {}
-        return {
-            name: reason
-            for name, entry in self._cluster.catalogue.items()
-            if not entry.error and (reason := self._judge.refused(entry.model))
-        }
+    def premises(self) -> Hashable:
+        """What all refusals rest on: where this is another, they may be, of models of which nothing was heard too."""
+        return self._heard_all, self._cluster.sizes
 
     # --- operators
 
@@ -163,7 +161,7 @@ class Reconciler:
         takes_requests = any(r.residency in TAKES_REQUESTS for _, r in self._cluster.residents(model))
         if entry is None or entry.error or takes_requests or model in self._actuator.removing:
             return None
-        if self._heard_all and self._judge.refused(entry.model):
+        if self.refusal(entry):
             return None
         now = asyncio.get_running_loop().time()
         return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
@@ -212,6 +210,7 @@ class Reconciler:
         if model in self._actuator.moving | self._actuator.removing:
             raise Conflict(f"{model} is moving, or being removed")
         self._actuator.removing.add(model)
+        self._cluster.touched(model)
         try:
             self._cluster.changed()
             await self._actuator.remove(
@@ -220,6 +219,7 @@ class Reconciler:
             yield
         finally:
             self._actuator.removing.discard(model)
+            self._cluster.touched(model)
             self._cluster.changed()
 
     async def migrate(self, model: str, to_group: str) -> float:

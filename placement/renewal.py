@@ -8,7 +8,7 @@ What left the catalogue while placement was not there is not known here, and sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from placement.actuate import Actuator
 from placement.cluster import Cluster, Group
@@ -24,7 +24,7 @@ _AGAIN_S = 2.0
 
 
 class Renewal:
-    """Looks for them. `look` is called after every change of the cluster."""
+    """Looks for them."""
 
     def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain) -> None:
         self._cluster = cluster
@@ -33,9 +33,10 @@ class Renewal:
         self._leaving: dict[str, str] = {}
         """Model -> its group."""
 
-    def look(self) -> None:
-        """Has those leave that nobody else moves."""
-        for group, resident, why in list(self._found()):
+    def look(self, groups: Iterable[Group]) -> None:
+        """Has those leave that nobody else moves, of these groups: that spoke, or have what the catalogue has no more.
+        Who cannot be looked at now is when its group speaks again."""
+        for group, resident, why in list(self._found(groups)):
             model = resident.model
             on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
             # One by one: copied files look like others, and all models at once would leave nobody to serve.
@@ -43,9 +44,9 @@ class Renewal:
                 self._leaving[model] = group.name
                 tasks.spawn(self._leave(group, resident, why), f"renew {model}")
 
-    def _found(self) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident, str]]:
-        for group in self._cluster.reachable():
-            for resident in group.residents.values():
+    def _found(self, groups: Iterable[Group]) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident, str]]:
+        for group in groups:
+            for resident in group.residents.values() if group.reachable else ():
                 if resident.residency not in _LASTS:
                     continue
                 if resident.outdated:
@@ -59,10 +60,10 @@ class Renewal:
         try:
             await self._drain.renew(group, resident, why)
             # Until the group itself says so it would be found again.
-            await self._cluster.until(lambda: (group, model) not in [(g, r.model) for g, r, _ in self._found()])
+            await self._cluster.until(lambda: model not in [r.model for _, r, _ in self._found([group])])
         except PrismError as error:
             _log.warning("a model stays as it was", model=model, group=group.name, why=str(error))
             await asyncio.sleep(_AGAIN_S)
         finally:
             del self._leaving[model]
-        self.look()
+        self.look(self._cluster.reachable())

@@ -1,53 +1,90 @@
-"""Routes for gateways, from what placement knows: pure."""
+"""Routes for gateways, from what placement knows."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping
 
 from placement.cluster import TAKES_REQUESTS, Cluster
 from protos import common_pb2, loader_pb2, placement_pb2
+from services.watch import Watched
 
 
-def build(
-    cluster: Cluster, refused: Mapping[str, str], avoided: Mapping[str, str], removed: Container[str] = ()
-) -> placement_pb2.Routes:
-    """All routes. `refused`: model -> why it fits nowhere. `avoided`: model -> group that it is leaving: last among
-    its places. `removed`: models that have none any more. Where a group was found with a model that has come up
-    elsewhere meanwhile, it gets nothing."""
-    return placement_pb2.Routes(
-        routes=[
-            _route(cluster, entry, refused.get(name, ""), avoided.get(name))
-            for name, entry in sorted(cluster.catalogue.items())
-            if name not in removed
-        ]
-    )
+class Routes:
+    """All of them, as they were told last. Groups speak ten times a second, and a fleet has many: of each message the
+    routes are made anew that it may have changed, and all are told again only where one is another."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        refusal: Callable[[loader_pb2.Entry], str],
+        leaving: Mapping[str, str],
+        removed: Container[str],
+    ) -> None:
+        """`refusal`: why a model fits nowhere. `leaving`: model -> group that it is leaving: last among its places.
+        `removed`: models that have none any more."""
+        self.told: Watched[placement_pb2.Routes] = Watched(placement_pb2.Routes())
+        self._cluster = cluster
+        self._refusal = refusal
+        self._leaving = leaving
+        self._removed = removed
+        self._routes: dict[str, placement_pb2.Route] = {}
+        self._premises: Hashable = None
+
+    def renew(self, models: Iterable[str], premises: Hashable) -> None:
+        """Something is new of these models. `premises`: what refusals rest on; where it is another than the last time,
+        all routes may be."""
+        if premises != self._premises:
+            self._premises = premises
+            models = self._routes.keys() | self._cluster.catalogue.keys()
+        changed = False
+        for name in models:
+            fresh = self._route(name)
+            if fresh == self._routes.get(name):
+                continue
+            changed = True
+            if fresh is None:
+                del self._routes[name]
+            else:
+                self._routes[name] = fresh
+        if changed:
+            routes = [self._routes[name] for name in sorted(self._routes)]
+            self.told.set(placement_pb2.Routes(revision=self.told.revision + 1, routes=routes))
+
+    def _route(self, name: str) -> placement_pb2.Route | None:
+        entry = self._cluster.entry(name)
+        if entry is None or name in self._removed:
+            return None
+        return route(self._cluster, entry, self._refusal, self._leaving.get(name))
 
 
-def _route(cluster: Cluster, entry: loader_pb2.Entry, refused: str, avoided: str | None) -> placement_pb2.Route:
+def route(
+    cluster: Cluster, entry: loader_pb2.Entry, refusal: Callable[[loader_pb2.Entry], str], avoided: str | None
+) -> placement_pb2.Route:
+    """Where one model takes requests. `refusal`: why it fits nowhere, asked where it is nowhere. `avoided`: the group
+    that it is leaving. Where a group was found with a model that has come up elsewhere meanwhile, it gets nothing."""
     model = entry.model
-    route = placement_pb2.Route(model=model, residency=common_pb2.COLD if entry.has_image else common_pb2.ON_DISK)
-    error = entry.error or refused
-    places = []
+    found = placement_pb2.Route(model=model, residency=common_pb2.COLD if entry.has_image else common_pb2.ON_DISK)
+    places, reason = [], ""
     residents = cluster.residents(model.name)
     sure = [pair for pair in residents if (pair[0].client.address, model.name) not in cluster.doubtful]
     if any(resident.residency in TAKES_REQUESTS for _, resident in sure):
         residents = sure
     for group, resident in residents:
-        route.measured_weights_bytes = max(route.measured_weights_bytes, resident.weights_bytes)
-        route.measured_private_bytes = max(route.measured_private_bytes, resident.private_bytes)
+        found.measured_weights_bytes = max(found.measured_weights_bytes, resident.weights_bytes)
+        found.measured_private_bytes = max(found.measured_private_bytes, resident.private_bytes)
         if resident.residency == common_pb2.ERROR:
-            error = error or resident.reason
+            reason = reason or resident.reason
         elif resident.residency in TAKES_REQUESTS:
             places.append(placement_pb2.Place(group=group.name, address=group.address, residency=resident.residency))
         if resident.residency != common_pb2.ERROR and not places:
-            route.residency = resident.residency
+            found.residency = resident.residency
     if places:
         # A group that the model is leaving still serves what it has, but gets nothing new while there is another.
         places.sort(key=lambda place: (place.group == avoided, place.residency != common_pb2.ACTIVE))
         if len(places) > 1 and avoided is not None:
             places = [place for place in places if place.group != avoided or place.residency == common_pb2.ACTIVE]
-        route.residency = places[0].residency
-        route.places.extend(places)
-    elif error:
-        route.residency, route.error = common_pb2.ERROR, error
-    return route
+        found.residency = places[0].residency
+        found.places.extend(places)
+    elif error := entry.error or refusal(entry) or reason:
+        found.residency, found.error = common_pb2.ERROR, error
+    return found

@@ -51,7 +51,7 @@ class Settler:
                 elif not was_removed and group is not best:
                     self._let_go(place, group, f"{best.name} has it as well")
                 elif len(places) == 1:
-                    self._cluster.doubtful.discard(place)
+                    self._cluster.trust(group, model)
 
     def _let_go(self, place: tuple[str, str], group: Group, why: str) -> None:
         if place not in self._leaving:

@@ -51,8 +51,8 @@ class Standings:
         """How long what is on a group stays as it is by itself, by address."""
         self._soonest = inf
         """None of these is earlier."""
-        self._expected: set[Group] = set()
-        """Groups on which a model was on its way when they were last heard."""
+        self._expected: dict[str, Group] = {}
+        """Models that were on their way when this was looked at last, with the group."""
         self._news: dict[str, Group] = {}
         """Groups that were made anew since they were last asked for, by address."""
         self._demands: dict[str, float] = {}
@@ -99,14 +99,15 @@ class Standings:
 
     def listen(self) -> None:
         """Takes in the groups of which something was heard, or that are others by now."""
-        now, expected = self._now(), set(self._on_their_way().values())
+        now, expected = self._now(), dict(self._on_their_way())
+        others = [group for _, group in expected.items() ^ self._expected.items()]
         fresh = self._cluster.fresh()
         for group in fresh:
             if group.reachable:
                 self._count(group, now)
-        for group in dict.fromkeys([*fresh, *expected, *self._expected, *self._ripe(now)]):
-            self._stand(group)
         self._expected = expected
+        for group in dict.fromkeys([*fresh, *others, *self._ripe(now)]):
+            self._stand(group)
 
     def _ripe(self, now: float) -> list[Group]:
         if now < self._soonest:

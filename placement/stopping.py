@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
-from placement.cluster import Cluster, Group
+from placement.cluster import Group
 from placement.drain import Drain
 from services import log, tasks
 from services.errors import PrismError
@@ -13,19 +14,20 @@ _log = log.get(__name__)
 
 
 class Stopping:
-    """Looks for them. `look` is called after every change of the cluster."""
+    """Looks for them."""
 
-    def __init__(self, cluster: Cluster, drain: Drain) -> None:
-        self._cluster = cluster
+    def __init__(self, drain: Drain) -> None:
         self._drain = drain
         self._seen: set[Group] = set()
 
-    def look(self) -> None:
-        """Begins to empty each group that says anew that it is stopping."""
-        stopping = {group for group in self._cluster.groups.values() if group.reachable and group.state.stopping}
-        for group in stopping - self._seen:
-            tasks.spawn(self._empty(group), f"empty {group.name}, which is stopping")
-        self._seen = stopping
+    def look(self, groups: Iterable[Group]) -> None:
+        """Begins to empty each of these, which spoke or are away, that says anew that it is stopping."""
+        for group in groups:
+            if not (group.reachable and group.state.stopping):
+                self._seen.discard(group)
+            elif group not in self._seen:
+                self._seen.add(group)
+                tasks.spawn(self._empty(group), f"empty {group.name}, which is stopping")
 
     async def _empty(self, group: Group) -> None:
         _log.info("a group is stopping", group=group.name)

@@ -11,6 +11,7 @@ from placement.drain import Drain
 from placement.history import History
 from placement.judge import Judge
 from placement.reconcile import Reconciler
+from placement.routes import Routes
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import PrismError
 
@@ -83,16 +84,24 @@ class FakeCluster:
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
         settings = PlacementConfig(name="p", listen="x", groups=[], loaders=["l"], **({"hold_s": 0.0} | config))
-        self.cluster = Cluster(self.groups, lambda: None, lambda: self.time)
+        self.cluster = Cluster(self.groups, self.changed, lambda: self.time)
         for group in self.groups:
             group.tell = self.tell
         self.history = History(lambda: self.time)
-        self.actuator = Actuator(self.cluster, settings.drain_ms, lambda: None)
+        self.actuator = Actuator(self.cluster, settings.drain_ms, self.changed)
         self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
         self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.judge, self.history, settings.drain_ms)
+        self.table = self.new_table(self.actuator.leaving)
         self.cluster.heard_catalogue([])
         self.tell()
+
+    def new_table(self, leaving):
+        return Routes(self.cluster, self.reconciler.refusal, leaving, self.actuator.removing)
+
+    def changed(self):
+        """As the service has it."""
+        self.table.renew(self.cluster.news().models, self.reconciler.premises)
 
     def tell(self):
         for client in self.groups:
@@ -100,6 +109,12 @@ class FakeCluster:
             state.CopyFrom(client.state)
             self.cluster.heard_group(client.address, state)
             self.cluster.changed()
+
+    def routes(self, leaving=None):
+        """All, as they are told; `leaving`: models with the group that they leave."""
+        table = self.new_table(leaving or {})
+        table.renew((), self.reconciler.premises)
+        return list(table.told.value.routes)
 
     async def heard(self, condition):
         """Returns when the loop has brought it about."""

@@ -3,7 +3,7 @@ from math import inf
 
 import pytest
 
-from placement import reconcile, routes
+from placement import reconcile
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
@@ -82,7 +82,7 @@ async def test_a_model_that_fits_nowhere_is_in_error_with_the_arithmetic_and_oth
     with pytest.raises(Unmet, match="the largest group, g1, has 104,857,600"):
         world.reconciler.check_fits(spec)
     world.reconciler.changed()
-    table = {r.model.name: r for r in routes.build(world.cluster, world.reconciler.refused, {}).routes}
+    table = {r.model.name: r for r in world.routes()}
     assert table["huge"].residency == common_pb2.ERROR and "524,288,000" in table["huge"].error
     assert table["small"].residency == common_pb2.ON_DISK and not table["small"].error
     assert world.reconciler.prospect("huge") is None and world.reconciler.prospect("small") is not None
@@ -243,7 +243,7 @@ def test_a_route_prefers_the_place_that_the_model_is_not_leaving():
     world.groups[0].put("m")
     world.groups[1].put("m")
     world.tell()
-    (route,) = routes.build(world.cluster, {}, {"m": "g0"}).routes
+    (route,) = world.routes({"m": "g0"})
     assert [place.group for place in route.places] == ["g1", "g0"]
 
 
@@ -253,7 +253,7 @@ def test_a_lost_group_has_no_routes():
     world.groups[0].put("m")
     world.tell()
     world.cluster.groups[world.groups[0].address].reachable = False
-    (route,) = routes.build(world.cluster, {}, {}).routes
+    (route,) = world.routes()
     assert not route.places
 
 
@@ -295,7 +295,7 @@ async def test_there_is_no_prospect_for_what_takes_requests_or_cannot_be_served(
 
 
 def routed(world):
-    return [r.model.name for r in routes.build(world.cluster, {}, {}, world.actuator.removing).routes]
+    return [r.model.name for r in world.routes()]
 
 
 async def test_a_model_that_is_removed_has_no_route_and_comes_down_everywhere_after_a_drain():

@@ -7,8 +7,8 @@ from tests.placement.fakes import FakeCluster
 def looks(world):
     renewal = Renewal(world.cluster, world.actuator, world.drain)
     world.tell()
-    renewal.look()
-    renewal.look()
+    renewal.look(world.cluster.groups.values())
+    renewal.look(world.cluster.groups.values())
     return renewal
 
 
@@ -62,12 +62,12 @@ async def test_one_that_is_back_in_the_catalogue_stays_and_one_that_cannot_leave
     group.put("m", outdated=True)
     group.fail = Conflict("m is on its way down")
     world.tell()
-    renewal.look()
+    renewal.look(world.cluster.groups.values())
     await world.heard(lambda: group.calls)
     group.fail = None
 
     def gone():
-        renewal.look()
+        renewal.look(world.cluster.groups.values())
         return not group.state.residents
 
     await world.heard(gone)

@@ -7,10 +7,10 @@ from tests.placement.fakes import FakeCluster
 
 
 def stops(world, group):
-    stopping = Stopping(world.cluster, world.drain)
+    stopping = Stopping(world.drain)
     group.state.stopping = group.state.drained = True
     world.tell()
-    stopping.look()
+    stopping.look(world.cluster.groups.values())
     return stopping
 
 
@@ -31,7 +31,7 @@ async def test_models_with_requests_move_away_and_the_group_is_held_until_they_h
     world.groups[1].set_residency = slowly
     stopping = stops(world, group)
     await world.heard(lambda: world.actuator.moving)
-    stopping.look()
+    stopping.look(world.cluster.groups.values())
     assert group.held == 1  # once, however often it is looked at
     up.set()
     await world.heard(lambda: not group.held)
@@ -66,7 +66,7 @@ async def test_a_group_that_is_back_and_stops_again_is_emptied_again():
     await world.heard(lambda: not world.groups[0].held)
     world.groups[0].state.stopping = world.groups[0].state.drained = False
     world.tell()
-    stopping.look()
+    stopping.look(world.cluster.groups.values())
     world.groups[0].put("m", common_pb2.ACTIVE, running=1)
     stops(world, world.groups[0])
     await world.heard(lambda: [r.model for r in world.groups[1].state.residents] == ["m"])
