@@ -155,9 +155,7 @@ class Endpoints:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
         if (characters := prompt.characters) > MOST_CHARACTERS:
             raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
-        ids = await _while_connected(
-            request, self._serving.encode(tokenizer, prompt, field, characters, aside=True)
-        )
+        ids = await _while_connected(request, self._serving.encode(tokenizer, prompt, field, characters, aside=True))
         return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
 
     async def detokenize(self, request: Request) -> Response:

@@ -15,6 +15,7 @@ from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import GatewayStream, PulledStream
+from gpu_scheduler.telling import LONGEST_S, Telling
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import tasks
 from services.errors import NotFound, Unmet
@@ -22,7 +23,6 @@ from services.watch import Watched
 
 NAME = "prism.gpu_scheduler.v1.GpuScheduler"
 _STATE_EVERY_S = 0.1
-_STATE_AT_LEAST_EVERY_S = 1.0
 
 
 class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
@@ -115,9 +115,11 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             await asyncio.Event().wait()  # until the caller ends it
 
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
+        telling, now = Telling(request.figures_ms / 1e3), asyncio.get_running_loop().time
         with self._leaving.watched():
-            async for _ in self._changes.follow(_STATE_EVERY_S, _STATE_AT_LEAST_EVERY_S):
-                yield self._report.build()
+            async for _ in self._changes.follow(_STATE_EVERY_S, LONGEST_S):
+                if telling.wants(state := self._report.build(), now()):
+                    yield state
 
     async def Inspect(self, request: gpu_scheduler_pb2.InspectRequest, context: Any) -> gpu_scheduler_pb2.QueueState:
         return self._dispatcher.queue_state()

@@ -22,14 +22,14 @@ from placement.members import Kind, Members
 from placement.names import Names
 from placement.reconcile import Reconciler
 from placement.renewal import Renewal
+from placement.routes import Routes
 from placement.server import NAME, PlacementServicer
 from placement.stopping import Stopping
-from protos import placement_pb2, placement_pb2_grpc
+from protos import placement_pb2_grpc
 from services import log, tasks
 from services.config import load, read
 from services.files import Followed
 from services.service import Service, config_path, run
-from services.watch import Watched
 
 _log = log.get(__name__)
 _HEAR_S = 1.5
@@ -61,7 +61,7 @@ async def build(path: str, service: Service) -> None:
     renewal = Renewal(cluster, actuator, drain)
     service.add(
         placement_pb2_grpc.add_PlacementServicer_to_server,
-        PlacementServicer(cluster, reconciler, history, routes.told, loaders, drain),
+        PlacementServicer(cluster, reconciler, history, routes, loaders, drain),
         NAME,
     )
 

@@ -20,6 +20,9 @@ Ledger = dict[str, balloond_pb2.DeviceState]
 """Of a node's devices, by name."""
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _VANISHED = 1000
+_FIGURES_MS = 1
+"""For each group of the cluster, between two of its reports that differ in figures alone: so that there are a thousand
+of them a second at most, which is a few tenths of a core."""
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 _EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
 """Whoever listens so does not say where it is reached."""
@@ -39,7 +42,7 @@ class News:
     """What was heard or decided since this was asked for last."""
 
     groups: dict[str, Group] = field(default_factory=dict)
-    """That spoke, are away, or have a model of which the catalogue says something else; by the address of the client."""
+    """That spoke, are away, or have a model of which the catalogue says something else; by their clients' addresses."""
     models: set[str] = field(default_factory=set)
     """Of which something that routes tell may be another by now."""
 
@@ -301,7 +304,7 @@ class Cluster:
     async def follow_group(self, client: GpuSchedulerClient) -> None:
         """Keeps one group's state fresh, for ever."""
         group = self.groups[client.address]
-        async for state in client.watch():
+        async for state in client.watch(lambda: _FIGURES_MS * len(self.groups)):
             was_reachable = group.reachable
             self.heard_group(client.address, state)
             if was_reachable and not group.reachable:

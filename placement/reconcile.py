@@ -24,6 +24,9 @@ from services.watch import Watched
 _log = log.get(__name__)
 _LOOK_S = 0.1
 """From one look at the cluster to the next."""
+_REST, _REST_AFTER_MOVES = 4.0, 20.0
+"""The same, and from one search for moves to the next, in times of what the last one took: with a thousand groups that
+is longer, and calls and reports wait meanwhile."""
 _BELOW = {
     common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
     common_pb2.COLD: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
@@ -53,6 +56,8 @@ class Reconciler:
         self._looked = Watched(0)
         """The judge's count of changes when it was last told something: whoever waits asks again where it rises."""
         self._relieving: set[Group] = set()
+        self._moves_after = 0.0
+        """Seconds on the loop's clock, before which moves are not looked for again."""
         self._settler = Settler(cluster, actuator, history, config.drain_ms, self._changed.set)
 
     def changed(self) -> None:
@@ -150,7 +155,7 @@ class Reconciler:
     @property
     def premises(self) -> Hashable:
         """What all refusals rest on: where this is another, they may be, of models of which nothing was heard too."""
-        return self._heard_all, self._cluster.sizes
+        return self._cluster.sizes if self._heard_all else None  # then there are none
 
     # --- operators
 
@@ -248,6 +253,7 @@ class Reconciler:
                 async with asyncio.timeout(min(self._config.period_s, self._judge.rest_s())):
                     await self._changed.wait()
             self._changed.clear()
+            began = asyncio.get_running_loop().time()
             self._judge.observe()
             if self._looked.value != self._judge.changes:
                 self._looked.set(self._judge.changes)
@@ -255,9 +261,10 @@ class Reconciler:
                 self.relieve()
             if self._informed.is_set():
                 self._settler.settle()
-                if self._config.rebalance:
-                    self._rebalance()
-            await asyncio.sleep(_LOOK_S)  # states come from several groups at once; look at them together
+            took = asyncio.get_running_loop().time() - began
+            if self._informed.is_set() and self._config.rebalance:
+                self._rebalance()
+            await asyncio.sleep(max(_LOOK_S, _REST * took))  # states come from several groups: look at them together
 
     def relieve(self) -> None:
         """Sends idle models to sleep where requests lack memory for KV; one group's at a time."""
@@ -291,7 +298,13 @@ class Reconciler:
             return
         if self._actuator.activating or len(self._actuator.moving) >= self._config.migrations_at_once:
             return
-        for verdict in self._judge.moves()[: self._config.migrations_at_once]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        if began < self._moves_after:
+            return
+        moves = self._judge.moves()[: self._config.migrations_at_once]
+        self._moves_after = loop.time() + _REST_AFTER_MOVES * (loop.time() - began)
+        for verdict in moves:
             assert verdict.group is not None and verdict.source is not None
             record = self._history.add(verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates)
             tasks.spawn(self._quietly(self._move(verdict, record)), f"move {verdict.model}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Callable, Container, Hashable, Iterable, Mapping
 
 from placement.cluster import TAKES_REQUESTS, Cluster
 from protos import common_pb2, loader_pb2, placement_pb2
 from services.watch import Watched
 
+_REST_S = 1e-5
+"""For each route, between two times that all are told: a gateway gets them all each time."""
+
 
 class Routes:
-    """All of them, as they were told last. Groups speak ten times a second, and a fleet has many: of each message the
-    routes are made anew that it may have changed, and all are told again only where one is another."""
+    """All of them. Groups speak ten times a second, and a fleet has many: of each message the routes are made anew that
+    it may have changed, and all are told again only where one is another."""
 
     def __init__(
         self,
@@ -22,13 +26,14 @@ class Routes:
     ) -> None:
         """`refusal`: why a model fits nowhere. `leaving`: model -> group that it is leaving: last among its places.
         `removed`: models that have none any more."""
-        self.told: Watched[placement_pb2.Routes] = Watched(placement_pb2.Routes())
         self._cluster = cluster
         self._refusal = refusal
         self._leaving = leaving
         self._removed = removed
         self._routes: dict[str, placement_pb2.Route] = {}
-        self._premises: Hashable = None
+        self._premises: Hashable = object()  # none was told yet
+        self._changes: Watched[None] = Watched(None)
+        self._message = placement_pb2.Routes()
 
     def renew(self, models: Iterable[str], premises: Hashable) -> None:
         """Something is new of these models. `premises`: what refusals rest on; where it is another than the last time,
@@ -47,8 +52,22 @@ class Routes:
             else:
                 self._routes[name] = fresh
         if changed:
+            self._changes.set(None)
+
+    def message(self) -> placement_pb2.Routes:
+        """All, as they are."""
+        if self._message.revision != self._changes.revision:
             routes = [self._routes[name] for name in sorted(self._routes)]
-            self.told.set(placement_pb2.Routes(revision=self.told.revision + 1, routes=routes))
+            self._message = placement_pb2.Routes(revision=self._changes.revision, routes=routes)
+        return self._message
+
+    async def follow(self) -> AsyncIterator[placement_pb2.Routes]:
+        """All now, and again after every change, for ever."""
+        while True:
+            message = self.message()
+            yield message
+            await asyncio.sleep(_REST_S * len(self._routes))
+            await self._changes.changed(message.revision)
 
     def _route(self, name: str) -> placement_pb2.Route | None:
         entry = self._cluster.entry(name)

@@ -11,10 +11,10 @@ from placement.drain import Drain
 from placement.history import History
 from placement.loaders import Loaders
 from placement.reconcile import Reconciler
+from placement.routes import Routes
 from placement.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services import tasks
-from services.watch import Watched
 
 NAME = "prism.placement.v1.Placement"
 T = TypeVar("T")
@@ -35,7 +35,7 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         cluster: Cluster,
         reconciler: Reconciler,
         history: History,
-        routes: Watched[placement_pb2.Routes],
+        routes: Routes,
         loaders: Loaders,
         drain: Drain,
     ) -> None:

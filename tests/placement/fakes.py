@@ -114,7 +114,7 @@ class FakeCluster:
         """All, as they are told; `leaving`: models with the group that they leave."""
         table = self.new_table(leaving or {})
         table.renew((), self.reconciler.premises)
-        return list(table.told.value.routes)
+        return list(table.message().routes)
 
     async def heard(self, condition):
         """Returns when the loop has brought it about."""

@@ -59,7 +59,7 @@ async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks()
     world.groups[1].state.group = "g0"
     world.cluster.heard_group("unix:/g1", None)
 
-    async def watch():
+    async def watch(figures_ms):
         for state in (world.groups[1].state, world.groups[1].state, None):
             yield state
 
@@ -67,6 +67,20 @@ async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks()
     with capture_logs() as lines:
         await world.cluster.follow_group(world.groups[1])
     assert [line["event"] for line in lines] == ["group refused"]
+
+
+@pytest.mark.parametrize("groups", [2, 300])
+async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figures(groups):
+    world = FakeCluster(groups=groups)
+    asked = []
+
+    async def watch(figures_ms):
+        asked.append(figures_ms())
+        yield world.groups[0].state
+
+    world.groups[0].watch = watch
+    await world.cluster.follow_group(world.groups[0])
+    assert asked == [groups]
 
 
 class Balloond:

@@ -746,3 +746,21 @@ async def test_a_model_that_an_operator_sends_to_sleep_and_has_no_image_is_told_
 
     world.groups[0].set_residency = leaves
     assert await world.reconciler.evict("m", common_pb2.HIBERNATING) == common_pb2.COLD
+
+
+async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monkeypatch):
+    monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
+    monkeypatch.setattr(reconcile, "_REST_AFTER_MOVES", 1e12)
+    world = FakeCluster()
+    looks, searches = [], []
+    observe = world.judge.observe
+    world.judge.observe = lambda: looks.append(observe())
+    world.judge.moves = lambda: searches.append(1) or []
+    world.reconciler.changed()
+    await world.reconciler.informed(0.0)
+    running = asyncio.get_running_loop().create_task(world.reconciler.run())
+    while len(looks) < 5:
+        world.reconciler.changed()
+        await asyncio.sleep(0)
+    running.cancel()
+    assert len(searches) == 1

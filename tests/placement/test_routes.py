@@ -67,7 +67,7 @@ def test_routes_kept_message_by_message_are_those_that_would_be_made_afresh(stor
     happens(world, "catalogue", dict.fromkeys(MODELS, True))
     for event in story:
         happens(world, *event)
-        assert list(world.table.told.value.routes) == world.routes(world.actuator.leaving)
+        assert list(world.table.message().routes) == world.routes(world.actuator.leaving)
 
 
 def test_a_message_makes_its_groups_models_routes_and_no_others(monkeypatch):
@@ -79,7 +79,12 @@ def test_a_message_makes_its_groups_models_routes_and_no_others(monkeypatch):
     world.reconciler.changed()
     world.changed()
     made, route = Counter(), routes.route
-    monkeypatch.setattr(routes, "route", lambda cluster, entry, *how: made.update([entry.model.name]) or route(cluster, entry, *how))
+
+    def counted(cluster, entry, *how):
+        made[entry.model.name] += 1
+        return route(cluster, entry, *how)
+
+    monkeypatch.setattr(routes, "route", counted)
     world.groups[7].put("m7", running=3)
     world.cluster.heard_group(world.groups[7].address, world.groups[7].state)
     world.cluster.changed()
@@ -92,7 +97,22 @@ def test_routes_are_told_again_only_where_one_is_another(facts, told):
     world.model("m")
     world.groups[0].put("m")
     world.tell()
-    before = world.table.told.revision
+    before = world.table.message().revision
     world.groups[0].put("m", **facts)
     world.tell()
-    assert world.table.told.revision == before + told == world.table.told.value.revision
+    assert world.table.message().revision == before + told
+
+
+async def test_whoever_follows_gets_all_routes_at_once_and_again_when_one_is_another():
+    world = FakeCluster()
+    world.model("m")
+    world.tell()
+    followed = world.table.follow()
+    assert [route.residency for route in (await anext(followed)).routes] == [common_pb2.COLD]
+    world.groups[0].put("m")
+    world.tell()
+    world.groups[0].put("m", running=2)
+    world.tell()
+    told = await anext(followed)
+    assert [route.residency for route in told.routes] == [common_pb2.ACTIVE]
+    assert told.revision == world.table.message().revision
