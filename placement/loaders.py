@@ -31,39 +31,42 @@ class Change:
     """None: it was removed."""
 
 
-def merged(catalogues: Iterable[Entries]) -> list[loader_pb2.Entry]:
-    """One catalogue of several nodes': a model is as the first says whose checkpoint can be served, and has an image
-    where any has one."""
-    found: dict[str, loader_pb2.Entry] = {}
-    for catalogue in catalogues:
-        for name, entry in catalogue.items():
-            before = found.get(name)
-            if before is None:
-                found[name] = loader_pb2.Entry()
-                found[name].CopyFrom(entry)
-                continue
-            has_image, on_disk = before.has_image or entry.has_image, before.on_disk or entry.on_disk
-            if before.error and not entry.error:
-                before.CopyFrom(entry)
-            before.has_image, before.on_disk = has_image, on_disk
-    return list(found.values())
+@dataclass(frozen=True)
+class Said:
+    """A loader's catalogue, as it is asked for."""
+
+    entries: Entries
+    changes: Mapping[str, Change]
+    """The calls that it knows of, by name."""
+
+    @classmethod
+    def of(cls, catalogue: loader_pb2.Catalogue) -> Said:
+        known = {name: Change(number, None) for name, number in catalogue.removed.items()}
+        added = (entry for entry in catalogue.entries if entry.HasField("listing"))
+        known |= {entry.model.name: Change(entry.change, entry.listing) for entry in added}
+        return cls({entry.model.name: entry for entry in catalogue.entries}, known)
 
 
-def changes(catalogue: loader_pb2.Catalogue) -> dict[str, Change]:
-    """The calls that a loader knows of, by name."""
-    known = {name: Change(number, None) for name, number in catalogue.removed.items()}
-    added = (entry for entry in catalogue.entries if entry.HasField("listing"))
-    return known | {entry.model.name: Change(entry.change, entry.listing) for entry in added}
-
-
-def lasting(catalogue: loader_pb2.Catalogue, latest: Mapping[str, Change]) -> Entries:
-    """What a loader lists, less what was added there by a call and has been removed since."""
-    found = {}
-    for entry in catalogue.entries:
-        change = latest.get(entry.model.name)
-        if not entry.HasField("listing") or change is None or change.listing is not None:
-            found[entry.model.name] = entry
+def merged(entries: Iterable[loader_pb2.Entry]) -> loader_pb2.Entry | None:
+    """One entry of several nodes': as the first says whose checkpoint can be served, and with an image where any has
+    one. None of none."""
+    best, has_image, on_disk = None, False, False
+    for entry in entries:
+        has_image, on_disk = has_image or entry.has_image, on_disk or entry.on_disk
+        if best is None or (best.error and not entry.error):
+            best = entry
+    if best is None or (best.has_image, best.on_disk) == (has_image, on_disk):
+        return best
+    found = loader_pb2.Entry()
+    found.CopyFrom(best)
+    found.has_image, found.on_disk = has_image, on_disk
     return found
+
+
+def lasts(entry: loader_pb2.Entry, latest: Mapping[str, Change]) -> bool:
+    """Whether it counts: what was added by a call may have been removed since."""
+    change = latest.get(entry.model.name)
+    return not entry.HasField("listing") or change is None or change.listing is not None
 
 
 class Loaders:
@@ -73,8 +76,12 @@ class Loaders:
         self.clients: dict[str, LoaderClient] = {}
         """By address."""
         self._cluster = cluster
-        self._heard: dict[str, loader_pb2.Catalogue] = {}
+        self._heard: dict[str, Said] = {}
         """Of one that is away what it said last is kept, and counts after the others'."""
+        self._merged: dict[str, loader_pb2.Entry] = {}
+        """What they say together. A fleet's catalogues are long: of a message only what is new in it is merged."""
+        self._in_order = False
+        """Whether nobody has come or gone since that was made of all."""
         self._there: set[str] = set()
         self._latest: dict[str, Change] = {}
         """By name, of what all have said."""
@@ -98,7 +105,7 @@ class Loaders:
         del self.clients[address]
         self._lose(address)
         self._heard.pop(address, None)
-        self._tell()
+        self._tell(())
 
     async def follow(self, address: str) -> None:
         """Keeps what one says fresh, for ever."""
@@ -106,24 +113,31 @@ class Loaders:
             if catalogue is None:
                 self._lose(address)
             else:
-                self._there.add(address)
-                self._heard[address] = catalogue
-                self._tell()
+                self._hear(address, Said.of(catalogue))
                 if any(self._lacking()) and (self._bringing is None or self._bringing.done()):
                     self._bringing = tasks.spawn(self._bring_together(), "bring catalogues together")
             self._cluster.changed()
 
+    def _hear(self, address: str, said: Said) -> None:
+        self._in_order = self._in_order and address in self._there
+        self._there.add(address)
+        before = self._heard.get(address, Said({}, {})).entries
+        self._heard[address] = said
+        names = before.keys() | said.entries.keys()
+        self._tell(name for name in names if before.get(name) != said.entries.get(name))
+
     def _lose(self, address: str) -> None:
+        self._in_order = False
         self._there.discard(address)
         self._told = {each for each in self._told if each[0] != address}
 
-    def _tell(self) -> None:
-        """What they say together; as long as none is there, what they said last."""
+    def _tell(self, names: Iterable[str]) -> None:
+        """What they say together, where something is new of these; as long as none is there, what they said last."""
         if not self._there:
             return
         before, self._latest = self._latest, {}
-        for catalogue in self._heard.values():
-            for name, change in changes(catalogue).items():
+        for said in self._heard.values():
+            for name, change in said.changes.items():
                 if name not in self._latest or self._latest[name].number < change.number:
                     self._latest[name] = change
         for name, change in self._latest.items():
@@ -132,9 +146,22 @@ class Loaders:
                 self._latest[name] = before[name]
         self._told = {each for each in self._told if each[1] in self._latest}
         self._numbers = max([self._numbers, *(change.number for change in self._latest.values())])
-        order = sorted((each for each in self.clients if each in self._heard), key=self._is_away)
+        new = {*names, *(each for each in before.keys() | self._latest if before.get(each) != self._latest.get(each))}
+        self._merge(new if self._in_order else {*self._merged, *(n for s in self._heard.values() for n in s.entries)})
+        self._in_order = True
         removed = {name for name, change in self._latest.items() if change.listing is None}
-        self._cluster.heard_catalogue(merged(lasting(self._heard[each], self._latest) for each in order), removed)
+        self._cluster.heard_catalogue(self._merged.values(), removed)
+
+    def _merge(self, names: Iterable[str]) -> None:
+        order = sorted((each for each in self.clients if each in self._heard), key=self._is_away)
+        catalogues = [self._heard[each].entries for each in order]
+        for name in names:
+            told = (entry for each in catalogues if (entry := each.get(name)) is not None)
+            entry = merged(each for each in told if lasts(each, self._latest))
+            if entry is None:
+                self._merged.pop(name, None)
+            else:
+                self._merged[name] = entry
 
     def _is_away(self, address: str) -> bool:
         return address not in self._there
@@ -152,11 +179,14 @@ class Loaders:
         for address in self.clients:
             if address not in self._there:
                 continue
-            known = changes(self._heard[address])
-            listed = {entry.model.name for entry in self._heard[address].entries} - known.keys()
+            said = self._heard[address]
             for name, change in self._latest.items():
-                behind = name not in known or known[name].number < change.number
-                if behind and name not in listed and (address, name, change.number) not in self._told:
+                known = said.changes.get(name)
+                if known is None:
+                    behind = name not in said.entries  # else its file lists it
+                else:
+                    behind = known.number < change.number
+                if behind and (address, name, change.number) not in self._told:
                     yield address, name, change
 
     async def _bring_together(self) -> None:
@@ -206,10 +236,7 @@ class Loaders:
         lists it, since it would come back with that; NotFound when none has it."""
         async with self._changing:
             having = {
-                address: entry
-                for address, catalogue in self._heard.items()
-                for entry in catalogue.entries
-                if entry.model.name == name
+                address: entry for address, said in self._heard.items() if (entry := said.entries.get(name)) is not None
             }
             for address, entry in having.items():
                 if self._there and address not in self._there and not entry.HasField("listing"):

@@ -4,10 +4,13 @@ import asyncio
 import types
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from placement import settle
-from placement.loaders import Loaders, merged
+from placement.cluster import Cluster
+from placement.loaders import Loaders, Said, merged
 from protos import balloond_pb2, common_pb2, loader_pb2
 from services.errors import Conflict, Exists, NotFound, Unavailable
 from tests.placement.fakes import MIB, FakeCluster, FakeGroup
@@ -209,14 +212,60 @@ def entry(name, generation=1, **facts):
     return loader_pb2.Entry(model=common_pb2.ModelSpec(name=name, generation=generation), **facts)
 
 
-def test_catalogues_of_several_nodes_are_one():
-    here = {"m": entry("m", 1), "broken": entry("broken", 0, error="cut")}
-    there = {"m": entry("m", 2, has_image=True), "broken": entry("broken", 3), "only": entry("only", 4)}
-    found = {each.model.name: each for each in merged([here, there])}
-    assert (found["m"].model.generation, found["m"].has_image) == (1, True)
-    assert (found["broken"].model.generation, found["broken"].error) == (3, "")
-    assert found["only"].model.generation == 4
-    assert not here["m"].has_image, "what was heard stays as it was"
+def test_a_model_of_several_nodes_is_as_the_first_says_that_can_serve_it_and_has_an_image_where_any_has_one():
+    here, there = entry("m", 1), entry("m", 2, has_image=True)
+    assert merged([here, there]) == entry("m", 1, has_image=True)
+    assert merged([entry("m", 0, error="cut"), there, here]) == there
+    assert merged([entry("m", 0, error="cut"), entry("m", 3, on_disk=True)]) == entry("m", 3, on_disk=True)
+    assert merged([entry("m", 4)]) == entry("m", 4) and merged([]) is None
+    assert not here.has_image, "what was heard stays as it was"
+
+
+said = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]),
+    st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)),  # an image, a fault, the number of a call
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.tuples(said, st.sets(st.sampled_from("abc")))), max_size=20))
+def test_a_catalogue_kept_message_by_message_is_the_one_of_all_messages(story):
+    """Of nodes that come, go, and say other things each time."""
+    cluster = Cluster([], lambda: None)
+    loaders = Loaders(cluster)
+    for number in range(3):
+        loaders.join(f"n{number}", None)
+    for at, (number, told) in enumerate(story):
+        if told is None:
+            loaders._lose(f"n{number}")
+            continue
+        listed, removed = told
+        catalogue = loader_pb2.Catalogue(removed={name: at for name in removed})
+        for name, (image, fault, call) in listed.items():
+            facts = {"listing": common_pb2.ModelListing(name=name), "change": call} if call else {}
+            catalogue.entries.append(entry(name, at % 2, has_image=image, error="cut" * fault, **facts))
+        loaders._hear(f"n{number}", Said.of(catalogue))
+        found = dict(cluster.catalogue)
+        loaders._in_order = False  # of all, the next time
+        loaders._tell(())
+        assert cluster.catalogue == found
+
+
+async def test_what_one_node_says_anew_is_merged_and_the_rest_is_left(monkeypatch):
+    cluster = Cluster([], lambda: None)
+    loaders, names = Loaders(cluster), [f"m{number}" for number in range(50)]
+    for number in range(4):
+        loaders.join(f"n{number}", None)
+        loaders._hear(f"n{number}", Said({name: entry(name) for name in names}, {}))
+    looked = []
+
+    def counted(entries):
+        looked.append(list(entries))
+        return merged(looked[-1])
+
+    monkeypatch.setattr("placement.loaders.merged", counted)
+    loaders._hear("n2", Said({name: entry(name, has_image=name == "m7") for name in names}, {}))
+    assert [each[0].model.name for each in looked] == ["m7"]
+    assert [name for name, each in cluster.catalogue.items() if each.has_image] == ["m7"]
 
 
 class FakeLoader:
