@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Container, Hashable, Iterable, Mapping
 
-from placement.cluster import TAKES_REQUESTS, Cluster
+from placement.cluster import TAKES_REQUESTS, Cluster, Measured
 from protos import common_pb2, loader_pb2, placement_pb2
 from services.watch import Watched
 
@@ -32,6 +32,8 @@ class Routes:
         self._removed = removed
         self._routes: dict[str, placement_pb2.Route] = {}
         self._premises: Hashable = object()  # none was told yet
+        self._refusals: dict[str, tuple[loader_pb2.Entry, Measured, str]] = {}
+        """What was said of models without a place, and of what; until the premises are others."""
         self._changes: Watched[None] = Watched(None)
         self._message = placement_pb2.Routes()
 
@@ -40,6 +42,7 @@ class Routes:
         all routes may be."""
         if premises != self._premises:
             self._premises = premises
+            self._refusals.clear()
             models = self._routes.keys() | self._cluster.catalogue.keys()
         changed = False
         for name in models:
@@ -49,6 +52,7 @@ class Routes:
             changed = True
             if fresh is None:
                 del self._routes[name]
+                self._refusals.pop(name, None)
             else:
                 self._routes[name] = fresh
         if changed:
@@ -73,7 +77,14 @@ class Routes:
         entry = self._cluster.entry(name)
         if entry is None or name in self._removed:
             return None
-        return route(self._cluster, entry, self._refusal, self._leaving.get(name))
+        return route(self._cluster, entry, self._refused, self._leaving.get(name))
+
+    def _refused(self, entry: loader_pb2.Entry) -> str:
+        name, measured = entry.model.name, self._cluster.measured(entry.model.name)
+        known = self._refusals.get(name)
+        if known is None or known[0] is not entry or known[1] != measured:
+            known = self._refusals[name] = entry, measured, self._refusal(entry)
+        return known[2]
 
 
 def route(

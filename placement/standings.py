@@ -84,7 +84,7 @@ class Standings:
 
     def observe(self) -> None:
         """Takes in what was heard of the groups, and the demands that follow from it and from the time."""
-        self.listen()
+        heard = self._heard()
         entries = ((name, self._cluster.entry(name)) for name in self._windows)
         fresh = {name: self.demand(entry.model) for name, entry in entries if entry is not None}
         changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
@@ -94,11 +94,18 @@ class Standings:
             del self._windows[name]
         for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
             del self._tpot_ms[name]
-        for group in dict.fromkeys(group for name in changed for group, _ in self._cluster.residents(name)):
+        for group in dict.fromkeys(
+            [*heard, *(group for name in changed for group, _ in self._cluster.residents(name))]
+        ):
             self._stand(group)
 
     def listen(self) -> None:
         """Takes in the groups of which something was heard, or that are others by now."""
+        for group in self._heard():
+            self._stand(group)
+
+    def _heard(self) -> list[Group]:
+        """Those, with their tokens counted."""
         now, expected = self._now(), dict(self._on_their_way())
         others = [group for _, group in expected.items() ^ self._expected.items()]
         fresh = self._cluster.fresh()
@@ -106,8 +113,7 @@ class Standings:
             if group.reachable:
                 self._count(group, now)
         self._expected = expected
-        for group in dict.fromkeys([*fresh, *others, *self._ripe(now)]):
-            self._stand(group)
+        return list(dict.fromkeys([*fresh, *others, *self._ripe(now)]))
 
     def _ripe(self, now: float) -> list[Group]:
         if now < self._soonest:

@@ -227,7 +227,10 @@ said = st.dictionaries(
 )
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.none() | st.tuples(said, st.sets(st.sampled_from("abc")))), max_size=20))
+told = st.none() | st.tuples(said, st.sets(st.sampled_from("abc")))
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), told), max_size=20))
 def test_a_catalogue_kept_message_by_message_is_the_one_of_all_messages(story):
     """Of nodes that come, go, and say other things each time."""
     cluster = Cluster([], lambda: None)
