@@ -9,7 +9,7 @@ from balloond.daemon import Daemon
 from protos import balloond_pb2, balloond_pb2_grpc
 
 NAME = "prism.balloond.v1.Balloond"
-_STATE_EVERY_S = 0.05
+_STATE_EVERY_S, _STATE_SELDOM_S = 0.05, 1.0
 _ANSWER_BEFORE_S = 0.05
 """A room is answered this long before its call's deadline."""
 _LONGEST_ROOM_S = 60.0
@@ -56,7 +56,8 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
         return balloond_pb2.SetDemandResponse()
 
     async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
-        async for _ in self._daemon.changed.follow(_STATE_EVERY_S):
+        every_s = max(_STATE_EVERY_S, min(_STATE_SELDOM_S, request.every_ms / 1e3))
+        async for _ in self._daemon.changed.follow(every_s):
             yield self._state()
 
     async def Inspect(self, request: balloond_pb2.InspectRequest, context: Any) -> balloond_pb2.NodeState:

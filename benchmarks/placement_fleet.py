@@ -2,12 +2,13 @@
 
     python benchmarks/placement_fleet.py [--groups 32,128,512,1000] [--models 64] [--seconds 10]
 
-Each group has its share of the models, two thirds of them awake and busy: every 0.1 s it has counted more tokens, as
-one does whose engines decode. Of the others some are asked for, one after the other (`Activate`), while all of it goes
-on. Reported for each number of groups, in seconds:
+Eight groups are a node, with a loader that lists all models and a balloond whose ledger changes all the time. Each
+group has its share of the models, two thirds of them awake and busy: every 0.1 s it has counted more tokens, as one
+does whose engines decode. Of the others some are asked for, one after the other (`Activate`), while all of it goes on.
+Reported for each number of groups, in seconds:
 
     core       of a core that placement used, of each second
-    reports    that groups sent it in a second, all together
+    reports    that groups and balloonds sent it in a second, all together
     age        how old what it says of a group is (`GetCluster`), as groups' clocks tell
     activate   a call of `Activate`, until its answer: a group was chosen, and has begun
     routed     from the call to the route that has the model there, as a gateway hears it
@@ -38,11 +39,20 @@ import uvloop
 from benchmarks import _report
 from gpu_scheduler.telling import Telling
 from placement.client import PlacementClient
-from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc, loader_pb2, loader_pb2_grpc
+from protos import (
+    balloond_pb2,
+    balloond_pb2_grpc,
+    common_pb2,
+    gpu_scheduler_pb2,
+    gpu_scheduler_pb2_grpc,
+    loader_pb2,
+    loader_pb2_grpc,
+)
 from services import rpc
 
 GIB = 1 << 30
-GROUP, LOADER = "prism.gpu_scheduler.v1.GpuScheduler", "prism.loader.v1.Loader"
+GROUP, LOADER, BALLOOND = "prism.gpu_scheduler.v1.GpuScheduler", "prism.loader.v1.Loader", "prism.balloond.v1.Balloond"
+OF_A_NODE = 8
 SIZES = "32,128,512,1000"
 EVERY_S = 0.1
 _ASKED = 40
@@ -61,10 +71,12 @@ def model(number: int) -> common_pb2.ModelSpec:
 class Group(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
     """Takes every order at once, and counts."""
 
-    def __init__(self, name: str, address: str, models: list[int]) -> None:
+    def __init__(self, name: str, address: str, node: str, models: list[int]) -> None:
         self.sent = 0
-        self._state = gpu_scheduler_pb2.GroupState(group=name, address=address)
-        self._state.memory.add(device=f"{name}/d", capacity_bytes=80 * GIB, free_bytes=60 * GIB)
+        self._state = gpu_scheduler_pb2.GroupState(group=name, address=address, node=node)
+        self._state.memory.add(device=name, capacity_bytes=80 * GIB, free_bytes=60 * GIB)
+        for number in models:
+            self._state.memory[0].bookings.add(model=f"m{number}", quota_bytes=GIB, weights_bytes=3 * GIB)
         for place, number in enumerate(models):
             awake = place % 3 < 2
             self._state.residents.add(
@@ -79,6 +91,10 @@ class Group(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
                 wake_s=0.1,
                 cold_s=3.0,
             )
+
+    @property
+    def memory(self) -> balloond_pb2.DeviceState:
+        return self._state.memory[0]
 
     def asleep(self) -> list[str]:
         return [r.model for r in self._state.residents if r.residency == common_pb2.HIBERNATING]
@@ -103,6 +119,23 @@ class Group(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         yield gpu_scheduler_pb2.ResidencyProgress(residency=request.target)
 
 
+class Balloond(balloond_pb2_grpc.BalloondServicer):
+    """Every 0.05 s a page more is somebody's."""
+
+    def __init__(self, name: str, groups: list[Group]) -> None:
+        self.sent = 0
+        self._name, self._groups = name, groups
+
+    async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
+        every_s = max(0.05, min(1.0, getattr(request, "every_ms", 0) / 1e3))
+        while True:
+            self.sent += 1
+            for group in self._groups:
+                group.memory.free_bytes ^= 1 << 21
+            yield balloond_pb2.NodeState(node=self._name, devices=[group.memory for group in self._groups])
+            await asyncio.sleep(every_s)
+
+
 class Loader(loader_pb2_grpc.LoaderServicer):
     def __init__(self, models: int) -> None:
         self._entries = [loader_pb2.Entry(model=model(number), has_image=True) for number in range(models)]
@@ -112,25 +145,37 @@ class Loader(loader_pb2_grpc.LoaderServicer):
         await asyncio.Event().wait()
 
 
+def addresses(folder: Path, groups: int) -> list[str]:
+    return [f"unix:{folder}/{number}.sock" for number in range(groups)]
+
+
+def nodes(folder: Path, groups: int) -> list[tuple[str, str]]:
+    """Where the loaders and balloonds are."""
+    count = -(-groups // OF_A_NODE)
+    return [(f"unix:{folder}/loader-{number}.sock", f"unix:{folder}/balloond-{number}.sock") for number in range(count)]
+
+
 async def stand_in(folder: Path, groups: int, models: int) -> None:
     """All of a fleet but placement. Writes how many reports were sent, once a second."""
-    servers, here = [], []
-    for number in range(groups):
-        address = f"unix:{folder}/{number}.sock"
-        group = Group(f"g{number}", address, list(range(number, models, groups)))
-        server = rpc.Server(address)
-        server.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, group, GROUP)
-        await server.start()
-        await server.set_serving(True)
-        servers.append(server)
+    servers, here, balloonds = [], list[Group](), list[Balloond]()
+
+    async def serve(address: str, adder: Any, servicer: Any, name: str) -> None:
+        servers.append(rpc.Server(address))
+        servers[-1].add(adder, servicer, name)
+        await servers[-1].start()
+
+    for number, address in enumerate(addresses(folder, groups)):
+        group = Group(f"g{number}", address, f"n{number // OF_A_NODE}", list(range(number, models, groups)))
         here.append(group)
-    loader = rpc.Server(f"unix:{folder}/loader.sock")
-    loader.add(loader_pb2_grpc.add_LoaderServicer_to_server, Loader(models), LOADER)
-    await loader.start()
+        await serve(address, gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, group, GROUP)
+    for number, (loader, balloond) in enumerate(nodes(folder, groups)):
+        balloonds.append(Balloond(f"n{number}", here[OF_A_NODE * number : OF_A_NODE * (number + 1)]))
+        await serve(balloond, balloond_pb2_grpc.add_BalloondServicer_to_server, balloonds[-1], BALLOOND)
+        await serve(loader, loader_pb2_grpc.add_LoaderServicer_to_server, Loader(models), LOADER)
     (folder / "asleep").write_text("\n".join(name for group in here for name in group.asleep()[:1]))
     (folder / "up").touch()
     while True:
-        (folder / "sent").write_text(str(sum(group.sent for group in here)))
+        (folder / "sent").write_text(str(sum(each.sent for each in [*here, *balloonds])))
         await asyncio.sleep(1.0)
 
 
@@ -161,11 +206,11 @@ async def until(there: Any, what: str) -> None:
 async def measured(groups: int, models: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        addresses = [f"unix:{folder}/{number}.sock" for number in range(groups)]
+        loaders, balloonds = zip(*nodes(folder, groups), strict=True)
         config = folder / "placement.toml"
         config.write_text(
             f'name = "placement"\nlog_level = "error"\nlisten = "unix:{folder}/placement.sock"\n'
-            f'groups = {addresses}\nloaders = ["unix:{folder}/loader.sock"]\n'
+            f"groups = {addresses(folder, groups)}\nloaders = {list(loaders)}\nballoond = {list(balloonds)}\n"
         )
         itself = str(Path(__file__).resolve())
         async with started(itself, "--stand-in", str(folder), "--groups", str(groups), "--models", str(models)):

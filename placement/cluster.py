@@ -21,8 +21,8 @@ Ledger = dict[str, balloond_pb2.DeviceState]
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _VANISHED = 1000
 _FIGURES_MS = 1
-"""For each group of the cluster, between two of its reports that differ in figures alone: so that there are a thousand
-of them a second at most, which is a few tenths of a core."""
+"""For each group of the cluster, between two reports of one that differ in figures alone, and between two of a ledger:
+so that there are a thousand or two a second at most, which is a few tenths of a core."""
 PRESENT = (common_pb2.ACTIVE, common_pb2.WAKING, common_pb2.HIBERNATING, common_pb2.DRAINING)
 _EVERY_INTERFACE = ("0.0.0.0:", "[::]:")
 """Whoever listens so does not say where it is reached."""
@@ -118,6 +118,8 @@ class Cluster:
         """The largest in which a group was heard to hold weights."""
         self._names: dict[str, Group] = {}
         """Groups by name and by address."""
+        self._of_node: dict[str, dict[str, Group]] = {}
+        """Groups of a node, by the address of their client."""
         self._with: dict[str, dict[str, Group]] = {}
         """Model -> groups that have it, by the address of their client."""
         self.doubtful: set[tuple[str, str]] = set()
@@ -150,6 +152,7 @@ class Cluster:
         """There is none any more."""
         self.heard_group(address, None)
         group = self.groups.pop(address)
+        self._of_node.get(group.node, {}).pop(address, None)
         self._leave(address, group)
         self._names = {name: each for name, each in self._names.items() if each is not group}
         self.doubtful = {each for each in self.doubtful if each[0] != address}
@@ -237,7 +240,9 @@ class Cluster:
         for name in (group.name, group.address):
             if self._names.get(name) is group:
                 del self._names[name]
+        self._of_node.get(group.node, {}).pop(address, None)
         group.hear(state)
+        self._of_node.setdefault(group.node, {})[address] = group
         group.heard_at = self._now()
         self._news.models.update(group.residents)
         for model, resident in group.residents.items():
@@ -277,12 +282,11 @@ class Cluster:
             self.ledgers.pop(node, None)
         else:
             self.ledgers[node] = {device.device: device for device in state.devices}
-        for address, group in self.groups.items():
-            if group.node == node:
-                before = group.size
-                group.hear_ledger()
-                self.sizes += group.size != before
-                self._fresh[address] = group
+        for address, group in self._of_node.get(node, {}).items():
+            before = group.size
+            group.hear_ledger()
+            self.sizes += group.size != before
+            self._fresh[address] = group
 
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:
         """The loaders have exactly these, and know that those were removed."""
@@ -301,10 +305,13 @@ class Cluster:
             if was is not None and (entry is None or was.model != entry.model):
                 self._measured.pop(model, None)
 
+    def _apart_ms(self) -> int:
+        return _FIGURES_MS * len(self.groups)
+
     async def follow_group(self, client: GpuSchedulerClient) -> None:
         """Keeps one group's state fresh, for ever."""
         group = self.groups[client.address]
-        async for state in client.watch(lambda: _FIGURES_MS * len(self.groups)):
+        async for state in client.watch(self._apart_ms):
             was_reachable = group.reachable
             self.heard_group(client.address, state)
             if was_reachable and not group.reachable:
@@ -316,7 +323,7 @@ class Cluster:
     async def follow_balloond(self, balloond: BalloondClient, address: str) -> None:
         """Keeps a node's ledger fresh, for ever."""
         node = refused = ""
-        async for state in balloond.watch():
+        async for state in balloond.watch(self._apart_ms):
             node = node if state is None else state.node
             if (other := self._told_ledgers.setdefault(node, address)) != address:
                 why = f"{other} is of a node {node!r} as well"

@@ -119,12 +119,14 @@ class Loaders:
             self._cluster.changed()
 
     def _hear(self, address: str, said: Said) -> None:
-        self._in_order = self._in_order and address in self._there
+        # Who was never heard comes between others, who stay in their order.
+        self._in_order = self._in_order and (address in self._there or address not in self._heard)
         self._there.add(address)
-        before = self._heard.get(address, Said({}, {})).entries
+        before, now = self._heard.get(address, Said({}, {})).entries, said.entries
         self._heard[address] = said
-        names = before.keys() | said.entries.keys()
-        self._tell(name for name in names if before.get(name) != said.entries.get(name))
+        names = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+        # One more that says what all say together changes nothing; in a fleet nearly all do.
+        self._tell(name for name in names if name in before or now[name] != self._merged.get(name))
 
     def _lose(self, address: str) -> None:
         self._in_order = False

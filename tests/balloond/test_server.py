@@ -1,9 +1,11 @@
 """The gRPC service, through its client."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
+from balloond.server import BalloondServicer
 from protos import balloond_pb2
 from services.errors import Invalid, NotFound, Refused, TimedOut, Unmet
 from tests.balloond.child import EXTENT
@@ -74,6 +76,20 @@ async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
     assert bookings == {"a": 3.0}
     assert state.revision > first.revision
     await states.aclose()
+
+
+@pytest.mark.parametrize(("asked_ms", "told_s"), [(0, 0.05), (300, 0.3), (60_000, 1.0)])
+async def test_who_watches_many_nodes_may_ask_for_their_states_less_often(asked_ms, told_s):
+    apart = []
+
+    async def follow(every_s):
+        apart.append(every_s)
+        yield
+
+    servicer = BalloondServicer("node", SimpleNamespace(changed=SimpleNamespace(follow=follow)))
+    servicer._state = lambda: "state"
+    states = servicer.Watch(balloond_pb2.WatchRequest(every_ms=asked_ms), None)
+    assert [state async for state in states] == ["state"] and apart == [told_s]
 
 
 async def test_room_that_cannot_be_made_is_short_and_its_callers_time_is_kept(shared, client, child):

@@ -73,24 +73,25 @@ async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks()
 
 
 @pytest.mark.parametrize("groups", [2, 300])
-async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figures(groups):
+async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figures_and_each_ledger(groups):
     world = FakeCluster(groups=groups)
     asked = []
 
     async def watch(figures_ms):
         asked.append(figures_ms())
-        yield world.groups[0].state
+        yield None
 
     world.groups[0].watch = watch
     await world.cluster.follow_group(world.groups[0])
-    assert asked == [groups]
+    await world.cluster.follow_balloond(types.SimpleNamespace(watch=watch), "node")
+    assert asked == [groups] * 2
 
 
 class Balloond:
     def __init__(self, *states):
         self.states = states
 
-    async def watch(self):
+    async def watch(self, every_ms):
         for state in self.states:
             yield state
 
