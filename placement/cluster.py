@@ -89,6 +89,15 @@ class Group:
         told = {device.device: device for device in self.state.memory}
         heard = self._ledgers.get(self.node, {})
         self.memory = [heard.get(name, told[name]) for name in told]
+        self.booked = [
+            (
+                each.device,
+                each.capacity_bytes,
+                [(b.model, b.weights_bytes, b.floor_bytes, b.quota_bytes) for b in each.bookings],
+            )
+            for each in self.memory
+        ]
+        """What decisions rest on of that. Free bytes are others with every page."""
         self.capacity_bytes = sum(device.capacity_bytes for device in self.memory)
         self.free_bytes = sum(device.free_bytes for device in self.memory)
 
@@ -283,10 +292,11 @@ class Cluster:
         else:
             self.ledgers[node] = {device.device: device for device in state.devices}
         for address, group in self._of_node.get(node, {}).items():
-            before = group.size
+            before = group.size, group.booked
             group.hear_ledger()
-            self.sizes += group.size != before
-            self._fresh[address] = group
+            self.sizes += group.size != before[0]
+            if group.booked != before[1]:
+                self._fresh[address] = group
 
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:
         """The loaders have exactly these, and know that those were removed."""

@@ -101,6 +101,21 @@ def node(name, free):
     return balloond_pb2.NodeState(node=name, devices=[device])
 
 
+def test_a_ledger_is_looked_at_again_where_a_booking_is_another_not_with_every_page():
+    world = FakeCluster(groups=2)
+    for group in world.groups:
+        group.state.node = f"node of {group.state.group}"
+    world.tell()
+    world.cluster.heard_ledger("node of g0", node("node of g0", 100 * MIB))
+    world.cluster.fresh()
+    world.cluster.heard_ledger("node of g0", node("node of g0", 40 * MIB))
+    assert world.cluster.group("g0").free_bytes == 40 * MIB and not world.cluster.fresh()
+    booked = node("node of g0", 40 * MIB)
+    booked.devices[0].bookings.add(model="buried", quota_bytes=60 * MIB)
+    world.cluster.heard_ledger("node of g0", booked)
+    assert [group.name for group in world.cluster.fresh()] == ["g0"]
+
+
 async def test_a_second_ledger_of_a_node_is_refused_until_the_first_is_away():
     world = FakeCluster()
     await world.cluster.follow_balloond(Balloond(node("n", 1)), "one")
