@@ -6,7 +6,9 @@ from typing import Any
 
 from balloond import wire
 from balloond.daemon import Daemon
+from balloond.told import booked
 from protos import balloond_pb2, balloond_pb2_grpc
+from services.watch import Sparing, follow_sparingly
 
 NAME = "prism.balloond.v1.Balloond"
 _STATE_EVERY_S, _STATE_SELDOM_S = 0.05, 1.0
@@ -56,9 +58,9 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
         return balloond_pb2.SetDemandResponse()
 
     async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
-        every_s = max(_STATE_EVERY_S, min(_STATE_SELDOM_S, request.every_ms / 1e3))
-        async for _ in self._daemon.changed.follow(every_s):
-            yield self._state()
+        sparing = Sparing(lambda state: booked(state.devices), min(_STATE_SELDOM_S, request.pages_ms / 1e3))
+        async for state in follow_sparingly(self._daemon.changed, self._state, sparing, _STATE_EVERY_S, None):
+            yield state
 
     async def Inspect(self, request: balloond_pb2.InspectRequest, context: Any) -> balloond_pb2.NodeState:
         return self._state()

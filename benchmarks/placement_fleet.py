@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import uvloop
 
 from benchmarks import _report
-from gpu_scheduler.telling import Telling
+from gpu_scheduler.telling import telling
 from placement.client import PlacementClient
 from protos import (
     balloond_pb2,
@@ -100,14 +100,14 @@ class Group(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         return [r.model for r in self._state.residents if r.residency == common_pb2.HIBERNATING]
 
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
-        telling = Telling(getattr(request, "figures_ms", 0) / 1e3)
+        sparing = telling(getattr(request, "figures_ms", 0) / 1e3)
         while True:
             for resident in self._state.residents:
                 if resident.running:
                     resident.decode_tokens += 50
                     resident.kv_held_bytes = int(1e6 * time.monotonic())
             self._state.revision += 1
-            if telling.wants(self._state, time.monotonic()):
+            if not sparing.wait_s(self._state, time.monotonic()):
                 self.sent += 1
                 yield self._state
             await asyncio.sleep(EVERY_S)
@@ -127,7 +127,7 @@ class Balloond(balloond_pb2_grpc.BalloondServicer):
         self._name, self._groups = name, groups
 
     async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
-        every_s = max(0.05, min(1.0, getattr(request, "every_ms", 0) / 1e3))
+        every_s = max(0.05, min(1.0, getattr(request, "pages_ms", 0) / 1e3))
         while True:
             self.sent += 1
             for group in self._groups:

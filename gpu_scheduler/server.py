@@ -15,11 +15,11 @@ from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import GatewayStream, PulledStream
-from gpu_scheduler.telling import LONGEST_S, Telling
+from gpu_scheduler.telling import LONGEST_S, telling
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import tasks
 from services.errors import NotFound, Unmet
-from services.watch import Watched
+from services.watch import Watched, follow_sparingly
 
 NAME = "prism.gpu_scheduler.v1.GpuScheduler"
 _STATE_EVERY_S = 0.1
@@ -115,11 +115,11 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             await asyncio.Event().wait()  # until the caller ends it
 
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
-        telling, now = Telling(request.figures_ms / 1e3), asyncio.get_running_loop().time
+        sparing = telling(request.figures_ms / 1e3)
+        states = follow_sparingly(self._changes, self._report.build, sparing, _STATE_EVERY_S, LONGEST_S)
         with self._leaving.watched():
-            async for _ in self._changes.follow(_STATE_EVERY_S, LONGEST_S):
-                if telling.wants(state := self._report.build(), now()):
-                    yield state
+            async for state in states:
+                yield state
 
     async def Inspect(self, request: gpu_scheduler_pb2.InspectRequest, context: Any) -> gpu_scheduler_pb2.QueueState:
         return self._dispatcher.queue_state()

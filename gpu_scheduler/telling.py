@@ -1,4 +1,4 @@
-"""Which of a group's reports one follower gets: what decisions rest on at once, figures as often as it wants them.
+"""What of a group's reports decisions rest on: it is told at once, figures as often as a follower wants them.
 
 Engines count tokens with every step, so that a busy group has something new ten times a second. Placement of a thousand
 groups would read nothing else.
@@ -7,37 +7,48 @@ groups would read nothing else.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from math import inf
 
+from balloond.told import booked
 from protos import gpu_scheduler_pb2
+from services.watch import Sparing
 
 LONGEST_S = 1.0
 """Between two reports, whatever was asked for."""
+_SIGNS_S = 0.5
+"""The same where a model has served between two looks that both found it idle: placement counts how long it was."""
+_PARTS = 10
+"""Of a group's memory, in which the KV of running and waiting requests is told at once."""
 
 
-class Telling:
-    """One follower's."""
-
-    def __init__(self, figures_s: float) -> None:
-        """`figures_s`: at least so long between two reports that differ in figures alone."""
-        self._figures_s = min(figures_s, LONGEST_S)
-        self._facts: Hashable = None
-        self._told_at = -inf
-
-    def wants(self, state: gpu_scheduler_pb2.GroupState, now: float) -> bool:
-        """Whether it is told this, at `now` (seconds on a clock that does not go back)."""
-        facts = _facts(state)
-        if facts == self._facts and now - self._told_at < self._figures_s:
-            return False
-        self._facts, self._told_at = facts, now
-        return True
+def telling(figures_s: float) -> Sparing[gpu_scheduler_pb2.GroupState]:
+    """For one follower. `figures_s`: at least so long between two reports that differ in figures alone."""
+    return Sparing(facts, min(figures_s, LONGEST_S), signs, _SIGNS_S)
 
 
-def _facts(state: gpu_scheduler_pb2.GroupState) -> Hashable:
-    """Where models are and why, who has requests, who lacks memory."""
+def facts(state: gpu_scheduler_pb2.GroupState) -> Hashable:
+    """Where models are and why, what they and others have booked, who has requests, who lacks memory."""
+    capacity = sum(device.capacity_bytes for device in state.memory) or 1
     models = tuple(
-        (r.model, r.residency, r.reason, r.outdated, r.waiting > 0, r.waiting + r.running > 0, r.kv_lacking_bytes > 0)
+        (
+            r.model,
+            r.residency,
+            r.reason,
+            r.outdated,
+            r.weights_bytes,
+            r.graph_bytes,
+            r.quota_bytes,
+            r.kept_bytes,
+            r.waiting > 0,
+            r.waiting + r.running > 0,
+            r.kv_lacking_bytes > 0,
+            _PARTS * (r.kv_used_bytes + r.kv_lacking_bytes) // capacity,
+        )
         for r in state.residents
     )
-    sizes = tuple((device.device, device.capacity_bytes) for device in state.memory)
-    return models, sizes, state.drained, state.stopping, state.balloond_error, state.address
+    return models, booked(state.memory), state.drained, state.stopping, state.balloond_error, state.address
+
+
+def signs(state: gpu_scheduler_pb2.GroupState) -> Hashable:
+    """What idle models have served so far."""
+    idle = (r for r in state.residents if not r.waiting + r.running)
+    return tuple((r.model, r.prefill_tokens, r.decode_tokens) for r in idle)

@@ -6,10 +6,12 @@ All of it is rebuilt from the streams after a restart: there is no other state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar, cast
 
 from balloond.client import BalloondClient
+from balloond.told import booked
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import log
@@ -20,6 +22,9 @@ Ledger = dict[str, balloond_pb2.DeviceState]
 """Of a node's devices, by name."""
 TAKES_REQUESTS = (common_pb2.ACTIVE, common_pb2.WAKING)
 _VANISHED = 1000
+T = TypeVar("T")
+_SELDOM_MS = 100
+"""Up to which it makes no difference."""
 _FIGURES_MS = 1
 """For each group of the cluster, between two reports of one that differ in figures alone, and between two of a ledger:
 so that there are a thousand or two a second at most, which is a few tenths of a core."""
@@ -80,24 +85,16 @@ class Group:
 
     @property
     def size(self) -> Hashable:
-        """What it has for models that come up there; None: nothing."""
-        takes_models = self.reachable and not self.drained
-        return (self.name, *(each.capacity_bytes for each in self.memory)) if takes_models else None
+        """What it has for models that come up there, and whether they do; None: it is away."""
+        return (self.name, self.drained, *(each.capacity_bytes for each in self.memory)) if self.reachable else None
 
     def hear_ledger(self) -> None:
         """Its memory: from balloond's own stream where that is heard, else as the group last told."""
         told = {device.device: device for device in self.state.memory}
         heard = self._ledgers.get(self.node, {})
         self.memory = [heard.get(name, told[name]) for name in told]
-        self.booked = [
-            (
-                each.device,
-                each.capacity_bytes,
-                [(b.model, b.weights_bytes, b.floor_bytes, b.quota_bytes) for b in each.bookings],
-            )
-            for each in self.memory
-        ]
-        """What decisions rest on of that. Free bytes are others with every page."""
+        self.booked = booked(self.memory)
+        """What decisions rest on of that."""
         self.capacity_bytes = sum(device.capacity_bytes for device in self.memory)
         self.free_bytes = sum(device.free_bytes for device in self.memory)
 
@@ -161,12 +158,11 @@ class Cluster:
         """There is none any more."""
         self.heard_group(address, None)
         group = self.groups.pop(address)
-        self._of_node.get(group.node, {}).pop(address, None)
+        self._leave_node(address, group)
         self._leave(address, group)
         self._names = {name: each for name, each in self._names.items() if each is not group}
         self.doubtful = {each for each in self.doubtful if each[0] != address}
         self._refused.pop(address, None)
-        self._news.groups.pop(address, None)
 
     def has_ledger(self, address: str) -> bool:
         """Whether a node's ledger is told by the balloond at that address."""
@@ -249,7 +245,7 @@ class Cluster:
         for name in (group.name, group.address):
             if self._names.get(name) is group:
                 del self._names[name]
-        self._of_node.get(group.node, {}).pop(address, None)
+        self._leave_node(address, group)
         group.hear(state)
         self._of_node.setdefault(group.node, {})[address] = group
         group.heard_at = self._now()
@@ -274,6 +270,12 @@ class Cluster:
             self._with[model].pop(address, None)
             if not self._with[model]:
                 del self._with[model]
+
+    def _leave_node(self, address: str, group: Group) -> None:
+        groups = self._of_node.get(group.node, {})
+        groups.pop(address, None)
+        if not groups:
+            self._of_node.pop(group.node, None)
 
     def _is_refused(self, address: str, state: gpu_scheduler_pb2.GroupState) -> bool:
         """Whether another group has its name: groups are told apart by name, also in what operators ask for."""
@@ -318,10 +320,24 @@ class Cluster:
     def _apart_ms(self) -> int:
         return _FIGURES_MS * len(self.groups)
 
+    async def _told(self, watch: Callable[[Callable[[], int]], AsyncIterator[T]]) -> AsyncIterator[T]:
+        """Messages of a stream, which is opened again when the cluster has become another, twice as large say."""
+        while True:
+            asked = self._apart_ms()
+            stream = watch(self._apart_ms)
+            async for state in stream:
+                yield state
+                least, most = sorted((asked, self._apart_ms()))
+                if most > max(_SELDOM_MS, 2 * least):
+                    break
+            else:
+                return
+            await cast(AsyncGenerator[T, None], stream).aclose()
+
     async def follow_group(self, client: GpuSchedulerClient) -> None:
         """Keeps one group's state fresh, for ever."""
         group = self.groups[client.address]
-        async for state in client.watch(self._apart_ms):
+        async for state in self._told(client.watch):
             was_reachable = group.reachable
             self.heard_group(client.address, state)
             if was_reachable and not group.reachable:
@@ -333,7 +349,7 @@ class Cluster:
     async def follow_balloond(self, balloond: BalloondClient, address: str) -> None:
         """Keeps a node's ledger fresh, for ever."""
         node = refused = ""
-        async for state in balloond.watch(self._apart_ms):
+        async for state in self._told(balloond.watch):
             node = node if state is None else state.node
             if (other := self._told_ledgers.setdefault(node, address)) != address:
                 why = f"{other} is of a node {node!r} as well"

@@ -27,6 +27,8 @@ _LOOK_S = 0.1
 _REST, _REST_AFTER_MOVES = 4.0, 20.0
 """The same, and from one search for moves to the next, in times of what the last one took: with a thousand groups that
 is longer, and calls and reports wait meanwhile."""
+_LONGEST_REST_S, _LONGEST_REST_AFTER_MOVES_S = 1.0, 30.0
+"""However long it took: perhaps the host stood still."""
 _BELOW = {
     common_pb2.HIBERNATING: (common_pb2.ACTIVE,),
     common_pb2.COLD: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
@@ -264,7 +266,8 @@ class Reconciler:
             took = asyncio.get_running_loop().time() - began
             if self._informed.is_set() and self._config.rebalance:
                 self._rebalance()
-            await asyncio.sleep(max(_LOOK_S, _REST * took))  # states come from several groups: look at them together
+            # States come from several groups: they are looked at together.
+            await asyncio.sleep(max(_LOOK_S, min(_LONGEST_REST_S, _REST * took)))
 
     def relieve(self) -> None:
         """Sends idle models to sleep where requests lack memory for KV; one group's at a time."""
@@ -303,7 +306,8 @@ class Reconciler:
         if began < self._moves_after:
             return
         moves = self._judge.moves()[: self._config.migrations_at_once]
-        self._moves_after = loop.time() + _REST_AFTER_MOVES * (loop.time() - began)
+        took = loop.time() - began
+        self._moves_after = began + took + min(_LONGEST_REST_AFTER_MOVES_S, _REST_AFTER_MOVES * took)
         for verdict in moves:
             assert verdict.group is not None and verdict.source is not None
             record = self._history.add(verdict.model, "migrate", verdict.group.name, verdict.reason, verdict.candidates)

@@ -7,18 +7,18 @@ that it is older by the time that has passed since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf
 
 from balloond.client import WARM_ENGINES
-from placement.cluster import PRESENT, Cluster, Group
+from placement.cluster import PRESENT, Cluster, Group, Measured
 from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.decisions import Resident
 from placement.policy.footing import footing, holds_s
 from placement.policy.standing import Standing
 from placement.policy.window import RateWindow
-from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 
 _WAKE_S, _COLD_S = 1.0, 30.0
 """What waking up and starting cold are thought to take until a group has measured it."""
@@ -44,6 +44,8 @@ class Standings:
         """By the number of devices of a group."""
         self._standing_of: dict[str, tuple[int, str]] = {}
         """Which of these a group is in, and under what name, by the address of its client."""
+        self._stood: dict[str, Group] = {}
+        """Which group that is."""
         self.changes = 0
         """Rises when a model that waits for room may be told something else."""
         self._footings: dict[str, Hashable] = {}
@@ -51,8 +53,8 @@ class Standings:
         """How long what is on a group stays as it is by itself, by address."""
         self._soonest = inf
         """None of these is earlier."""
-        self._expected: dict[str, Group] = {}
-        """Models that were on their way when this was looked at last, with the group."""
+        self._expected: dict[str, tuple[Group, loader_pb2.Entry | None, Measured]] = {}
+        """Models that were on their way when this was looked at last, with the group and what it books for them."""
         self._news: dict[str, Group] = {}
         """Groups that were made anew since they were last asked for, by address."""
         self._demands: dict[str, float] = {}
@@ -94,25 +96,25 @@ class Standings:
             del self._windows[name]
         for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
             del self._tpot_ms[name]
-        for group in dict.fromkeys(
-            [*heard, *(group for name in changed for group, _ in self._cluster.residents(name))]
-        ):
-            self._stand(group)
+        self._stand([*heard, *(group for name in changed for group, _ in self._cluster.residents(name))])
 
     def listen(self) -> None:
         """Takes in the groups of which something was heard, or that are others by now."""
-        for group in self._heard():
-            self._stand(group)
+        self._stand(self._heard())
 
     def _heard(self) -> list[Group]:
         """Those, with their tokens counted."""
-        now, expected = self._now(), dict(self._on_their_way())
-        others = [group for _, group in expected.items() ^ self._expected.items()]
+        now, before = self._now(), self._expected
+        self._expected = {
+            model: (group, self._cluster.entry(model), self._cluster.measured(model))
+            for model, group in self._on_their_way().items()
+        }
+        differ = [model for model in before.keys() | self._expected if before.get(model) != self._expected.get(model)]
+        others = [each[model][0] for model in differ for each in (before, self._expected) if model in each]
         fresh = self._cluster.fresh()
         for group in fresh:
             if group.reachable:
                 self._count(group, now)
-        self._expected = expected
         return list(dict.fromkeys([*fresh, *others, *self._ripe(now)]))
 
     def _ripe(self, now: float) -> list[Group]:
@@ -122,22 +124,37 @@ class Standings:
         self._soonest = min((until for until in self._until.values() if until > now), default=inf)
         return [group for address in ripe if (group := self._cluster.groups.get(address)) is not None]
 
-    def _stand(self, group: Group) -> None:
-        """Brings the group up to date in its standing."""
-        address, size = group.client.address, len(group.memory)
-        if self._cluster.groups.get(address, group) is not group:
-            return  # forgotten, while something was on its way there; another one has its address by now
-        takes_models = group.reachable and group.capacity_bytes and not group.drained
-        there = (size, group.name) if takes_models else None
-        before = self._standing_of.pop(address, None)
-        if before is not None and before != there:
+    def _stand(self, groups: Iterable[Group]) -> None:
+        """Brings groups up to date in their standings. Who has left goes first: another may have its name by now."""
+        places: dict[Group, tuple[int, str] | None] = {}
+        for group in groups:
+            address = group.client.address
+            if self._cluster.groups.get(address, group) is not group:
+                # Forgotten, perhaps while something was on its way there; another one has its address by now.
+                if self._stood.get(address) is group:
+                    self._lose(address)
+                    self.changes += 1
+                continue
+            takes_models = group.reachable and group.capacity_bytes and not group.drained
+            places[group] = (len(group.memory), group.name) if takes_models else None
+            if self._standing_of.get(address) != places[group]:
+                self._lose(address)
+        for group, place in places.items():
+            self._hear(group, place)
+
+    def _lose(self, address: str) -> None:
+        self._stood.pop(address, None)
+        if (before := self._standing_of.pop(address, None)) is not None:
             self.by_size[before[0]].lose(before[1])
+
+    def _hear(self, group: Group, place: tuple[int, str] | None) -> None:
+        address = group.client.address
         self._until.pop(address, None)
         firm: Hashable = None
-        if there is not None:
-            self._standing_of[address] = there
+        if place is not None:
+            self._standing_of[address], self._stood[address] = place, group
             terms, here = _group(group, self._config.load_weight), self._residents(group)
-            self.by_size.setdefault(size, Standing(self._rules)).hear(terms, here)
+            self.by_size.setdefault(place[0], Standing(self._rules)).hear(terms, here)
             self._news[address] = group
             firm = footing(terms, here, self._rules)
             until = self._now() + holds_s(here, self._rules)

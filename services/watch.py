@@ -7,7 +7,9 @@ slow follower gets fewer messages, never stale ones, and a reconnect needs no hi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Hashable
+from math import inf
 from typing import Any, Generic, TypeVar
 
 import grpc
@@ -41,19 +43,62 @@ class Watched(Generic[T]):
         while self.revision <= since:
             await self._changed.wait()
 
-    async def follow(self, min_interval_s: float = 0.0, max_interval_s: float | None = None) -> AsyncIterator[T]:
-        """The present value, then the latest after each change: at most one per `min_interval_s`, and with
-        `max_interval_s` one at least that often, changed or not."""
+    async def follow(self, min_interval_s: float = 0.0) -> AsyncIterator[T]:
+        """The present value, then the latest after each change: at most one per `min_interval_s`."""
         while True:
             seen = self.revision
             yield self._value
             if min_interval_s:
                 await asyncio.sleep(min_interval_s)
-            try:
-                async with asyncio.timeout(max_interval_s):
-                    await self.changed(seen)
-            except TimeoutError:
-                pass
+            await self.changed(seen)
+
+
+class Sparing(Generic[T]):
+    """Which states one follower gets that follows many: one whose facts are others than of the last it got at once, one
+    that differs in figures alone when some time has passed."""
+
+    def __init__(
+        self,
+        facts: Callable[[T], Hashable],
+        figures_s: float,
+        signs: Callable[[T], Hashable] = lambda state: None,
+        signs_s: float = inf,
+    ) -> None:
+        """Where `signs` are others, `signs_s` are enough if `figures_s` is more."""
+        self._facts_of, self._signs_of = facts, signs
+        self._figures_s, self._signs_s = figures_s, min(figures_s, signs_s)
+        self._facts: Hashable = None
+        self._signs: Hashable = None
+        self._told_at = -inf
+
+    def wait_s(self, state: T, now: float) -> float:
+        """In how many seconds the follower gets it, if nothing else is new until then; 0: it gets it now, at `now`
+        (seconds on a clock that does not go back)."""
+        facts, signs = self._facts_of(state), self._signs_of(state)
+        if facts == self._facts:
+            left = self._told_at + (self._figures_s if signs == self._signs else self._signs_s) - now
+            if left > 0.0:
+                return left
+        self._facts, self._signs, self._told_at = facts, signs, now
+        return 0.0
+
+
+async def follow_sparingly(
+    changes: Watched[Any], build: Callable[[], T], sparing: Sparing[T], least_s: float, longest_s: float | None
+) -> AsyncIterator[T]:
+    """What `build` makes, now and after changes, as often as `sparing` says: at most one per `least_s`, and one at
+    least every `longest_s`."""
+    now = asyncio.get_running_loop().time
+    while True:
+        seen, state = changes.revision, build()
+        wait_s: float | None = sparing.wait_s(state, now())
+        if not wait_s:
+            yield state
+            wait_s = longest_s
+        await asyncio.sleep(least_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if wait_s is None else max(0.0, wait_s - least_s)):
+                await changes.changed(seen)
 
 
 async def follow_stream(

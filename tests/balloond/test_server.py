@@ -8,6 +8,7 @@ import pytest
 from balloond.server import BalloondServicer
 from protos import balloond_pb2
 from services.errors import Invalid, NotFound, Refused, TimedOut, Unmet
+from services.watch import Watched
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 
@@ -78,18 +79,21 @@ async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
     await states.aclose()
 
 
-@pytest.mark.parametrize(("asked_ms", "told_s"), [(0, 0.05), (300, 0.3), (60_000, 1.0)])
-async def test_who_watches_many_nodes_may_ask_for_their_states_less_often(asked_ms, told_s):
-    apart = []
-
-    async def follow(every_s):
-        apart.append(every_s)
-        yield
-
-    servicer = BalloondServicer("node", SimpleNamespace(changed=SimpleNamespace(follow=follow)))
-    servicer._state = lambda: "state"
-    states = servicer.Watch(balloond_pb2.WatchRequest(every_ms=asked_ms), None)
-    assert [state async for state in states] == ["state"] and apart == [told_s]
+async def test_who_watches_many_nodes_hears_of_a_booking_at_once_and_of_pages_as_often_as_it_wants():
+    changed, states = Watched(None), [balloond_pb2.NodeState(devices=[balloond_pb2.DeviceState(device="d")])]
+    servicer = BalloondServicer("node", SimpleNamespace(changed=changed))
+    servicer._state = lambda: states[-1]
+    told = servicer.Watch(balloond_pb2.WatchRequest(pages_ms=60_000), None)
+    assert await anext(told) == states[0]
+    for free_bytes, models in ((5, []), (4, []), (3, ["m"])):
+        device = balloond_pb2.DeviceState(device="d", free_bytes=free_bytes)
+        for model in models:
+            device.bookings.add(model=model)
+        states.append(balloond_pb2.NodeState(devices=[device]))
+        changed.set(None)
+    async with asyncio.timeout(20):
+        assert await anext(told) == states[-1]
+    await told.aclose()
 
 
 async def test_room_that_cannot_be_made_is_short_and_its_callers_time_is_kept(shared, client, child):

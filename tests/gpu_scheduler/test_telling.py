@@ -9,7 +9,7 @@ from gpu_scheduler.client import GpuSchedulerClient
 from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
-from gpu_scheduler.telling import Telling
+from gpu_scheduler.telling import telling
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import rpc
 from services.watch import Watched
@@ -22,12 +22,16 @@ def state(**facts):
     return told
 
 
-def test_figures_alone_wait_until_the_time_is_over():
-    telling = Telling(0.5)
-    assert telling.wants(state(decode_tokens=1), 10.0)
-    assert not telling.wants(state(decode_tokens=2), 10.4)
-    assert telling.wants(state(decode_tokens=3), 10.5)
-    assert not telling.wants(state(decode_tokens=3, running=7, kv_used_bytes=5), 10.9)
+def told(follower, at, **facts):
+    return not follower.wait_s(state(**facts), at)
+
+
+def test_figures_alone_wait_until_the_time_is_over_and_it_is_said_for_how_long():
+    follower = telling(0.5)
+    assert told(follower, 10.0, decode_tokens=1)
+    assert follower.wait_s(state(decode_tokens=2), 10.4) == pytest.approx(0.1)
+    assert told(follower, 10.5, decode_tokens=3)
+    assert follower.wait_s(state(decode_tokens=4, running=7, idle_s=3.0), 10.75) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -36,35 +40,45 @@ def test_figures_alone_wait_until_the_time_is_over():
         {"residency": common_pb2.WAKING},
         {"running": 0},
         {"waiting": 1},
-        {"kv_lacking_bytes": 8},
+        {"kv_lacking_bytes": 1},
+        {"kv_used_bytes": 70},
+        {"kept_bytes": 8},
+        {"quota_bytes": 8},
         {"reason": "it died"},
         {"outdated": True},
         {"model": "other"},
     ],
 )
 def test_what_decisions_rest_on_is_told_at_once(facts):
-    telling = Telling(0.5)
-    assert telling.wants(state(), 10.0) and not telling.wants(state(), 10.1)
-    assert telling.wants(state(**facts), 10.2)
-    assert telling.wants(state(), 10.3), "and that it is as it was"
+    follower = telling(0.5)
+    assert told(follower, 10.0) and not told(follower, 10.1)
+    assert told(follower, 10.2, **facts)
+    assert told(follower, 10.3), "and that it is as it was"
 
 
-def test_a_group_that_stops_or_takes_no_models_or_has_other_memory_says_so_at_once():
-    telling = Telling(0.5)
-    told = state()
-    assert telling.wants(told, 10.0)
-    for change in ({"stopping": True}, {"drained": True}, {"balloond_error": "away"}, {"address": "elsewhere"}):
-        for name, value in change.items():
-            setattr(told, name, value)
-        assert telling.wants(told, 10.1), change
-    told.memory[0].capacity_bytes = 200
-    assert telling.wants(told, 10.1)
+def test_a_group_that_stops_or_takes_no_models_or_has_other_bookings_says_so_at_once():
+    follower, now = telling(0.5), state()
+    assert not follower.wait_s(now, 10.0)
+    for name, value in {"stopping": True, "drained": True, "balloond_error": "away", "address": "elsewhere"}.items():
+        setattr(now, name, value)
+        assert not follower.wait_s(now, 10.1), name
+    now.memory[0].bookings.add(model="buried", quota_bytes=7)
+    assert not follower.wait_s(now, 10.1)
+    now.memory[0].free_bytes = 12
+    assert follower.wait_s(now, 10.1)
+
+
+def test_an_idle_model_that_has_served_in_between_is_not_thought_idle_for_long():
+    follower = telling(1.0)
+    assert told(follower, 10.0, running=0, decode_tokens=5)
+    assert not told(follower, 10.75, running=0, decode_tokens=5, idle_s=0.75)
+    assert told(follower, 10.8, running=0, decode_tokens=9, idle_s=0.1)
 
 
 def test_all_is_told_to_who_asks_for_nothing_and_once_a_second_to_who_asks_for_less():
-    eager, patient = Telling(0.0), Telling(60.0)
-    assert all(eager.wants(state(), 10.0 + i / 10) for i in range(30))
-    assert [i for i in range(30) if patient.wants(state(), 10.0 + i / 10)] == [0, 10, 20]
+    eager, patient = telling(0.0), telling(60.0)
+    assert all(told(eager, 10.0 + i / 8) for i in range(30))
+    assert [i for i in range(30) if told(patient, 10.0 + i / 8)] == [0, 8, 16, 24]
 
 
 async def test_a_follower_of_many_groups_gets_a_residency_at_once_and_no_figures_between(tmp_path):

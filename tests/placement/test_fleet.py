@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from placement import settle
 from placement.cluster import Cluster
 from placement.loaders import Loaders, Said, merged
+from placement.stopping import Stopping
 from protos import balloond_pb2, common_pb2, loader_pb2
 from services.errors import Conflict, Exists, NotFound, Unavailable
 from tests.placement.fakes import MIB, FakeCluster, FakeGroup
@@ -91,7 +92,7 @@ class Balloond:
     def __init__(self, *states):
         self.states = states
 
-    async def watch(self, every_ms):
+    async def watch(self, pages_ms):
         for state in self.states:
             yield state
 
@@ -99,6 +100,77 @@ class Balloond:
 def node(name, free):
     device = balloond_pb2.DeviceState(device="g0-device", capacity_bytes=100 * MIB, free_bytes=free)
     return balloond_pb2.NodeState(node=name, devices=[device])
+
+
+async def test_a_stream_is_opened_again_when_the_cluster_has_become_another():
+    world = FakeCluster(groups=200)
+    asked = []
+
+    async def watch(figures_ms):
+        asked.append(figures_ms())
+        for _ in range(3):
+            if len(asked) == 1:
+                for number in range(300):
+                    world.cluster.add_group(FakeGroup(f"new {number}"))
+            yield None
+
+    world.groups[0].watch = watch
+    await world.cluster.follow_group(world.groups[0])
+    assert asked == [200, 500]
+
+
+async def test_whoever_takes_the_name_of_a_group_that_is_gone_is_used_in_the_same_look():
+    world = FakeCluster(groups=2)
+    spec = world.model("m", weights=80 * MIB)
+    world.tell()
+    world.judge.observe()
+    first, second = world.groups
+    second.state.group = "g0"
+    world.cluster.heard_group("unix:/g1", second.state)  # refused: the other has that name
+    world.cluster.heard_group("unix:/g0", None)
+    world.cluster.heard_group("unix:/g1", second.state)
+    assert not world.judge.refused(spec)
+    assert world.judge.activation(spec).group.client is second
+
+
+async def test_a_group_that_was_forgotten_and_whose_address_joins_again_is_no_place_until_it_speaks():
+    world = FakeCluster(groups=1)
+    spec = world.model("m")
+    world.judge.observe()
+    world.cluster.forget_group("unix:/g0")
+    world.cluster.add_group(world.groups[0])
+    assert world.judge.activation(spec).group is None
+    world.cluster.heard_group("unix:/g0", world.groups[0].state)
+    assert world.judge.activation(spec).group.name == "g0"
+
+
+async def test_what_is_on_its_way_is_booked_as_the_catalogue_says_by_now():
+    world = FakeCluster(groups=1)
+    world.model("coming", weights=10 * MIB)
+    group = world.cluster.group("g0")
+    world.actuator.on_their_way = lambda: {"coming": group}
+    world.judge._standings._on_their_way = world.actuator.on_their_way
+    other = world.model("other", weights=40 * MIB)
+    assert world.judge.activation(other).group is group
+    world.model("coming", weights=60 * MIB)
+    assert world.judge.activation(other).group is None
+
+
+def test_nothing_is_kept_of_groups_that_were_forgotten():
+    world = FakeCluster(groups=1)
+    stopping = Stopping(world.drain)
+    for number in range(3):
+        client = FakeGroup(f"n{number}")
+        client.state.node, client.state.stopping = f"node {number}", True
+        world.cluster.add_group(client)
+        world.cluster.heard_group(client.address, client.state)
+        stopping._seen |= set(world.cluster.news().groups.values())
+        world.cluster.forget_group(client.address)
+        stopping.look(world.cluster.news().groups.values())
+    world.judge.observe()
+    assert not stopping._seen
+    assert not [node for node in world.cluster._of_node if node.startswith("node")]
+    assert [*world.judge._standings._stood] == ["unix:/g0"]
 
 
 def test_a_ledger_is_looked_at_again_where_a_booking_is_another_not_with_every_page():

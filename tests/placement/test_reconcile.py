@@ -751,6 +751,7 @@ async def test_a_model_that_an_operator_sends_to_sleep_and_has_no_image_is_told_
 async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monkeypatch):
     monkeypatch.setattr(reconcile, "_LOOK_S", 0.0)
     monkeypatch.setattr(reconcile, "_REST_AFTER_MOVES", 1e12)
+    monkeypatch.setattr(reconcile, "_LONGEST_REST_AFTER_MOVES_S", 1e12)
     world = FakeCluster()
     looks, searches = [], []
     observe = world.judge.observe
