@@ -58,7 +58,8 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
         return balloond_pb2.SetDemandResponse()
 
     async def Watch(self, request: balloond_pb2.WatchRequest, context: Any) -> Any:
-        sparing = Sparing(lambda state: booked(state.devices), min(_STATE_SELDOM_S, request.pages_ms / 1e3))
+        pages_s = min(_STATE_SELDOM_S, request.pages_ms / 1e3)
+        sparing = Sparing[balloond_pb2.NodeState](lambda state: booked(state.devices), pages_s)
         async for state in follow_sparingly(self._daemon.changed, self._state, sparing, _STATE_EVERY_S, None):
             yield state
 
