@@ -25,6 +25,9 @@ wake-up while other GPUs of the host are busy (15 % too fast). Decode steps of 1
 met within 6 % (8B, 3B). Fitted with models of 1B and 8B only. Whole systems, and two models that share a GPU:
 `benchmarks/sim_check.py`, docs/gpu.md.
 
+An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two of them, four of one sitting are
+within 5 points of requests on time, five of another, beside two more GPUs at work, 2 to 13 below what it says.
+
 24 hours of 306,520 requests for 48 models of 8B (TTFT 1 s, TPOT 50 ms) on eight GPUs took 121 to 287 s of a core, on
 shared hosts whose speed varies by two. With models of 32B, 14B and 8B, which overload them at times so that thousands
 of requests wait on one group, it took 517 s beside other work, before plans were computed in arrays.
