@@ -6,8 +6,8 @@ from typing import Any
 
 from balloond import wire
 from balloond.daemon import Daemon
-from balloond.told import booked
 from protos import balloond_pb2, balloond_pb2_grpc
+from services.ledger import booked
 from services.watch import Sparing, follow_sparingly
 
 NAME = "prism.balloond.v1.Balloond"

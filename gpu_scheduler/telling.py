@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from balloond.told import booked
 from protos import gpu_scheduler_pb2
+from services.ledger import booked
 from services.watch import Sparing
 
 LONGEST_S = 1.0

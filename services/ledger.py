@@ -1,4 +1,4 @@
-"""What others' decisions rest on of a device's state: it is told at once, all else as often as a follower wants it."""
+"""What decisions rest on of a device's state: it is told at once, all else as often as a follower wants it."""
 
 from __future__ import annotations
 
