@@ -69,13 +69,8 @@ class GpuSchedulerClient:
     def watch(self, figures_ms: Callable[[], int] = lambda: 0) -> AsyncIterator[gpu_scheduler_pb2.GroupState | None]:
         """The group's state for ever; None each time the group was lost. `figures_ms`: how far apart reports may be
         that differ in figures alone; asked when a stream is opened."""
-
-        def opened() -> AsyncIterator[gpu_scheduler_pb2.GroupState]:
-            stream: AsyncIterator[gpu_scheduler_pb2.GroupState]
-            stream = self._stub.Watch(gpu_scheduler_pb2.WatchRequest(figures_ms=figures_ms()))
-            return stream
-
-        return follow_stream(opened, f"group at {self.address}")
+        request = gpu_scheduler_pb2.WatchRequest
+        return follow_stream(lambda: self._stub.Watch(request(figures_ms=figures_ms())), f"group at {self.address}")
 
     async def take_kv(
         self, model: str, generation: int, places: engine_pb2.KvPlaces

@@ -52,7 +52,7 @@ async def build(path: str, service: Service) -> None:
     cluster = Cluster([], changed)
     loaders = Loaders(cluster)
     history = History()
-    actuator = Actuator(cluster, config.drain_ms, changed, move_kv=config.move_kv)
+    actuator = Actuator(cluster, config.drain_ms, move_kv=config.move_kv)
     judge = Judge(config, cluster, time.monotonic, actuator.on_their_way)
     reconciler = Reconciler(config, cluster, actuator, judge, history)
     routes = Routes(cluster, reconciler.refusal, actuator.leaving, actuator.removing)

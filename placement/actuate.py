@@ -20,11 +20,10 @@ _SILENT_S = 0.5
 class Actuator:
     """Asks gpu_schedulers for residencies. One activation, eviction or move at a time for each model."""
 
-    def __init__(self, cluster: Cluster, drain_ms: int, on_change: Callable[[], None], *, move_kv: bool = True) -> None:
+    def __init__(self, cluster: Cluster, drain_ms: int, *, move_kv: bool = True) -> None:
         self._cluster = cluster
         self._move_kv = move_kv
         self._drain_ms = drain_ms
-        self._on_change = on_change
         self.activating: dict[str, tuple[Group, asyncio.Task[None]]] = {}
         self.leaving: dict[str, str] = {}
         """Model -> group that it is leaving: its route prefers the other."""
@@ -90,7 +89,7 @@ class Actuator:
                     accepted.set_exception(error)
             finally:
                 self.activating.pop(model, None)
-                self._changed(model)
+                self._cluster.changed(model)
 
         task = tasks.spawn(carry_out(), f"activate {model}")
         self.activating[model] = (group, task)
@@ -104,7 +103,7 @@ class Actuator:
             work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
             return await self._recorded(record, work)
         finally:
-            self._changed(spec.name)
+            self._cluster.changed(spec.name)
 
     async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[Group], Entry]) -> None:
         """Brings a model down wherever it is, when what runs has finished or the time to drain is over. `record` makes
@@ -146,7 +145,7 @@ class Actuator:
                 raise Unmet(f"{model} did not come up on {target.name}: {last.reason}")
             self._came[model] = target, time.monotonic() + _SILENT_S
             self.leaving[model] = source.name
-            self._changed(model)
+            self._cluster.changed(model)
             same_node = self._move_kv and source.state.node and source.state.node == target.state.node
             await source.client.set_residency(
                 spec,
@@ -166,11 +165,7 @@ class Actuator:
         finally:
             self.leaving.pop(model, None)
             self.moving.discard(model)
-            self._changed(model)
-
-    def _changed(self, model: str) -> None:
-        self._cluster.touched(model)
-        self._on_change()
+            self._cluster.changed(model)
 
     def _measured(self, model: str) -> gpu_scheduler_pb2.Elsewhere:
         measured = self._cluster.measured(model)

@@ -93,8 +93,6 @@ class Group:
         told = {device.device: device for device in self.state.memory}
         heard = self._ledgers.get(self.node, {})
         self.memory = [heard.get(name, told[name]) for name in told]
-        self.booked = booked(self.memory)
-        """What decisions rest on of that."""
         self.capacity_bytes = sum(device.capacity_bytes for device in self.memory)
         self.free_bytes = sum(device.free_bytes for device in self.memory)
 
@@ -168,24 +166,21 @@ class Cluster:
         """Whether a node's ledger is told by the balloond at that address."""
         return address in self._told_ledgers.values()
 
-    def changed(self) -> None:
-        """Something that others are told of is new."""
+    def changed(self, *models: str) -> None:
+        """Something that others are told of is new; what was decided of `models` too, not only what was heard."""
+        self._news.models.update(models)
         self._on_change()
         self._heard.set(None)
-
-    def touched(self, model: str) -> None:
-        """Something was decided of it that its route tells."""
-        self._news.models.add(model)
 
     def doubt(self, group: Group, model: str) -> None:
         """It may be there, and elsewhere."""
         self.doubtful.add((group.client.address, model))
-        self.touched(model)
+        self._news.models.add(model)
 
     def trust(self, group: Group, model: str) -> None:
         """It is there, and nowhere else."""
         self.doubtful.discard((group.client.address, model))
-        self.touched(model)
+        self._news.models.add(model)
 
     def news(self) -> News:
         """What is new; nothing the next time."""
@@ -294,10 +289,10 @@ class Cluster:
         else:
             self.ledgers[node] = {device.device: device for device in state.devices}
         for address, group in self._of_node.get(node, {}).items():
-            before = group.size, group.booked
+            size, before = group.size, booked(group.memory)
             group.hear_ledger()
-            self.sizes += group.size != before[0]
-            if group.booked != before[1]:
+            self.sizes += group.size != size
+            if booked(group.memory) != before:
                 self._fresh[address] = group
 
     def heard_catalogue(self, entries: Iterable[loader_pb2.Entry], removed: Iterable[str] = ()) -> None:

@@ -217,17 +217,15 @@ class Reconciler:
         if model in self._actuator.moving | self._actuator.removing:
             raise Conflict(f"{model} is moving, or being removed")
         self._actuator.removing.add(model)
-        self._cluster.touched(model)
         try:
-            self._cluster.changed()
+            self._cluster.changed(model)
             await self._actuator.remove(
                 entry.model, lambda group: self._history.add(model, "remove", group.name, "an operator asked for it")
             )
             yield
         finally:
             self._actuator.removing.discard(model)
-            self._cluster.touched(model)
-            self._cluster.changed()
+            self._cluster.changed(model)
 
     async def migrate(self, model: str, to_group: str) -> float:
         """Moves an active model. Raises NotFound, Unmet, Refused."""

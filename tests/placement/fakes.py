@@ -88,7 +88,7 @@ class FakeCluster:
         for group in self.groups:
             group.tell = self.tell
         self.history = History(lambda: self.time)
-        self.actuator = Actuator(self.cluster, settings.drain_ms, self.changed)
+        self.actuator = Actuator(self.cluster, settings.drain_ms)
         self.judge = Judge(settings, self.cluster, lambda: self.time, self.actuator.on_their_way)
         self.reconciler = Reconciler(settings, self.cluster, self.actuator, self.judge, self.history)
         self.drain = Drain(self.cluster, self.reconciler, self.actuator, self.judge, self.history, settings.drain_ms)

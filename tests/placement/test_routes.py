@@ -48,12 +48,12 @@ def happens(world, what, *how):
         cluster.heard_catalogue([entry(name, has_image=image) for name, image in how[0].items()])
     elif what == "removing":
         world.actuator.removing ^= set(how)
-        cluster.touched(how[0])
+        cluster.changed(how[0])
     elif what == "leaving":
         model, number = how
         if world.actuator.leaving.pop(model, None) is None:
             world.actuator.leaving[model] = f"g{number}"
-        cluster.touched(model)
+        cluster.changed(model)
     else:
         model, number = how
         getattr(cluster, what)(cluster.groups[addresses[number]], model)
