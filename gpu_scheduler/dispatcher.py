@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import inf
 
 from gpu_scheduler import counted
@@ -390,8 +391,11 @@ class Dispatcher:
         there is none, anybody."""
         in_flight = self._backlog.in_flight()
         if self._rules.protect_decodes:
-            self._protection.prefills({waiting.model for waiting in in_flight}, self._now())
-            for model, pace in self._protection.paces(self._backlog.pressed, self._backlog.late_models()).items():
+            now = self._now()
+            self._protection.prefills({waiting.model for waiting in in_flight}, now)
+            for model, pace in self._protection.paces(
+                self._backlog.pressed, self._backlog.late_models(), partial(self._backlog.late_by_pauses, now=now)
+            ).items():
                 self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens)
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:

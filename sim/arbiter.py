@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from math import inf, isnan
 from typing import TYPE_CHECKING
 
@@ -290,9 +291,12 @@ class Arbiter:
         if not self._rules.protect_decodes:
             return
         in_flight = self._backlog.in_flight()
-        self._protection.prefills({waiting.model for waiting in in_flight}, self._clock.now)
+        now = self._clock.now
+        self._protection.prefills({waiting.model for waiting in in_flight}, now)
         engines = self._group.active
-        for name, pace in self._protection.paces(self._backlog.pressed, self._backlog.late_models()).items():
+        for name, pace in self._protection.paces(
+            self._backlog.pressed, self._backlog.late_models(), partial(self._backlog.late_by_pauses, now=now)
+        ).items():
             if pace == self._paces.get(name):
                 continue
             self._paces[name] = pace

@@ -111,6 +111,8 @@ class Engine:
         self._lead_of = (-1, -1, -1, 0.0)
         """After which step, of how many that ever joined and how many that are left, and with what bound."""
         self._pause: Timer | None = None
+        self._prefilled = 0.0, 0.0
+        """When the last prefill step ended, and how long it took."""
         self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
 
     def __repr__(self) -> str:
@@ -146,6 +148,9 @@ class Engine:
 
     def set_pace(self, pace: Pace) -> None:
         self.pace = pace
+        if self._pause is not None:
+            self._pause.cancel()
+            self._rest()
 
     def retire(self) -> list[Request]:
         """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
@@ -367,12 +372,19 @@ class Engine:
                 self.listener.prefilled(self, request)
         took_s = now - self._began
         self._hold.prefilled(now, took_s)
+        self._prefilled = now, took_s
         if self._waiting and self.pace.pause_ratio > 0:
-            self._pause = self._clock.after(self.pace.pause_ratio * took_s, self._unpause)
+            self._rest()
         for request in done:
             self.listener.first_token(self, request)
             if request.most_new_tokens == 0:
                 self._finish(request)
+
+    def _rest(self) -> None:
+        """A pause behind the last prefill step, as long as the pace has it now."""
+        ended_at, took_s = self._prefilled
+        left_s = max(0.0, ended_at + self.pace.pause_ratio * took_s - self._clock.now)
+        self._pause = self._clock.after(left_s, self._unpause)
 
     def _unpause(self) -> None:
         self._pause = None

@@ -53,6 +53,9 @@ TICK = 0.001
 """Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
 PRESSED_S = 1.0
 """How long a queue is pressed by one plan: without its pauses the next one may leave nothing out."""
+_LEAST_STEP_S = 0.01
+"""What launching a prefill step takes (6 to 17 ms on an H200). Of a model that is seldom asked for, short prompts cost
+what long ones made its speed, which may be a fiftieth of that."""
 _PRESSING = 64
 """How many of those left out are looked at for that."""
 
@@ -302,6 +305,19 @@ class Backlog:
             if ends <= request.deadline:
                 left = min(left, request.deadline - ends)
         return left
+
+    def late_by_pauses(self, model: str, stretch: float, now: float) -> bool:
+        """Whether one of the model's prompts in flight, which can be on time, would be late if they took so many times
+        as long as alone. An engine does its own one after the other, in a step each at worst."""
+        speed, alone = self._models[model].speed, 0.0
+        for entry in self._in_flight.values():
+            request = entry.request
+            if request.model == model:
+                cost = speed.cost(request.uncached_tokens)
+                alone += max(_LEAST_STEP_S, cost * entry.tokens_left / request.uncached_tokens)
+                if now + alone <= request.deadline < now + stretch * alone:
+                    return True
+        return False
 
     def prefill_cost(self, request_id: str) -> float:
         """Seconds of the prefill turn that the request needs, without any wake-up."""

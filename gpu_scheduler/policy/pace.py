@@ -24,13 +24,14 @@ lost beside two at the same time is less than twice what is lost beside one.
 cycle lasts no more than `cycle_steps` steps of the neighbour, but a step is never so small that the weights are most of
 what it reads.
 
-**Who wins.** What runs, up to its target and not beyond it, as long as nobody's first token is late for that. Once the
-queue holds more than can be on time (`Backlog.pressed`) there are no pauses until that is over: they make all that
-waits later, and those who wait are more than those who decode. With pauses come what may, eight models on two H200s (a
-busy slice of servegen48, six times) had 36 % of their first tokens in time where engines that knew of no pauses had
-57 %, and targets of streams were met no more often (docs/gpu.md). A target below what the model does alone cannot be
-met by any pause, so it buys no more than others can: `least_share` of the time is always left to prefills, and costs a
-neighbour a sixth more than alone.
+**Who wins.** What runs, up to its target and not beyond it, as long as nobody's first token is late for that. An engine
+makes no pauses while one of its prompts would be late by them (`Backlog.late_by_pauses`), and once the queue holds more
+than can be on time (`Backlog.pressed`) nobody does until that is over: pauses make all that waits later, and those who
+wait are more than those who decode. So they are for prompts that are in no hurry: without a target, or far from it.
+With pauses come what may, eight models on two H200s (a busy slice of servegen48, six times) had 36 % of their first
+tokens in time where engines that knew of no pauses had 57 %, and targets of streams were met no more often
+(docs/gpu.md). A target below what the model does alone cannot be met by any pause, so it buys no more than others can:
+`least_share` of the time is always left to prefills, and costs a neighbour a sixth more than alone.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Times are seconds on the caller's clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from math import inf
 
@@ -140,9 +140,12 @@ class Protection:
             self._prefilled_s += more_s
         self._counted_to = now
 
-    def paces(self, pressed: bool = False, late: Collection[str] = ()) -> dict[str, Pace]:
+    def paces(
+        self, pressed: bool = False, late: Collection[str] = (), late_by: Callable[[str, float], bool] | None = None
+    ) -> dict[str, Pace]:
         """Of each model, from now on. `pressed`: first tokens are late for want of time, so that nobody pauses for
-        neighbours (`pace.py`, "Who wins"). `late`: models of which requests wait that are late."""
+        neighbours (`pace.py`, "Who wins"). `late`: models of which requests wait that are late. `late_by`: whether
+        prompts that a model's engine has would be late if they took so many times as long as alone (None: never)."""
         bounds: dict[str, tuple[float, float]] = {}
         for name, known in self._models.items():
             if known.targets and not pressed:
@@ -152,6 +155,8 @@ class Protection:
             others = [bound for other, bound in bounds.items() if other != name] if name in bounds else bounds.values()
             at_once = len(self._prefilling) + (name not in self._prefilling)
             known.pace = pace.within(known.prefilling, others, at_once, self._rules) if others else FREE
+            if known.pace.pause_ratio > 0 and late_by is not None and late_by(name, known.pace.stretch):
+                known.pace = Pace(known.pace.chunk_tokens)
             if known.own_targets:
                 # What no step alone keeps is lost; its engine goes by what the others' clients asked for.
                 target_s = known.own_targets.least_from(known.prefilling.least_s / self._rules.margin)

@@ -1,6 +1,7 @@
 """The queue carried out, with engines that only record what they are told."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -231,6 +232,24 @@ async def test_a_request_that_ends_in_any_way_holds_no_neighbour(desk, end):
         desk.dispatcher.on_death(a)
     await desk.settle()
     assert desk.turn.pace(b.index) == FREE
+
+
+async def test_a_prefill_makes_no_pauses_for_neighbours_that_its_own_prompts_have_no_time_for(desk):
+    b = desk.model("b")
+    await _decoding(desk)
+    desk.submit("patient", "b", tokens=100)
+    await desk.settle()
+    paced = desk.turn.pace(b.index)
+    assert paced.stretch > 1.2 and paced.chunk_tokens > 100, "neither is counted as longer by its pauses"
+    alone_s = (100 + 100) / 2000
+    desk.submit("in a hurry", "b", tokens=100, ttft_ms=round(1000 * alone_s * (1 + paced.stretch) / 2))
+    await desk.settle()
+    assert len(b.started) == 2
+    assert desk.turn.pace(b.index) == replace(paced, pause_ratio=0.0)
+    for index in range(2):
+        desk.answer(b, index)
+    await desk.settle()
+    assert desk.turn.pace(b.index) == paced
 
 
 async def test_the_pace_is_there_before_the_request_is(desk):

@@ -78,6 +78,15 @@ def test_what_decodes_keeps_its_target_behind_a_queue_of_its_own_model_and_witho
     assert protected <= 1.05 * free, "200 steps are made sooner, and some prompts prefilled one by one"
 
 
+def test_a_prompt_that_comes_during_anothers_step_has_its_first_token_in_time_beside_decodes_that_are_protected():
+    """A pause of three times that step would be too long for it."""
+    warm = [Request(f"{name}{i}", name, 5.0 * i, 1, 2) for i, name in enumerate("ab" * 8)]
+    decodes = Request("decodes", "a", 100.0, 1, 400, 9.0, 0.0112)
+    short = [Request(f"short{i}", "b", 101.0 + 0.05 * i, 1, 1, 0.5) for i in range(2)]
+    replay([*warm, decodes, *short], models("a", "b"))
+    assert all(request.ttft <= 0.5 for request in short)
+
+
 def test_a_model_on_two_devices_is_served_by_the_group_of_two():
     (request,) = requests = [Request("0", "wide", 0.0, 100, 11, 9.0)]
     outcome = replay(requests, models("wide", devices=2, weights=2 * GB), sizes=(1, 2))

@@ -134,6 +134,30 @@ def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
     assert queue.prefill_cost("long") == pytest.approx(2.0)
 
 
+def test_pauses_make_late_whom_the_prompts_before_it_and_its_own_would_leave_no_time_for_them():
+    queue = backlog("m", "other")
+    for name, deadline in (("1", 2.0), ("2", 4.0), ("3", 6.5), ("best effort", inf)):
+        queue.add(request(name, deadline=deadline), 0.0)
+        start(queue, name, 0.0)
+    assert not queue.late_by_pauses("m", 2.0, 0.0)
+    assert queue.late_by_pauses("m", 2.25, 0.0), "three seconds of prompts"
+    assert not queue.late_by_pauses("other", 9.0, 0.0)
+    queue.prefill_finished("1", 1.0)
+    queue.progress("2", 1.0, computed_tokens=round(0.5 * SPEED))
+    assert not queue.late_by_pauses("m", 3.5, 1.0)
+    assert queue.late_by_pauses("m", 3.75, 1.0), "a second and a half, of five and a half"
+
+
+def test_no_pause_makes_late_what_is_late_without_it():
+    queue = backlog()
+    queue.add(request("late", deadline=0.5), 0.0)
+    start(queue, "late", 0.0)
+    assert not queue.late_by_pauses("m", 4.0, 0.0)
+    queue.add(request("behind it", deadline=2.5), 0.0)
+    start(queue, "behind it", 0.0)
+    assert queue.late_by_pauses("m", 4.0, 0.0)
+
+
 def test_dispatched_work_comes_before_everything_and_shrinks_with_its_progress():
     queue = backlog()
     queue.add(request("big", 4.0, deadline=10.0), 0.0)

@@ -148,3 +148,17 @@ def test_nobody_pauses_for_neighbours_while_first_tokens_are_late_but_each_keeps
     assert group.paces()["b"].pause_ratio > 0
     assert group.paces(pressed=True) == {"a": own, "b": FREE, "c": FREE}
     assert group.paces()["b"].pause_ratio > 0
+
+
+def test_who_would_be_late_by_its_pauses_makes_none(group):
+    group.decodes("a", "r1", 0.016)
+    paced, asked = group.paces()["b"], []
+
+    def late_by(model, stretch):
+        asked.append((model, stretch))
+        return model == "b"
+
+    found = group.paces(late_by=late_by)
+    assert found == {"a": FREE, "b": Pace(paced.chunk_tokens), "c": paced}
+    assert asked == [("b", paced.stretch), ("c", paced.stretch)], "of the others there are none"
+    assert group.paces()["b"] == paced
