@@ -91,16 +91,14 @@ class Sizes:
     kv_extent_bytes: int
     quota_bytes: int
     """Of each engine, as the catalogue states it."""
-    graph_bytes: int
-    """Of an engine's CUDA graphs, at most (8B 448 MiB, 3B 576, 1B 544): for the plan alone."""
     set_aside_bytes: int
     """What balloond keeps of each device: a plan that fills it to the last byte would not come up."""
 
 
-GPU = Sizes(2, 32 << 20, 8 << 20, 1664 << 20, 576 << 20, 130 << 20)
+GPU = Sizes(2, 32 << 20, 8 << 20, 1664 << 20, 130 << 20)
 """The quota: engines measured 1.33 to 1.61 GiB. Until 26 November 2026 it was 2 GiB here, which those pay for whose
 models all stay awake (docs/gpu.md)."""
-CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0, 0)
+CPU = Sizes(4, 512 << 10, 256 << 10, 1 << 20, 0)
 
 
 @dataclass(frozen=True)
@@ -110,6 +108,8 @@ class Model:
     name: str
     folder: Path
     context_tokens: int
+    graph_bytes: int = 0
+    """Of its engine's CUDA graphs, at most: for the plan, which knows of no engine that has measured them."""
 
 
 def _up(amount: int, step: int) -> int:
@@ -139,7 +139,7 @@ def plan(
             kvpr.Model(
                 model.name,
                 kvpr.demand(rate, found.kv_bytes_per_token, target if target < inf else None, DEFAULT_TPOT_S),
-                _up(found.weights_bytes, sizes.weights_extent_bytes) + sizes.graph_bytes,
+                _up(found.weights_bytes, sizes.weights_extent_bytes) + model.graph_bytes,
                 floor_bytes(model.context_tokens, 0, found.kv_bytes_per_token, sizes.kv_extent_bytes),
                 sizes.quota_bytes,
             )

@@ -1,7 +1,7 @@
 """Prism beside the systems that it is compared with, on two GPUs: eight models, traces over HTTP.
 
     python -m benchmarks.gpu.compare cut --traces TRACES --to FOLDER        # the slices, from the whole traces; no GPU
-    python -m benchmarks.gpu.compare calibrate --traces FOLDER --out DIR    # once: DIR/alone-1.json
+    python -m benchmarks.gpu.compare calibrate --traces FOLDER --out DIR    # DIR/alone-1.json; goes on where it ended
     python -m benchmarks.gpu.compare targets --out DIR                      # DIR/slos.json, of all DIR/alone-*.json
     python -m benchmarks.gpu.compare run --traces FOLDER --out DIR [SYSTEM:SLICE:RATE ...]
     python -m benchmarks.gpu.compare show --out DIR
@@ -110,6 +110,37 @@ def runs(names: Sequence[str] = (), part: tuple[int, int] = (1, 1)) -> list[Run]
 # --- targets
 
 
+class Alone:
+    """What was measured of models alone, as the file `alone-<part>.json`: kept model by model, so that a calibration
+    which was cut off goes on where it ended."""
+
+    def __init__(self, out: Path, part: int, commit: str) -> None:
+        self._out, self._name, self._commit = out, f"alone-{part}", commit
+        path = out / f"{self._name}.json"
+        found = json.loads(path.read_text()) if path.exists() else {}
+        self._slos: dict[str, dict[str, dict[str, float]]] = found.get("slos", {})
+        self._samples: dict[str, dict[str, list[Any]]] = found.get("samples", {})
+
+    def has(self, at: str, model: str) -> bool:
+        return model in self._slos.get(at, {})
+
+    def put(self, at: str, model: str, rows: list[list[Any]]) -> dict[str, float]:
+        """A slice's samples of a model. Returns their P95s, in ms."""
+        found = p95(rows)
+        self._slos.setdefault(at, {})[model] = found
+        self._samples.setdefault(at, {})[model] = rows
+        self._keep(whole=False)
+        return found
+
+    def whole(self) -> None:
+        """There is nothing more to measure."""
+        self._keep(whole=True)
+
+    def _keep(self, whole: bool) -> None:
+        found = {"slos": self._slos, "samples": self._samples, "whole": whole}
+        compared.write(self._out, self._name, self._commit, found)
+
+
 async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Site) -> None:
     """Each model alone on its device, all in planned places and with room enough."""
     site = replace(site, devices={device: int(_ALONE_CAPACITY * nbytes) for device, nbytes in site.devices.items()})
@@ -117,32 +148,31 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
     busy = slices["busy"]
     requests = busy.requests(models[0].context_tokens, {})
     parts = systems.plan(models, requests, busy.part.seconds, site.devices, site.sizes)
-    slos: dict[str, dict[str, dict[str, float]]] = {name: {} for name in SLICES}
-    samples: dict[str, dict[str, list[Any]]] = {name: {} for name in SLICES}
+    measured = Alone(given.out, given.part[0], given.commit)
     async with stack(SYSTEMS["muxserve"], models, parts, site) as at:
 
         async def of_device(device: str) -> None:
-            for name, one in slices.items():
+            for number, (name, one) in enumerate(slices.items()):
                 for model in models:
                     own = [each for each in one.requests(model.context_tokens, {}) if each.model == model.name]
-                    if own and parts[model.name].place.group == device:
+                    if own and parts[model.name].place.group == device and not measured.has(name, model.name):
                         # Prompts that another slice had would be found in the cache.
-                        seed = 1000 * given.part[0] + 100 * list(SLICES).index(name) + models.index(model)
-                        rows = samples[name][model.name] = await alone(at, own[:ALONE], seed)
-                        slos[name][model.name] = p95(rows)
-                        print(f"{name}, {model.name}: {slos[name][model.name]}", flush=True)
+                        seed = 1000 * given.part[0] + 100 * number + models.index(model)
+                        took = measured.put(name, model.name, await alone(at, own[:ALONE], seed))
+                        print(f"{name}, {model.name}: {took}", flush=True)
 
         async with asyncio.TaskGroup() as group:
             for device in site.devices:
                 group.create_task(of_device(device), name=device)
-    compared.write(given.out, f"alone-{given.part[0]}", given.commit, {"slos": slos, "samples": samples})
+    measured.whole()
 
 
 def targets(out: Path, commit: str) -> None:
     """What holds of what was calibrated."""
     found = [json.loads(path.read_text()) for path in sorted(out.glob("alone-*.json"))]
+    found = [each for each in found if each["whole"]]
     if not found:
-        raise SystemExit(f"{out} has no alone-*.json: calibrate first")
+        raise SystemExit(f"{out} has no alone-*.json that is whole: calibrate first, or again, which goes on")
     slos = smallest([each["slos"] for each in found])
     compared.write(out, "slos", commit, {"slos": slos, "samples": [each["samples"] for each in found]})
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks import replay
 from benchmarks.gpu import report, shapes
+from benchmarks.gpu.slices import GRAPH_BYTES
 from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
 from benchmarks.systems import CPU, GPU, Model
 from sim import trace
@@ -47,10 +48,11 @@ def site(devices: Sequence[str], models: int, capacity_bytes: int, rehearse: str
 def make(folder: Path, wanted: Mapping[str, str], rehearse: str) -> list[Model]:
     """Folders of models by name, in these shapes; in a rehearsal all are tiny."""
     context = _SHORT_CONTEXT if rehearse else _CONTEXT
-    return [
-        Model(name, shapes.write_headers(folder / name, "tiny" if rehearse else shape), context)
-        for name, shape in wanted.items()
-    ]
+    made = []
+    for name, shape in wanted.items():
+        headers = shapes.write_headers(folder / name, "tiny" if rehearse else shape)
+        made.append(Model(name, headers, context, 0 if rehearse else GRAPH_BYTES[shape]))
+    return made
 
 
 def many_descriptors() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from benchmarks.gpu import compare
 from benchmarks.gpu.slices import TPOT_SCALE, TTFT_SCALE
@@ -19,3 +22,17 @@ def test_of_two_calibrations_a_host_that_stood_still_in_one_of_them_does_not_cou
     one = {"busy": {"a": {"ttft_ms": 480.0, "tpot_ms": 3.0}, "b": {"ttft_ms": 20.0}}}
     other = {"busy": {"a": {"ttft_ms": 40.0, "tpot_ms": 3.5}, "b": {"ttft_ms": 21.0}}}
     assert compare.smallest([one, other]) == {"busy": {"a": {"ttft_ms": 40.0, "tpot_ms": 3.0}, "b": {"ttft_ms": 20.0}}}
+
+
+def test_a_calibration_that_was_cut_off_goes_on_and_no_targets_are_made_of_it_before(tmp_path) -> None:
+    rows = [[0.0, "a", 10, 5, 0.02, 0.003], [1.0, "a", 10, 5, 0.04, 0.005]]
+    took = compare.Alone(tmp_path, 1, "abc").put("busy", "a", rows)
+    with pytest.raises(SystemExit, match="calibrate first"):
+        compare.targets(tmp_path, "abc")
+    again = compare.Alone(tmp_path, 1, "abc")
+    assert again.has("busy", "a") and not again.has("busy", "b") and not again.has("quiet", "a")
+    again.put("busy", "b", rows[:1])
+    again.whole()
+    compare.targets(tmp_path, "abc")
+    slos = json.loads((tmp_path / "slos.json").read_text())["slos"]
+    assert slos == {"busy": {"a": took, "b": {"ttft_ms": 20.0, "tpot_ms": 3.0}}}
