@@ -94,7 +94,7 @@ async def build(service: Service) -> None:
     activation = Activation(config, residents, pools, devices, loader, images)
     handover = Handover(residents, loader, brought)
     residency = Residency(config, residents, dispatcher, activation, handover, pools)
-    report = Report(config, residents, dispatcher, memory, pools, room.lacking)
+    report = Report(config, residents, dispatcher, memory, pools)
     leaving = Leaving(residents, dispatcher.all_requests, lambda: changes.set(None))
     servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, leaving, changes)
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)

@@ -26,6 +26,7 @@ from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.forecast import OutputForecast
+from gpu_scheduler.policy.lack import Lack
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.policy.protection import Protection
 from gpu_scheduler.policy.slack import PrefillSpeed
@@ -84,6 +85,7 @@ class Dispatcher:
         self._brought = brought or Brought()
         self._backlog = Backlog(rules.backlog)
         self._protection = Protection()
+        self._lack = Lack()
         self._paces: dict[int, Pace] = {}
         """By index of the engine, as written."""
         self._agenda = self._backlog.plan(now())
@@ -354,17 +356,20 @@ class Dispatcher:
             self._end(request, common_pb2.LATE if dropped else common_pb2.FAILED, decision.reason)
         active = {r.spec.name: r for r in self._residents if r.residency == common_pb2.ACTIVE}
         if not (agenda.on_time or agenda.second) or not active:
+            self._lack.look((), now)
             self._tell_engines()
             return
         memory = self._memory.for_admission(
             {name: self._kv_bytes_per_token(r) for name, r in active.items()}, self._committed()
         )
-        started = []
+        started, needs = [], []
         for step in admission.admit(agenda, self._backlog, memory, self._rules.turn, self._places(active)):
             if isinstance(step, Start):
                 started.append(self._start(step, active, now))
             else:
+                needs.append(step)
                 self._on_need_memory(step)
+        self._lack.look(needs, now)
         # Before the requests: else their first steps would not know whose turn it is, and at what pace.
         self._tell_engines()
         for engine, message in started:
@@ -481,6 +486,10 @@ class Dispatcher:
     def all_requests(self) -> int:
         """That wait or run, of all models."""
         return len(self._requests)
+
+    def lacking_bytes(self, model: str) -> int:
+        """KV on each device that the model's waiting requests lack."""
+        return self._lack.of(model, self._now())
 
     def idle_s(self, model: str) -> float:
         """Seconds since the model's last request arrived or ended; 0 while one is here."""

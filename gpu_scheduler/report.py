@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import Dispatcher
@@ -23,15 +21,12 @@ class Report:
         dispatcher: Dispatcher,
         memory: GroupMemory,
         pools: dict[str, WarmPool],
-        lacking: Callable[[str], int],
     ) -> None:
-        """`lacking`: bytes of KV on each device that a model's waiting requests lack."""
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
         self._memory = memory
         self._pools = pools
-        self._lacking = lacking
         self._revision = 0
 
     def build(self) -> gpu_scheduler_pb2.GroupState:
@@ -73,7 +68,7 @@ class Report:
             kv_held_bytes=devices * resident.stats.kv_held_bytes,
             kv_used_bytes=devices * resident.stats.kv_used_bytes,
             kv_cached_bytes=devices * resident.stats.kv_cached_bytes,
-            kv_lacking_bytes=devices * self._lacking(name),
+            kv_lacking_bytes=devices * self._dispatcher.lacking_bytes(name),
             kv_limit_bytes=self._memory.limit_bytes(name),
             idle_s=self._dispatcher.idle_s(name),
             prefill_tokens=resident.total("prefill_tokens"),

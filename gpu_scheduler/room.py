@@ -18,10 +18,6 @@ _HELD_S = 1.0
 _AGAIN_S = 0.05
 """Where there was room for a request and it lacks memory all the same (what others were promised, or its model's limit,
 is in the way), the question is put again only after this: nothing else would hold the questions up."""
-_FOUND_S = 0.25
-"""What is found at all is found sooner: 20 GiB of neighbours' caches take 0.17 s."""
-_NEWS_S = 1.0
-"""How long it counts that something was not found: a queue that still lacks it asks again before."""
 
 
 class RoomMaker:
@@ -32,7 +28,6 @@ class RoomMaker:
         devices: Devices | None,
         on_room: Callable[[], None],
         again_s: float = _AGAIN_S,
-        found_s: float = _FOUND_S,
         *,
         stop_decodes: bool = False,
     ) -> None:
@@ -42,25 +37,11 @@ class RoomMaker:
         self._on_room = on_room
         self._stop_decodes = stop_decodes
         self._again_s = again_s
-        self._found_s = found_s
-        self._asking: dict[str, tuple[int, float]] = {}
-        """Model -> the bytes of its question, and when it was put."""
-        self._not_found: dict[str, tuple[int, float]] = {}
-        """Model -> the bytes of its last question, where balloond found less, and when it said so: at once where there
-        is nothing to be taken."""
+        self._asking: set[str] = set()
         self._answered: dict[str, str] = {}
         """Model -> the request that there was room for a moment ago."""
         self._again: set[str] = set()
         """Models whose request of that moment lacked memory once more."""
-
-    def lacking(self, model: str) -> int:
-        """Bytes on each device that balloond was asked for and has not found, or it would have said so by now."""
-        now = asyncio.get_running_loop().time()
-        nbytes, since = self._asking.get(model, (0, 0.0))
-        if nbytes and now - since >= self._found_s:
-            return nbytes
-        nbytes, at = self._not_found.get(model, (0, 0.0))
-        return nbytes if now - at < _NEWS_S else 0
 
     def need(self, need: NeedMemory) -> None:
         """Asks, unless that is being done already."""
@@ -69,7 +50,7 @@ class RoomMaker:
         if self._answered.get(need.model) == need.for_request:
             self._again.add(need.model)
             return
-        self._asking[need.model] = need.bytes, asyncio.get_running_loop().time()
+        self._asking.add(need.model)
         tasks.spawn(self._ask(need), f"room for {need.model}")
 
     async def _ask(self, need: NeedMemory) -> None:
@@ -83,14 +64,11 @@ class RoomMaker:
                 hold_ms=int(1e3 * _HELD_S),
                 timeout_s=_TIMEOUT_S,
             )
-            self._not_found.pop(need.model, None)
-            if short > 0:
-                self._not_found[need.model] = need.bytes, asyncio.get_running_loop().time()
             _log.debug("room", request=need.for_request, model=need.model, bytes=need.bytes, short=short, on=where)
         except PrismError as error:
             _log.info("no room", request=need.for_request, model=need.model, why=str(error))
         finally:
-            self._asking.pop(need.model, None)
+            self._asking.discard(need.model)
         if short == 0:
             await self._answer(need.model, need.for_request)
 

@@ -18,6 +18,7 @@ from gpu_scheduler.policy.backlog import Backlog
 from gpu_scheduler.policy.decisions import NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
 from gpu_scheduler.policy.forecast import OutputForecast
+from gpu_scheduler.policy.lack import Lack
 from gpu_scheduler.policy.pace import Pace
 from gpu_scheduler.policy.protection import Protection
 from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
@@ -78,8 +79,7 @@ class Arbiter:
         self._quiet = False
         """Nothing waits and nothing prefills, and the engines were told: until a request comes, no plan can change
         anything."""
-        self.lacking: dict[str, int] = {}
-        """Bytes on each device without which a model's next request cannot start, as the last plan found."""
+        self.lack = Lack()
         self._on_time: Iterable[str] = ()
         self.plans = 0
         self.changes = 0
@@ -245,11 +245,11 @@ class Arbiter:
             return
         self._quiet = idle
         self.plans += 1
-        self.lacking = {}
         agenda = self._backlog.plan(now)
         self._on_time = agenda.on_time
         active = self._group.active
         if not (agenda.on_time or agenda.second) or not active:
+            self.lack.look((), now)
             self._tell_engines()
             return
         memory = holdings.for_admission(
@@ -258,14 +258,16 @@ class Arbiter:
             {name: model.committed for name, model in self._models.items()},
         )
         started: list[Request] = []
+        needs: list[NeedMemory] = []
         most = {name: resident.cost.hardware.most_running for name, resident in active.items()}
         places = {name: count - self._models[name].at_engine for name, count in most.items()}
         for step in admission.admit(agenda, self._backlog, memory, self._turn, places):
             if isinstance(step, Start):
                 started.append(self._start(step, active, now))
             else:
-                self.lacking[step.model] = step.bytes
+                needs.append(step)
                 self._need_memory(step)
+        self.lack.look(needs, now)
         self._tell_engines()
         for request in started:
             engine = active[request.model].engine

@@ -64,7 +64,7 @@ class Standings:
     def tight(self, name: str) -> bool:
         """Whether the group could lack KV memory."""
         group, arbiter = self._groups[name]
-        if arbiter.lacking:
+        if arbiter.lack:
             return True
         if arbiter.empty:
             return False
@@ -146,7 +146,7 @@ class Standings:
                     stay_s=stay_s,
                     claims=claims[name],
                     kv_used=engine.used_bytes if engine is not None else 0,
-                    kv_lacking=arbiter.lacking.get(name, 0),
+                    kv_lacking=arbiter.lack.of(name, now),
                 )
             )
         self._by_size[group.devices].hear(plain, residents)

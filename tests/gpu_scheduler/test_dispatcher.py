@@ -13,6 +13,7 @@ from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.beat import WINDOW
 from gpu_scheduler.policy.brought import Brought
+from gpu_scheduler.policy.lack import LASTING_S
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import PulledStream
@@ -499,6 +500,23 @@ class _Timers:
     def call_later(self, _delay, callback):
         self._due.append(callback)
         return self._loop.call_soon(lambda: None)
+
+
+async def test_what_answers_under_way_are_promised_is_lacking_though_it_is_there_and_is_told_when_it_lasts(desk):
+    engine = desk.model("a")
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=900)
+    state.bookings.add(model="a", limit_bytes=1000)
+    desk.memory.update([state])
+    for name in ("runs", "waits"):
+        desk.submit(name, tokens=20, new=30)
+    await desk.settle()
+    assert len(engine.started) == 1 and [need.bytes for need in desk.needs] == [50 * 10]
+    assert desk.dispatcher.lacking_bytes("a") == 0, "it has just been asked for"
+    desk.time += LASTING_S
+    assert desk.dispatcher.lacking_bytes("a") == 50 * 10
+    desk.answer(engine, finish=common_pb2.STOP)
+    await desk.settle()
+    assert len(engine.started) == 2 and desk.dispatcher.lacking_bytes("a") == 0
 
 
 async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_is(desk):

@@ -31,8 +31,8 @@ class Devices:
 class Queue:
     """Plans again whenever it is told of room, and may lack the same once more."""
 
-    def __init__(self, devices, lacks, again_s, found_s=0.0):
-        self.maker = RoomMaker(devices, self.plan, again_s, found_s)
+    def __init__(self, devices, lacks, again_s):
+        self.maker = RoomMaker(devices, self.plan, again_s)
         self.lacks = lacks
         self.plans = 0
         self.planned = asyncio.Condition()
@@ -107,36 +107,3 @@ async def test_where_no_room_came_nobody_plans_and_the_next_need_asks_again(devi
         while queue.maker._asking:
             await asyncio.sleep(0)
     assert len(devices.asked) == 2 and queue.plans == 0
-
-
-async def test_what_balloond_would_have_found_by_now_is_lacking_until_it_answers():
-    queue = Queue(Devices(), lacks=False, again_s=3600.0, found_s=3600.0)
-    queue.maker.need(NEED)
-    assert queue.maker.lacking("a") == 0, "it has just been asked"
-    queue = Queue(Devices(), lacks=False, again_s=3600.0, found_s=0.0)
-    assert queue.maker.lacking("a") == 0
-    queue.maker.need(NEED)
-    assert (queue.maker.lacking("a"), queue.maker.lacking("b")) == (100, 0)
-    await queue.until(1)
-    assert queue.maker.lacking("a") == 0
-
-
-async def test_what_balloond_says_at_once_that_it_cannot_find_is_lacking_until_it_finds_it():
-    devices = Devices(short=60)
-    queue = Queue(devices, lacks=False, again_s=3600.0, found_s=3600.0)
-
-    async def answered():
-        queue.maker.need(NEED)
-        async with asyncio.timeout(TIMEOUT_S):
-            while queue.maker._asking:
-                await asyncio.sleep(0)
-        return queue.maker.lacking("a")
-
-    assert await answered() == 100
-    queue.maker.need(NEED)
-    assert queue.maker.lacking("a") == 100, "and while it is asked again"
-    devices.short = 0
-    async with asyncio.timeout(TIMEOUT_S):
-        while queue.maker._asking:
-            await asyncio.sleep(0)
-    assert queue.maker.lacking("a") == 0
