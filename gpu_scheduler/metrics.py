@@ -24,7 +24,7 @@ _GAUGES = {
     "kv_used_bytes": ("prism_kv_used_bytes", "By running requests"),
     "kv_cached_bytes": ("prism_kv_cached_bytes", "Prefixes nobody runs on"),
     "kv_limit_bytes": ("prism_kv_limit_bytes", "Most that may be held"),
-    "kv_lacking_bytes": ("prism_kv_lacking_bytes", "KV that a waiting request needs to start, for longer than a moment"),
+    "kv_lacking_bytes": ("prism_kv_lacking_bytes", "KV that a waiting request has lacked for longer than a moment"),
     "idle_s": ("prism_idle_seconds", "Since the last request arrived or ended"),
     "wake_s": ("prism_last_wake_seconds", "What the last wake-up from hibernation took"),
     "cold_s": ("prism_last_cold_start_seconds", "What the last start in a fresh engine took"),
