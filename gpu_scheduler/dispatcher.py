@@ -356,7 +356,7 @@ class Dispatcher:
             self._end(request, common_pb2.LATE if dropped else common_pb2.FAILED, decision.reason)
         active = {r.spec.name: r for r in self._residents if r.residency == common_pb2.ACTIVE}
         if not (agenda.on_time or agenda.second) or not active:
-            self._lack.look((), now)
+            self._lack.look((), {}, now)
             self._tell_engines()
             return
         memory = self._memory.for_admission(
@@ -369,7 +369,7 @@ class Dispatcher:
             else:
                 needs.append(step)
                 self._on_need_memory(step)
-        self._lack.look(needs, now)
+        self._lack.look(needs, self._backlog.waiting_by_model(), now)
         # Before the requests: else their first steps would not know whose turn it is, and at what pace.
         self._tell_engines()
         for engine, message in started:
@@ -401,7 +401,7 @@ class Dispatcher:
             for model, pace in self._protection.paces(
                 self._backlog.pressed, self._backlog.late_models(), partial(self._backlog.late_by_pauses, now=now)
             ).items():
-                self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens)
+                self._backlog.model_paced(model, pace.stretch, pace.chunk_tokens, now)
                 resident = self._residents.get(model)
                 if resident is not None and resident.engine is not None:
                     self._set_pace(resident.engine.index, pace)

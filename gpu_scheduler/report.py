@@ -47,6 +47,10 @@ class Report:
             balloond_error=self._memory.away,
         )
 
+    def _lacking(self, model: str) -> int:
+        """Where KV is fixed no other model's memory helps."""
+        return self._dispatcher.lacking_bytes(model) if self._config.elastic_kv else 0
+
     def _resident(self, resident: Resident) -> gpu_scheduler_pb2.Resident:
         name = resident.spec.name
         waiting, running, late = self._dispatcher.count(name)
@@ -68,7 +72,7 @@ class Report:
             kv_held_bytes=devices * resident.stats.kv_held_bytes,
             kv_used_bytes=devices * resident.stats.kv_used_bytes,
             kv_cached_bytes=devices * resident.stats.kv_cached_bytes,
-            kv_lacking_bytes=devices * self._dispatcher.lacking_bytes(name),
+            kv_lacking_bytes=devices * self._lacking(name),
             kv_limit_bytes=self._memory.limit_bytes(name),
             idle_s=self._dispatcher.idle_s(name),
             prefill_tokens=resident.total("prefill_tokens"),

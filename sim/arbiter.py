@@ -249,7 +249,7 @@ class Arbiter:
         self._on_time = agenda.on_time
         active = self._group.active
         if not (agenda.on_time or agenda.second) or not active:
-            self.lack.look((), now)
+            self.lack.look((), {}, now)
             self._tell_engines()
             return
         memory = holdings.for_admission(
@@ -267,7 +267,7 @@ class Arbiter:
             else:
                 needs.append(step)
                 self._need_memory(step)
-        self.lack.look(needs, now)
+        self.lack.look(needs, self._backlog.waiting_by_model(), now)
         self._tell_engines()
         for request in started:
             engine = active[request.model].engine
@@ -302,7 +302,7 @@ class Arbiter:
             if pace == self._paces.get(name):
                 continue
             self._paces[name] = pace
-            self._backlog.model_paced(name, pace.stretch, pace.chunk_tokens)
+            self._backlog.model_paced(name, pace.stretch, pace.chunk_tokens, now)
             resident = engines.get(name)
             if resident is not None and resident.engine is not None:
                 resident.engine.set_pace(pace)

@@ -373,7 +373,7 @@ class Engine:
         took_s = now - self._began
         self._hold.prefilled(now, took_s)
         self._prefilled = now, took_s
-        if self._waiting and self.pace.pause_ratio > 0:
+        if self.pace.pause_ratio > 0:
             self._rest()
         for request in done:
             self.listener.first_token(self, request)

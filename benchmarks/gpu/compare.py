@@ -116,8 +116,8 @@ class Alone:
 
     def __init__(self, out: Path, part: int, commit: str) -> None:
         self._out, self._name, self._commit = out, f"alone-{part}", commit
-        path = out / f"{self._name}.json"
-        found = json.loads(path.read_text()) if path.exists() else {}
+        self._path = out / f"{self._name}.json"
+        found = json.loads(self._path.read_text()) if self._path.exists() else {}
         self._slos: dict[str, dict[str, dict[str, float]]] = found.get("slos", {})
         self._samples: dict[str, dict[str, list[Any]]] = found.get("samples", {})
 
@@ -129,15 +129,15 @@ class Alone:
         found = p95(rows)
         self._slos.setdefault(at, {})[model] = found
         self._samples.setdefault(at, {})[model] = rows
-        self._keep(whole=False)
+        # Without circumstances, for which the GPUs are asked: others are being measured.
+        half = self._path.with_suffix(".half")
+        half.write_text(json.dumps({"slos": self._slos, "samples": self._samples, "whole": False}))
+        half.replace(self._path)
         return found
 
     def whole(self) -> None:
         """There is nothing more to measure."""
-        self._keep(whole=True)
-
-    def _keep(self, whole: bool) -> None:
-        found = {"slos": self._slos, "samples": self._samples, "whole": whole}
+        found = {"slos": self._slos, "samples": self._samples, "whole": True}
         compared.write(self._out, self._name, self._commit, found)
 
 
@@ -170,7 +170,7 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
 def targets(out: Path, commit: str) -> None:
     """What holds of what was calibrated."""
     found = [json.loads(path.read_text()) for path in sorted(out.glob("alone-*.json"))]
-    found = [each for each in found if each["whole"]]
+    found = [each for each in found if each.get("whole", True)]
     if not found:
         raise SystemExit(f"{out} has no alone-*.json that is whole: calibrate first, or again, which goes on")
     slos = smallest([each["slos"] for each in found])

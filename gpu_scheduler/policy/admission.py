@@ -127,11 +127,13 @@ class _Books:
 
     def lacks(self, request: Waiting) -> int:
         """Bytes that are missing on some device of its model; 0 if it can be granted."""
-        model = self._models[request.model]
-        need = model.bytes_for(request)
-        new = max(0, need - self._reclaimable[request.model])
-        short = [new - self._free[device] for device in model.devices if device in self._free]
-        return max(0, need - self._left[request.model], *short)
+        need = self._models[request.model].bytes_for(request)
+        return max(need - self._left[request.model], self.lacks_on_devices(request))
+
+    def lacks_on_devices(self, request: Waiting) -> int:
+        """The same if it had no limit."""
+        new, devices = self.wants(request), self._models[request.model].devices
+        return max([0, *(new - self._free[device] for device in devices if device in self._free)])
 
     def take(self, request: Waiting) -> None:
         """Grant it."""
@@ -307,5 +309,5 @@ class _Admission:
 
     def _pass_over(self, request: Waiting, lacking: int, slack: float) -> None:
         self._passed_over.add(request.model)
-        wanted = max(lacking, self._books.wants(request))
-        self.decisions.append(NeedMemory(request.model, wanted, request.request_id, slack))
+        wanted, on_devices = max(lacking, self._books.wants(request)), self._books.lacks_on_devices(request)
+        self.decisions.append(NeedMemory(request.model, wanted, request.request_id, slack, on_devices))

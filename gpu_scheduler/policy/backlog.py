@@ -53,11 +53,11 @@ TICK = 0.001
 """Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
 PRESSED_S = 1.0
 """How long a queue is pressed by one plan: without its pauses the next one may leave nothing out."""
+_PRESSING = 64
+"""How many of those left out are looked at for that."""
 _LEAST_STEP_S = 0.01
 """What launching a prefill step takes (6 to 17 ms on an H200). Of a model that is seldom asked for, short prompts cost
 what long ones made its speed, which may be a fiftieth of that."""
-_PRESSING = 64
-"""How many of those left out are looked at for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,14 @@ class Backlog:
         known = self._models[model]
         known.active, known.ready_at = False, ready_at
 
-    def model_paced(self, model: str, stretch: float, step_tokens: int) -> None:
+    def model_paced(self, model: str, stretch: float, step_tokens: int, now: float) -> None:
         """From now on its prefills of more than `step_tokens` take `stretch` times as long as its speed says
         (`pace.py`)."""
         known = self._models[model]
-        known.stretch, known.step_tokens = stretch, step_tokens
+        if (known.stretch, known.step_tokens) != (stretch, step_tokens):
+            known.stretch, known.step_tokens = stretch, step_tokens
+            if self._in_flight:
+                self._recount(now)
 
     def observe(self, model: str, tokens: int, seconds: float) -> None:
         """A prompt of `tokens` uncached tokens took `seconds`, 0 if they were another's that ended in the same step.
@@ -202,6 +205,8 @@ class Backlog:
         self._account(now)
         entry.state = State.RUNNING
         seconds = self._service.end(request_id, now)
+        known = self._models[entry.request.model]
+        known.prefilled_at, known.prefilled_s = now, max(seconds, known.prefilled_s if now == known.prefilled_at else 0)
         self._land(request_id, now)
         return seconds
 
@@ -307,15 +312,17 @@ class Backlog:
         return left
 
     def late_by_pauses(self, model: str, stretch: float, now: float) -> bool:
-        """Whether one of the model's prompts in flight, which can be on time, would be late if they took so many times
-        as long as alone. An engine does its own one after the other, in a step each at worst."""
-        speed, alone = self._models[model].speed, 0.0
+        """Whether one of the model's prompts in flight would be late if they took so many times as long as alone. An
+        engine does its own one after the other, in a step each at worst, and the first may come into the pause behind
+        the last of before."""
+        known, alone = self._models[model], 0.0
+        resting = max(0.0, known.prefilled_at + (stretch - 1) * known.prefilled_s - now)
         for entry in self._in_flight.values():
             request = entry.request
             if request.model == model:
-                cost = speed.cost(request.uncached_tokens)
+                cost = known.speed.cost(request.uncached_tokens)
                 alone += max(_LEAST_STEP_S, cost * entry.tokens_left / request.uncached_tokens)
-                if now + alone <= request.deadline < now + stretch * alone:
+                if now <= request.deadline < now + resting + stretch * alone:
                     return True
         return False
 

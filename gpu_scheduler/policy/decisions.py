@@ -44,6 +44,8 @@ class NeedMemory:
     bytes: int
     for_request: str
     slack: float
+    lacking: int = 0
+    """Bytes that a device has not for it, whatever its limit: what that alone keeps from it nobody else can give."""
 
 
 @dataclass(frozen=True, slots=True)

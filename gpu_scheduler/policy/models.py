@@ -34,6 +34,9 @@ class Model:
     """How many times as long its prefills take now (`pace.py`), those that a single step is too small for."""
     step_tokens: int = 0
     """Prompt tokens of a step, where `stretch` is not 1."""
+    prefilled_at: float = -inf
+    prefilled_s: float = 0.0
+    """When a prompt of it ended last, and what it had taken alone."""
     _stretched: tuple[tuple[object, float, int], tuple[float, ...]] | None = None
     """The last `rates`, and what they were made of."""
 

@@ -513,7 +513,7 @@ async def test_what_answers_under_way_are_promised_is_lacking_though_it_is_there
     assert len(engine.started) == 1 and [need.bytes for need in desk.needs] == [50 * 10]
     assert desk.dispatcher.lacking_bytes("a") == 0, "it has just been asked for"
     desk.time += LASTING_S
-    assert desk.dispatcher.lacking_bytes("a") == 50 * 10
+    assert desk.dispatcher.lacking_bytes("a") == 2 * 50 * 10 - 900
     desk.answer(engine, finish=common_pb2.STOP)
     await desk.settle()
     assert len(engine.started) == 2 and desk.dispatcher.lacking_bytes("a") == 0

@@ -195,7 +195,8 @@ def test_a_request_of_1024_bytes_that_lacks_some_asks_for_all_that_its_model_has
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=3.0)
     asked = 1024 - max(0, reclaimable - growth)
-    expected = [NeedMemory("a", asked, "r", 2.0)] if int(lacks) else [Start("r", Why.ON_TIME)]
+    on_devices = 0 if free is None else int(lacks)
+    expected = [NeedMemory("a", asked, "r", 2.0, on_devices)] if int(lacks) else [Start("r", Why.ON_TIME)]
     assert decide(queue, memory=memory) == expected
 
 
@@ -215,14 +216,14 @@ def test_a_claim_of_s_keeps_what_its_device_has_free():
     add(queue, "other", "b", 0.5, deadline=12.0)
     models = {model: ModelMemory(limit=1 << 20, held=0, devices=("d0",)) for model in "ab"}
     decisions = decide(queue, memory=Memory(models, {"d0": 1024}))
-    assert decisions == [NeedMemory("a", 2048, "large", 8.0), NeedMemory("b", 512, "other", 11.5)]
+    assert decisions == [NeedMemory("a", 2048, "large", 8.0, 1024), NeedMemory("b", 512, "other", 11.5, 512)]
 
 
 def test_a_tensor_parallel_model_needs_room_on_all_of_its_devices():
     queue = backlog("a")
     add(queue, "r", "a", 1.0, deadline=10.0)
     memory = Memory({"a": ModelMemory(limit=4096, held=0, devices=("d0", "d1"))}, {"d0": 4096, "d1": 1000})
-    assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "r", 9.0)]
+    assert decide(queue, memory=memory) == [NeedMemory("a", 1024, "r", 9.0, 24)]
 
 
 def test_memory_is_asked_for_while_the_turn_is_elsewhere():

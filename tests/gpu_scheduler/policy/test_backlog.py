@@ -76,7 +76,7 @@ def test_no_faster_prefill_saves_what_is_late_already_or_alone_or_for_its_wake_u
     queue.add(request("best effort", model="awake"), 2.0)
     queue.plan(2.0)
     assert not queue.pressed
-    queue.model_paced("awake", 4.0, 128)
+    queue.model_paced("awake", 4.0, 128, 0.0)
     queue.add(request("for its pauses", 0.5, deadline=3.0, model="awake"), 2.0)
     queue.plan(2.0)
     assert queue.pressed
@@ -116,46 +116,55 @@ def test_a_paced_model_counts_longer_for_prompts_of_several_steps_in_plan_cost_a
     queue = backlog()
     queue.add(request("long", 2.0, deadline=3.0), 0.0)
     queue.add(request("short", 0.25, deadline=9.0), 0.0)
-    queue.model_paced("m", 2.0, round(0.25 * SPEED))
+    queue.model_paced("m", 2.0, round(0.25 * SPEED), 0.0)
     assert (queue.prefill_cost("long"), queue.slack("long", 0.0)) == (4.0, -1.0)
     assert (queue.prefill_cost("short"), queue.slack("short", 0.0)) == (0.25, 8.75)
     assert tuple(queue.plan(0.0).second) == ("long",)
-    queue.model_paced("m", 1.0, 0)
+    queue.model_paced("m", 1.0, 0, 0.0)
     assert tuple(queue.plan(0.0).on_time) == ("long", "short")
 
 
 def test_what_a_pace_added_to_a_prefill_is_not_learned_as_the_models_speed():
     queue = backlog()
     queue.add(request("long", 2.0), 0.0)
-    queue.model_paced("m", 3.0, 128)
+    queue.model_paced("m", 3.0, 128, 0.0)
     queue.observe("m", round(2.0 * SPEED), 6.0)
-    queue.model_paced("m", 1.0, 0)
+    queue.model_paced("m", 1.0, 0, 0.0)
     queue.plan(0.0)
     assert queue.prefill_cost("long") == pytest.approx(2.0)
 
 
 def test_pauses_make_late_whom_the_prompts_before_it_and_its_own_would_leave_no_time_for_them():
     queue = backlog("m", "other")
-    for name, deadline in (("1", 2.0), ("2", 4.0), ("3", 6.5), ("best effort", inf)):
+    for name, deadline in (("1", 2.5), ("2", 4.75), ("3", 6.5), ("best effort", inf)):
         queue.add(request(name, deadline=deadline), 0.0)
         start(queue, name, 0.0)
     assert not queue.late_by_pauses("m", 2.0, 0.0)
     assert queue.late_by_pauses("m", 2.25, 0.0), "three seconds of prompts"
     assert not queue.late_by_pauses("other", 9.0, 0.0)
-    queue.prefill_finished("1", 1.0)
-    queue.progress("2", 1.0, computed_tokens=round(0.5 * SPEED))
-    assert not queue.late_by_pauses("m", 3.5, 1.0)
-    assert queue.late_by_pauses("m", 3.75, 1.0), "a second and a half, of five and a half"
 
 
-def test_no_pause_makes_late_what_is_late_without_it():
+def test_a_prompt_that_comes_into_the_pause_behind_the_last_one_waits_for_its_end():
     queue = backlog()
-    queue.add(request("late", deadline=0.5), 0.0)
-    start(queue, "late", 0.0)
-    assert not queue.late_by_pauses("m", 4.0, 0.0)
-    queue.add(request("behind it", deadline=2.5), 0.0)
-    start(queue, "behind it", 0.0)
-    assert queue.late_by_pauses("m", 4.0, 0.0)
+    queue.add(request("1"), 0.0)
+    start(queue, "1", 0.0)
+    queue.prefill_finished("1", 1.0)
+    queue.add(request("2", 0.25, deadline=2.75), 1.5)
+    start(queue, "2", 1.5)
+    assert not queue.late_by_pauses("m", 2.0, 1.5), "half a second of pause, and half a second"
+    assert queue.late_by_pauses("m", 3.0, 1.5), "one and a half, and three quarters"
+    assert not queue.late_by_pauses("m", 3.0, 2.75 + 0.01), "it is late already"
+
+
+def test_a_pace_that_changes_counts_for_what_is_under_way():
+    queue = backlog()
+    queue.model_paced("m", 3.0, 128, 0.0)
+    for name in "12":
+        queue.add(request(name, deadline=2.5), 0.0)
+    start(queue, "1", 0.0)
+    assert tuple(queue.plan(0.0).second) == ("2",)
+    queue.model_paced("m", 1.0, 0, 0.0)
+    assert tuple(queue.plan(0.0).on_time) == ("2",)
 
 
 def test_dispatched_work_comes_before_everything_and_shrinks_with_its_progress():
