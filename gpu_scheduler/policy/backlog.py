@@ -135,10 +135,13 @@ class Backlog:
         """From now on its prefills of more than `step_tokens` take `stretch` times as long as its speed says
         (`pace.py`)."""
         known = self._models[model]
-        if (known.stretch, known.step_tokens) != (stretch, step_tokens):
-            known.stretch, known.step_tokens = stretch, step_tokens
-            if self._in_flight:
-                self._recount(now)
+        if (known.stretch, known.step_tokens) == (stretch, step_tokens):
+            return
+        before = sum(self.seconds_in_flight().values())
+        known.stretch, known.step_tokens = stretch, step_tokens
+        if before > 0 and self._busy_until > now:
+            # In proportion: engines have said nothing of the steps that are under way.
+            self._busy_until = now + (self._busy_until - now) * sum(self.seconds_in_flight().values()) / before
 
     def observe(self, model: str, tokens: int, seconds: float) -> None:
         """A prompt of `tokens` uncached tokens took `seconds`, 0 if they were another's that ended in the same step.

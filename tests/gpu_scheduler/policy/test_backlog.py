@@ -156,15 +156,15 @@ def test_a_prompt_that_comes_into_the_pause_behind_the_last_one_waits_for_its_en
     assert not queue.late_by_pauses("m", 3.0, 2.75 + 0.01), "it is late already"
 
 
-def test_a_pace_that_changes_counts_for_what_is_under_way():
+def test_a_pace_that_changes_counts_for_what_is_left_of_what_is_under_way():
     queue = backlog()
     queue.model_paced("m", 3.0, 128, 0.0)
     for name in "12":
-        queue.add(request(name, deadline=2.5), 0.0)
+        queue.add(request(name, deadline=3.0), 0.0)
     start(queue, "1", 0.0)
-    assert tuple(queue.plan(0.0).second) == ("2",)
-    queue.model_paced("m", 1.0, 0, 0.0)
-    assert tuple(queue.plan(0.0).on_time) == ("2",)
+    assert tuple(queue.plan(1.5).second) == ("2",), "half of three seconds is left, and three more"
+    queue.model_paced("m", 1.0, 0, 1.5)
+    assert tuple(queue.plan(1.5).on_time) == ("2",), "half a second is left, and one more"
 
 
 def test_dispatched_work_comes_before_everything_and_shrinks_with_its_progress():
