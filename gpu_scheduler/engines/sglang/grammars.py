@@ -36,6 +36,8 @@ _LEAST_BYTES = 1 << 10
 """That anything kept counts as."""
 _PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is false: )?")
 """How xgrammar's errors begin: a time and a line of its own."""
+_TOO_LARGE = "bad optional access"
+"""What C++ says of a grammar with more states than xgrammar counts."""
 
 
 class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
@@ -160,7 +162,8 @@ def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGramm
         else:
             context = compiler.compile_grammar(text)
     except (RuntimeError, ValueError, TypeError) as error:
-        return InvalidGrammarObject(_PLACE.sub("", one_line(error))[:300])
+        why = _PLACE.sub("", one_line(error))[:300]
+        return InvalidGrammarObject("it has too many states" if why == _TOO_LARGE else why)
     matcher = GrammarMatcher(context, max_rollback_tokens=MAX_ROLLBACK_TOKENS)
     first = allocate_token_bitmask(1, vocab_size)
     if matcher.fill_next_token_bitmask(first) and not first.any():
@@ -182,7 +185,9 @@ def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     ends = sorted(end_ids) or None
     info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends)
-    return GrammarCompiler(info, cache_enabled=False)  # its memory has no bound, and `Grammars` has one
+    # Its cache has no bound, and `Grammars` has one. What one of several threads of it throws ends the process, and a
+    # thousand properties with patterns are enough; what its caller's thread throws is an error like others.
+    return GrammarCompiler(info, cache_enabled=False, max_threads=1)
 
 
 def advance(request: Any, said: list[int]) -> None:

@@ -15,7 +15,7 @@ import pytest
 from protos import common_pb2, engine_pb2
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.grammars import SLOW
+from tests.gpu_scheduler.engines.sglang.grammars import SLOW, large
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, Answer, EngineEnd, Images, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
@@ -103,6 +103,7 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
                     ("regex", "(a", "parenthesis is not closed"),
                     ("ebnf", "root ::= nothing", 'Rule "nothing" is not defined'),
                     ("json_schema", '{"$ref": "#"}', "allows no answer"),
+                    ("json_schema", large(1000), "too many states"),
                 ]
             ):
                 for again in range(2 - number % 2):
@@ -170,7 +171,9 @@ async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama", floor_bytes=LIMIT)
         await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT, page_size=16, overlap=1))
-        # The first of a model waits longest: the tokenizer is read for it.
+        # One is compiled at a time: the last waits for seconds.
+        for longest in range(26, 30):
+            end.ask(f"large-{longest}", PROMPT, 440, json_schema=large(900, longest))
         end.ask("early", PROMPT, 440, temperature=1.0, seed=3, json_schema=schema)
         if moves:
             end.send(export_kv=engine_pb2.ExportKv(live=False))
