@@ -1,6 +1,6 @@
 """Nonsense to every way in, and what became of whoever listens there: tests/fuzz/ with as many cases as are wanted.
 
-    make fuzz                                       # 10,000 cases each over the wire, 100,000 of each decoder
+    make fuzz                              # 10,000 cases each over the wire and of grammars, 100,000 of each decoder
     python -m benchmarks.fuzz --cases 500 --decoded 2000 --only handoff,keeper --out /tmp/fuzz.json
 
 Over the wire: a system of echo engines on CPU pages, all processes real. After each surface every process has to live,
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
-from tests.fuzz import decoders  # noqa: E402
+from tests.fuzz import decoders, grammars  # noqa: E402
 from tests.fuzz.outcome import Outcome  # noqa: E402
 from tests.fuzz.surfaces import SURFACES  # noqa: E402
 from tests.fuzz.system import attack, fuzzed  # noqa: E402
@@ -64,6 +64,17 @@ def in_process(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
     return found
 
 
+def by_engines(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
+    """What C++ reads beside an engine."""
+    if not any(part in "grammars" for part in only):
+        return {}
+    began = time.monotonic()
+    outcome = grammars.fuzz(cases, seed)
+    outcome.seconds = time.monotonic() - began
+    print("grammars", outcome.cases, *outcome.faults, sep="\n    ", flush=True)
+    return {"grammars": outcome}
+
+
 def main() -> None:
     parser = _report.arguments("fuzz", __doc__ or "")
     parser.add_argument("--cases", type=int, default=10_000, help="of each surface (default: %(default)s)")
@@ -75,6 +86,7 @@ def main() -> None:
     only = arguments.only.split(",")
     found = asyncio.run(over_the_wire(arguments.cases, arguments.described, arguments.seed, only))
     found |= in_process(arguments.decoded, arguments.seed, only)
+    found |= by_engines(arguments.cases, arguments.seed, only)
     rows = [(name, o.cases, o.answers["FAULT"], o.hangs, o.seconds) for name, o in found.items()]
     _report.table(("surface", "cases", "faults", "hangs", "s"), rows)
     surfaces = {name: outcome.as_json() for name, outcome in found.items()}

@@ -15,6 +15,7 @@ from gpu_scheduler.engines.base import Spawn
 from gpu_scheduler.engines.turn import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.handover import Handover
+from gpu_scheduler.intake import Intake
 from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory import GroupMemory
@@ -26,6 +27,7 @@ from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Images, Resident, Residents
 from gpu_scheduler.room import RoomMaker
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
+from gpu_scheduler.trials import Trials
 from gpu_scheduler.watchdog import watch_engines
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
@@ -96,10 +98,18 @@ async def build(service: Service) -> None:
     residency = Residency(config, residents, dispatcher, activation, handover, pools)
     report = Report(config, residents, dispatcher, memory, pools)
     leaving = Leaving(residents, dispatcher.all_requests, lambda: changes.set(None))
-    servicer = GpuSchedulerServicer(devices, dispatcher, residents, residency, handover, report, leaving, changes)
+
+    def compiles(model: str) -> bool:
+        resident = residents.get(model)
+        return resident is not None and activation.kind_of(resident) == "sglang"
+
+    intake = Intake(dispatcher, Trials(), compiles)
+    servicer = GpuSchedulerServicer(
+        devices, intake, dispatcher, residents, residency, handover, report, leaving, changes
+    )
     service.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
 
-    local = LocalServer(config.listen, dispatcher, int(config.socket_mode, 8))
+    local = LocalServer(config.listen, intake, int(config.socket_mode, 8))
     await local.start()
 
     service.spawn(dispatcher.run(), "dispatcher")
@@ -123,6 +133,7 @@ async def build(service: Service) -> None:
         service.on_stop(pool.close)
     # The last one is the first: who sends requests here hears that the group ends, and not that its engines died.
     service.on_stop(residency.close)
+    service.on_stop(intake.close)
     service.on_stop(local.stop)
     service.on_stop(partial(service.server.stop, _LAST_ANSWERS_S))
     await service.ready()

@@ -299,8 +299,12 @@ class Activation:
                 await engine.give_up()
         self.pool(resident).give_back(engine)
 
+    def kind_of(self, resident: Resident) -> str:
+        """Of its engine."""
+        return resident.spec.engine or self._config.engines.kind
+
     def pool(self, resident: Resident) -> WarmPool:
-        kind = resident.spec.engine or self._config.engines.kind
+        kind = self.kind_of(resident)
         if kind not in self._pools:
             raise Unmet(f"this group has no {kind} engines")
         return self._pools[kind]

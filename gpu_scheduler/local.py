@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.intake import Intake
 from gpu_scheduler.streams import GatewayStream
 from protos import gpu_scheduler_pb2
 from services import sockets
@@ -22,8 +22,8 @@ from services.framing import FramedChannel
 class LocalStream:
     """One gateway's connection."""
 
-    def __init__(self, number: int, dispatcher: Dispatcher, gone: Callable[[LocalStream], None]) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, number: int, intake: Intake, gone: Callable[[LocalStream], None]) -> None:
+        self._intake = intake
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._stream = GatewayStream(number, self._soon)
@@ -31,9 +31,9 @@ class LocalStream:
 
     def _take(self, message: gpu_scheduler_pb2.FromGateway) -> None:
         if message.WhichOneof("message") == "submit":
-            self._dispatcher.submit(message.submit, self._stream)
+            self._intake.submit(message.submit, self._stream)
         else:
-            self._dispatcher.cancel(self._stream, message.cancel.request_id)
+            self._intake.cancel(self._stream, message.cancel.request_id)
 
     def _soon(self) -> None:
         """Chunks that come in the same turn of the loop share a message."""
@@ -44,17 +44,17 @@ class LocalStream:
             self.channel.send(message)
 
     def _lost(self) -> None:
-        self._dispatcher.cancel_stream(self._stream)
+        self._intake.cancel_stream(self._stream)
         self._gone(self)
 
 
 class LocalServer:
     """Listens beside the gRPC server of `address`; nothing where that is not a Unix socket."""
 
-    def __init__(self, address: str, dispatcher: Dispatcher, socket_mode: int) -> None:
+    def __init__(self, address: str, intake: Intake, socket_mode: int) -> None:
         self._path = sockets.stream_path(address)
         self._socket_mode = socket_mode
-        self._dispatcher = dispatcher
+        self._intake = intake
         self._server: asyncio.AbstractServer | None = None
         self._streams: set[LocalStream] = set()
         self._numbers = 0
@@ -68,7 +68,7 @@ class LocalServer:
 
     def _connect(self) -> asyncio.Protocol:
         self._numbers += 1
-        stream = LocalStream(self._numbers, self._dispatcher, self._streams.discard)
+        stream = LocalStream(self._numbers, self._intake, self._streams.discard)
         self._streams.add(stream)
         return stream.channel
 

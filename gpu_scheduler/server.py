@@ -10,6 +10,7 @@ from typing import Any
 from gpu_scheduler.devices import Devices, share
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.handover import Handover
+from gpu_scheduler.intake import Intake
 from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
@@ -31,6 +32,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
     def __init__(
         self,
         devices: Devices | None,
+        intake: Intake,
         dispatcher: Dispatcher,
         residents: Residents,
         residency: Residency,
@@ -40,6 +42,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
         changes: Watched[None],
     ) -> None:
         self._devices = devices
+        self._intake = intake
         self._dispatcher = dispatcher
         self._residents = residents
         self._residency = residency
@@ -61,15 +64,15 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             if reading.done():
                 reading.result()
         finally:
-            self._dispatcher.cancel_stream(stream)
+            self._intake.cancel_stream(stream)
             await tasks.cancel(reading)
 
     async def _read(self, requests: AsyncIterator[gpu_scheduler_pb2.FromGateway], stream: GatewayStream) -> None:
         async for message in requests:
             if message.WhichOneof("message") == "submit":
-                self._dispatcher.submit(message.submit, stream)
+                self._intake.submit(message.submit, stream)
             else:
-                self._dispatcher.cancel(stream, message.cancel.request_id)
+                self._intake.cancel(stream, message.cancel.request_id)
         stream.close()
 
     async def SetResidency(self, request: gpu_scheduler_pb2.SetResidencyRequest, context: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.intake import Intake
 from gpu_scheduler.local import LocalServer
 
 
@@ -25,7 +25,7 @@ async def test_it_listens_once_the_mode_of_its_socket_is_set(tmp_path: Path, mon
         chmod(at, mode)
 
     monkeypatch.setattr(os, "chmod", watched)
-    server = LocalServer(address, cast(Dispatcher, None), 0o660)
+    server = LocalServer(address, cast(Intake, None), 0o660)
     await server.start()
     assert listened == [False]
     assert stat.S_IMODE(os.stat(f"{tmp_path}/s.sock.stream").st_mode) == 0o660

@@ -6,7 +6,6 @@ Imports SGLang: only the engine process may import this.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,21 +22,19 @@ from sglang.srt.constrained.base_grammar_backend import (
 from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
+from gpu_scheduler.engines.sglang import compiling
 from gpu_scheduler.engines.sglang.options import one_line
+from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
 from gpu_scheduler.engines.sglang.policy.kept import Kept
 
 Key = tuple[str, str]
 """SGLang's kind of grammar, and its text."""
-SLOW_S, MOST_SLOW_S = 0.05, 1.0
-"""A call that takes longer is slow, and so much of a request's time may go into slow ones."""
+_KINDS = {"json": "json_schema"}
+"""What is called otherwise in the protocol."""
 KEPT_BYTES = 64 << 20
 """Of compiled grammars, in host memory: clients think of new schemas for ever."""
 _LEAST_BYTES = 1 << 10
 """That anything kept counts as."""
-_PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is false: )?")
-"""How xgrammar's errors begin: a time and a line of its own."""
-_TOO_LARGE = "bad optional access"
-"""What C++ says of a grammar with more states than xgrammar counts."""
 
 
 class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
@@ -60,9 +57,9 @@ class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        began = time.perf_counter()
+        began = time.thread_time()  # a process that stands still is no fault of the grammar
         yield
-        if (seconds := time.perf_counter() - began) > SLOW_S:
+        if (seconds := time.thread_time() - began) > SLOW_S:
             self._slow_s += seconds
             self.given_up |= self._alone and self.slow
 
@@ -149,25 +146,11 @@ class Grammars(BaseGrammarBackend):
 
 def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGrammarObject:
     """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
-    from xgrammar import GrammarMatcher, allocate_token_bitmask
-
     kind, text = key
     try:
-        if kind == "json":
-            # Written as Python's json writes it. With any white space a model may say nothing else to the end of its
-            # context, and small ones do; a bound on it takes a hundred times the memory.
-            context = compiler.compile_json_schema(text, any_whitespace=False)
-        elif kind == "regex":
-            context = compiler.compile_regex(text)
-        else:
-            context = compiler.compile_grammar(text)
-    except (RuntimeError, ValueError, TypeError) as error:
-        why = _PLACE.sub("", one_line(error))[:300]
-        return InvalidGrammarObject("it has too many states" if why == _TOO_LARGE else why)
-    matcher = GrammarMatcher(context, max_rollback_tokens=MAX_ROLLBACK_TOKENS)
-    first = allocate_token_bitmask(1, vocab_size)
-    if matcher.fill_next_token_bitmask(first) and not first.any():
-        return InvalidGrammarObject("it allows no answer")  # {"$ref": "#"}, or a rule that is itself
+        context, matcher = compiling.matcher(compiler, vocab_size, _KINDS.get(kind, kind), text, MAX_ROLLBACK_TOKENS)
+    except compiling.Uncompilable as error:
+        return InvalidGrammarObject(str(error))
     return TimedGrammar(matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind), alone=alone)
 
 
@@ -180,14 +163,11 @@ def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
     """xgrammar's, for the tokenizer of a folder. Takes a second or two. Raises whatever the folder makes transformers
     and xgrammar raise."""
     from transformers import AutoTokenizer
-    from xgrammar import GrammarCompiler, TokenizerInfo
+    from xgrammar import TokenizerInfo
 
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     ends = sorted(end_ids) or None
-    info = TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends)
-    # Its cache has no bound, and `Grammars` has one. What one of several threads of it throws ends the process, and a
-    # thousand properties with patterns are enough; what its caller's thread throws is an error like others.
-    return GrammarCompiler(info, cache_enabled=False, max_threads=1)
+    return compiling.compiler(TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends))
 
 
 def advance(request: Any, said: list[int]) -> None:

@@ -13,6 +13,10 @@ from typing import Any
 MOST_CHARACTERS = 1 << 16
 MOST_LEVELS = 64
 """Of objects and arrays of a schema in one another. With 60 it is compiled in a tenth of a second."""
+SLOW_S, MOST_SLOW_S = 0.05, 1.0
+"""A call that follows one and takes longer is slow, and so much of a request's time may go into slow ones."""
+_TOKEN = re.compile(r"\b(Exclude)?Token(TagDispatch)?\s*\(")
+"""Rules of xgrammar's own about numbers of tokens. With one that the model has not it writes outside of its mask."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BRACKET = re.compile(r"[\[\]{}]")
 
@@ -25,6 +29,8 @@ def problem(kind: str, text: str) -> str:
         return f"{kind} has {len(text)} characters, at most {MOST_CHARACTERS} are compiled"
     if kind == "json_schema" and (levels := _levels(text)) > MOST_LEVELS:
         return f"json_schema has {levels} levels, at most {MOST_LEVELS} are compiled"
+    if kind == "ebnf" and (found := _TOKEN.search(_STRING.sub("", text))):
+        return f"ebnf has a rule about numbers of tokens, {found[0]}...), which none may have here"
     if kind == "json_schema":
         try:
             json.loads(text)

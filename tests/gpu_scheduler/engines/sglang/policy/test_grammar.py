@@ -24,3 +24,10 @@ def test_nothing_and_too_much_are_refused() -> None:
 
 def test_a_schema_that_is_not_json_is_refused() -> None:
     assert "json_schema is not JSON" in problem("json_schema", '{"type": ')
+
+
+def test_rules_about_numbers_of_tokens_are_refused_and_texts_that_look_like_them_are_not() -> None:
+    for rule in ("Token(99999)", "ExcludeToken(1, 2)", "TokenTagDispatch((3, root))", 'root Token (1) "a"'):
+        assert "numbers of tokens" in problem("ebnf", f"root ::= {rule}")
+    assert problem("ebnf", 'root ::= "Token(1)" Tokens\nTokens ::= "a"') == ""
+    assert problem("regex", "Token(1)") == problem("json_schema", '{"const": "Token(1)"}') == ""

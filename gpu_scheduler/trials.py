@@ -1,0 +1,109 @@
+"""Grammars that nobody has compiled here yet are compiled where it does no harm, before an engine sees them
+(`engines/sglang/trial.py`). Which ones can be is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Sequence
+from hashlib import sha256
+
+from services import log, tasks
+from services.errors import Unavailable
+
+_log = log.get(__name__)
+MODULE = "gpu_scheduler.engines.sglang.trial"
+START_S = 120.0
+"""Imports of torch and xgrammar: two seconds, on a cold and busy disk a minute."""
+ANSWER_S = 60.0
+"""A grammar has seconds of the processor; this long nobody waits who is not stopped with it."""
+KNOWN = 4096
+_LINE_BYTES = 1 << 16
+
+
+class Trials:
+    """One process for all models of a group. It is started by the first grammar, which waits for it."""
+
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:
+        self._command = command
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+        self._closed = False
+        self._known: dict[bytes, str] = {}
+        """Verdicts by digest; that of the longest ago at the front."""
+
+    def known(self, kind: str, text: str) -> str | None:
+        """Why it cannot be compiled, empty: it can; None: nobody has tried."""
+        digest = _digest(kind, text)
+        verdict = self._known.pop(digest, None)
+        if verdict is not None:
+            self._known[digest] = verdict
+        return verdict
+
+    async def verdict(self, kind: str, text: str) -> str:
+        """As `known`, tried if need be, one after the other. Raises Unavailable: it could not be tried."""
+        # Who waits may be cancelled; what was begun is somebody else's next answer.
+        return await asyncio.shield(tasks.spawn(self._in_turn(kind, text), "try a grammar"))
+
+    async def close(self) -> None:
+        """For good."""
+        self._closed = True
+        await self._stop()
+
+    async def _in_turn(self, kind: str, text: str) -> str:
+        async with self._turn:
+            found = self.known(kind, text)
+            if found is None:
+                found = await self._tried(kind, text)
+                self._known[_digest(kind, text)] = found
+                while len(self._known) > KNOWN:
+                    del self._known[next(iter(self._known))]
+            return found
+
+    async def _tried(self, kind: str, text: str) -> str:
+        try:
+            process = self._process or await self._started()
+            assert process.stdin is not None
+            process.stdin.write(json.dumps([kind, text]).encode() + b"\n")
+            return str(json.loads(await self._said(process, ANSWER_S)))
+        except (OSError, ValueError, TimeoutError) as error:
+            await self._stop()
+            _log.warning("a grammar cannot be tried", why=str(error) or type(error).__name__)
+            raise Unavailable("the process that tries grammars has failed; ask again") from None
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._closed:
+            raise OSError("the group has ended")
+        self._process = process = await asyncio.create_subprocess_exec(
+            *self._command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,  # xgrammar says what clients have sent
+            limit=_LINE_BYTES,
+            start_new_session=True,
+        )
+        await self._said(process, START_S)
+        return process
+
+    @staticmethod
+    async def _said(process: asyncio.subprocess.Process, within_s: float) -> bytes:
+        assert process.stdout is not None
+        async with asyncio.timeout(within_s):
+            line = await process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise OSError("it has ended")
+        return line
+
+    async def _stop(self) -> None:
+        """The next grammar starts another process."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _digest(kind: str, text: str) -> bytes:
+    return sha256(f"{kind}\0{text}".encode()).digest()
