@@ -15,7 +15,7 @@ from loader.policy.floor import floor_bytes
 from services.errors import Refused
 from sim.catalogue import Spec
 from sim.clock import Clock, Timer
-from sim.cost import Cost, Hardware
+from sim.cost import Cost, Hardware, graph_bytes
 from sim.engine import Engine, Listener
 from sim.memory import GroupMemory
 from sim.processor import Processor
@@ -151,7 +151,7 @@ class Group:
         """Weights and graphs on each device, as they are booked."""
         unit = self.hardware.weights_unit_bytes
         weights = -(-spec.shape.weights_bytes // spec.parts)
-        return -(-weights // unit) * unit + self.hardware.graph_bytes
+        return sum(-(-part // unit) * unit for part in (weights, graph_bytes(spec.shape, self.hardware)))
 
     def floor(self, spec: Spec) -> int:
         """On each device, in whole extents."""

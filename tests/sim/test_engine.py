@@ -51,6 +51,7 @@ def test_a_prompt_that_is_half_through_goes_on_when_the_last_that_decodes_had_to
         quota_bytes=0,
         kept_bytes=0,
         graph_bytes=0,
+        prefill_graph_bytes=0,
     )
     first, second = run(short, (1000, 0.0, 2900), (2500, 14.1, 10), kv=1 << 20)
     assert first.parked == 1

@@ -8,7 +8,9 @@ from sim.request import Request
 from sim.system import FleetError
 from tests.sim.worlds import GB, ROUND, models, replay
 
-TIGHT = replace(ROUND, capacity_bytes=8 * GB, quota_bytes=0, graph_bytes=0, kv_extent_bytes=64 << 20)
+TIGHT = replace(
+    ROUND, capacity_bytes=8 * GB, quota_bytes=0, graph_bytes=0, prefill_graph_bytes=0, kv_extent_bytes=64 << 20
+)
 """Two models of 1 GB, and about 6 GB of KV for both."""
 
 

@@ -37,7 +37,13 @@ ROUND = replace(
 """10 ms a decode step, 0.1 s a prefill step and 1 ms for each of its tokens, for models of 1 GB."""
 
 SMALL = replace(
-    H200, capacity_bytes=4 * GB, quota_bytes=GB // 20, kept_bytes=GB // 100, graph_bytes=0, kv_extent_bytes=4 << 20
+    H200,
+    capacity_bytes=4 * GB,
+    quota_bytes=GB // 20,
+    kept_bytes=GB // 100,
+    graph_bytes=0,
+    prefill_graph_bytes=0,
+    kv_extent_bytes=4 << 20,
 )
 """A device that holds three of `crowded`'s models, with little KV."""
 
