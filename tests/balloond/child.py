@@ -24,7 +24,7 @@ class Child:
     poison = True
 
     def __init__(self, socket: str, device: str, model: str, low: int = 0, high: int = 0, large: int = 1) -> None:
-        self.lease = Lease.attach(socket, device, model, timeout_s=10)
+        self.lease = Lease.attach(socket, device, model, timeout_s=60)
         self.mapper = self.new_mapper(device)
         self.marks = {"low": int(low), "high": int(high), "large": int(large)}
         self.range = self.new_range()
@@ -69,7 +69,7 @@ class Child:
     def lease_id(self) -> str:
         return self.lease.lease_id
 
-    def acquire(self, count: str, timeout_s: str = "10") -> int:
+    def acquire(self, count: str, timeout_s: str = "60") -> int:
         got = self.range.acquire(int(count), timeout_s=float(timeout_s))
         self.held += got
         return len(got)

@@ -1,5 +1,4 @@
 import asyncio
-import gc
 import os
 
 import pytest
@@ -9,6 +8,7 @@ from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.custody import Custody
 from balloond.policy.ledger import Extent
 from services import tasks
+from tests import descriptors
 
 
 class Keeper:
@@ -43,8 +43,7 @@ def extents(*ids):
 
 
 def open_descriptors():
-    gc.collect()  # what other tests left behind
-    return len(os.listdir("/proc/self/fd"))
+    return descriptors.held("/memfd:")
 
 
 async def test_what_is_created_is_kept_and_what_is_destroyed_is_closed_and_forgotten():

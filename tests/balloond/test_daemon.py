@@ -1,14 +1,13 @@
 """Real processes: a keeper, a balloond, and children that hold memory."""
 
 import asyncio
-import contextlib
-import os
 import re
 import resource
 import signal
 from pathlib import Path
 
 from services import tasks
+from tests import descriptors
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 
@@ -162,11 +161,7 @@ async def test_nothing_is_granted_while_the_keeper_is_away(node, child):
 
 def extents_open(process):
     """How many extents the process has a descriptor of."""
-    links = []
-    for fd in Path(f"/proc/{process.pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            links.append(os.readlink(fd))
-    return sum("prism-extent" in link for link in links)
+    return sum("prism-extent" in link for link in descriptors.links(process.pid).values())
 
 
 async def test_nothing_is_created_while_the_keeper_still_holds_the_memory_that_it_would_take(node, child):

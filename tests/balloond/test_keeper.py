@@ -7,6 +7,7 @@ import pytest
 from balloond.keeper import Keeper
 from protos import keeper_pb2
 from services import seqpacket
+from tests import descriptors
 from tests.balloond.conftest import ROOT, TIMEOUT_S
 
 
@@ -21,7 +22,7 @@ def memfd(content):
 
 
 def open_descriptors():
-    return len(os.listdir("/proc/self/fd"))
+    return descriptors.held("/memfd:x")
 
 
 def listed(keeper, owner="", with_descriptors=True):

@@ -9,6 +9,7 @@ import pytest
 
 from balloond import processes
 from balloond.processes import Process
+from tests import descriptors
 
 
 def test_a_process_is_its_pid_and_its_start():
@@ -81,7 +82,7 @@ async def test_without_a_descriptor_nobody_is_taken_for_dead_and_none_is_lost(mo
     me = Process(os.getpid(), processes.started(os.getpid()))
     deaths = processes.Deaths()
     deaths.watch("me", me, lambda: None)
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors.held("pidfd")
 
     def none_left(_pid):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -92,5 +93,5 @@ async def test_without_a_descriptor_nobody_is_taken_for_dead_and_none_is_lost(mo
             deaths.watch("me", me, lambda: None)
     assert not isinstance(raised.value, ProcessLookupError)
     assert "me" in deaths, "what was watched before still is"
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors.held("pidfd") == before
     deaths.forget("me")

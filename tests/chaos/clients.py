@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from services.sockets import stream_path
+from tests import descriptors
 from tests.chaos.faults import Replaced
 from tests.chaos.load import body
 from tests.chaos.world import Chaos
@@ -102,7 +103,7 @@ def _streams_of(pid: int, path: str) -> list[socket.socket]:
     taken = {f"socket:[{row[6]}]" for row in rows if len(row) > 7 and row[7] == path and row[5] == "03"}
     process = os.pidfd_open(pid)
     try:
-        numbers = [int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir() if os.readlink(fd) in taken]
+        numbers = [int(fd.name) for fd, link in descriptors.links(pid).items() if link in taken]
         fds = [_libc.syscall(_SYS_PIDFD_GETFD, process, number, 0) for number in numbers]
     finally:
         os.close(process)

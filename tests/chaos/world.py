@@ -25,13 +25,12 @@ from gateway import keys as gateway_keys
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
-from protos import common_pb2
 from services import tasks
-from services.errors import PrismError
 from tests import faketime
 from tests.chaos.books import Books, held
 from tests.chaos.load import Load, body
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, World, catalogue, free_port, print_ends
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, World, catalogue, print_ends
+from tests.ports import free_port
 
 SPARE = "spare"
 DEVICES = {"cpu:0": 64 << 20, "cpu:1": 64 << 20}
@@ -75,7 +74,6 @@ class Chaos(World):
     ) -> None:
         super().__init__(local, system, http, placement)
         self.bases = bases
-        """Gateway process -> its URL."""
         self.models = models
         """Under load."""
         self.load = Load(http, list(bases.values()), models, streams)
@@ -122,16 +120,6 @@ class Chaos(World):
 
             await self.until(imaged, f"no image of {model} is made")
         await self.away(SPARE)
-
-    async def away(self, model: str) -> None:
-        async def gone() -> bool:
-            if await self.resident(model) is None:
-                return True
-            with contextlib.suppress(PrismError):  # on its way up, or to another group
-                await self.placement.evict(model, common_pb2.COLD)
-            return False
-
-        await self.until(gone, f"{model} does not leave")
 
     async def full_service(self, since: float, replaced: dict[str, int]) -> float:
         """Seconds from `since`, on the monotonic clock, until all processes are healthy, those of `replaced` with
@@ -242,6 +230,7 @@ async def chaos(
         time_out = aiohttp.ClientTimeout(total=PATIENCE_S)
         async with aiohttp.ClientSession(timeout=time_out, connector=connector, headers=headers) as http:
             it = Chaos(local, system, http, placement, bases, list(models), streams)
+            await it.all_heard()
             await it.load.learn()
             yield it
             await it.close()

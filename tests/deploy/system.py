@@ -11,14 +11,16 @@ from balloond.client import BalloondClient
 PATIENCE_S = 60.0
 
 
-async def complete(http: str, model: str, until_there: bool = False) -> str:
-    """The text of a completion at "host:port", which must succeed; `until_there`: once the gateway knows the model."""
+async def complete(http: str, model: str) -> str:
+    """The text of a completion at "host:port", which must succeed once the gateway knows the model: what a catalogue
+    says is not pushed to clients, and a system that has just started may not have heard it."""
     body = {"model": model, "prompt": list(range(20, 60)), "max_tokens": 8, "temperature": 0}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
         async with asyncio.timeout(PATIENCE_S):
-            while until_there:  # a catalogue that was reloaded is not pushed to clients
+            while True:
                 async with session.get(f"http://{http}/v1/models/{model}") as answer:
-                    until_there = answer.status == 404
+                    if answer.status == 200:
+                        break
                 await asyncio.sleep(0.05)
         async with session.post(f"http://{http}/v1/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from services import rpc, seqpacket
-from tests.end_to_end.world import ROOT, free_port
+from tests.end_to_end.world import ROOT
+from tests.ports import free_port
 
 
 def ask(*arguments):
@@ -19,13 +20,22 @@ async def asked(*arguments):
     return await asyncio.to_thread(ask, *arguments)
 
 
+async def asked_again(*arguments):
+    """The first answer that is yes, or the last: who is busy may need longer than one question waits."""
+    for _ in range(5):
+        answer = await asked(*arguments)
+        if answer[0] == 0:
+            break
+    return answer
+
+
 async def test_a_server_is_healthy_while_it_serves(tmp_path):
     address = f"unix:{tmp_path}/s.sock"
     server = rpc.Server(address)
     await server.start()
     assert await asked(address) == (1, f"{address} is not healthy")
     await server.set_serving(True)
-    assert await asked(address) == (0, "")
+    assert await asked_again(address) == (0, "")
     await server.stop(0)
 
 
@@ -39,7 +49,7 @@ async def test_a_socket_that_is_served_is_healthy(tmp_path):
 
     server = seqpacket.SeqpacketServer(path, on_connect)
     server.start()
-    assert await asked(path) == (0, "")
+    assert await asked_again(path) == (0, "")
     await server.stop()
 
 

@@ -170,7 +170,7 @@ async def scribble_over_weights(it, device):
 
 async def test_an_evicted_model_hibernates_and_wakes_at_its_next_request(slow):
     before = await slow.complete(MODELS[0], PROMPT, 8)
-    await slow.placement.evict(MODELS[0], common_pb2.HIBERNATING)
+    await slow.evict(MODELS[0], common_pb2.HIBERNATING)
     await slow.wait_residency(MODELS[0], common_pb2.HIBERNATING)
     after = await slow.complete(MODELS[0], PROMPT, 8)
     assert after["choices"] == before["choices"]
@@ -181,7 +181,13 @@ async def test_an_evicted_model_hibernates_and_wakes_at_its_next_request(slow):
 
 async def test_explain_tells_why_a_model_is_where_it_is(slow):
     await slow.complete(MODELS[0], PROMPT, 2)
-    decisions = await slow.placement.explain(MODELS[0])
+
+    async def carried_out():
+        """It serves before its activation has ended."""
+        decisions = await slow.placement.explain(MODELS[0])
+        return decisions if decisions[0].outcome != "under way" else None
+
+    decisions = await slow.until(carried_out, "nobody says what became of it")
     assert decisions[0].action == "activate" and decisions[0].candidates
     assert decisions[0].outcome.startswith("done in")
 
@@ -284,7 +290,7 @@ async def test_a_model_that_sentence_transformers_can_read_makes_embeddings_besi
 
     os.kill((await slow.measured("embedder")).engine_pid, signal.SIGKILL)
     await all_right()
-    await slow.placement.evict("embedder", common_pb2.HIBERNATING)
+    await slow.evict("embedder", common_pb2.HIBERNATING)
     await all_right()
     assert (await slow.measured("embedder")).ttft_met > 0
 
@@ -327,8 +333,7 @@ async def test_what_engines_without_a_model_keep_is_booked_and_gives_way_to_a_mo
         for model in MODELS[:2]:
             await it.complete(model, PROMPT, 8)
         for number, model in enumerate(MODELS[:2], start=1):
-            await it.wait_residency(model, common_pb2.ACTIVE)
-            await it.placement.evict(model, common_pb2.COLD)
+            await it.evict(model, common_pb2.COLD)
             await it.until(lambda number=number: kept_is(it, number * kept), "what they keep is not booked")
         # One of the two engines is the model's own now, and beside what the other keeps there is no room for it.
         await it.complete(MODELS[2], PROMPT, 8)
@@ -340,8 +345,7 @@ async def test_what_engines_of_a_killed_gpu_scheduler_kept_is_not_booked_for_eve
     kept = 5 << 20
     async with world("echo", options={"kept_bytes": str(kept)}, devices={"cpu:0": 32 << 20}) as it:
         await it.complete(MODELS[0], PROMPT, 8)
-        await it.wait_residency(MODELS[0], common_pb2.ACTIVE)
-        await it.placement.evict(MODELS[0], common_pb2.COLD)
+        await it.evict(MODELS[0], common_pb2.COLD)
         await it.until(lambda: kept_is(it, kept), "what it keeps is not booked")
         it.kill(it.local.scheduler("cpu:0"))
         await it.until(lambda: kept_is(it, 0), "what nobody keeps is still booked")

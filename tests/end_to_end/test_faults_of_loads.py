@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -13,7 +12,9 @@ from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from protos import common_pb2
-from tests.end_to_end.world import MODELS, world
+from services import tasks
+from tests import descriptors
+from tests.end_to_end.world import MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MODEL = MODELS[0]
@@ -52,8 +53,7 @@ class Loads:
         return answer
 
     async def down(self, residency=common_pb2.COLD):
-        await self.it.wait_residency(MODEL, common_pb2.ACTIVE)
-        await self.it.placement.evict(MODEL, residency)
+        await self.it.evict(MODEL, residency)
 
     async def leased_bytes(self):
         return sum(device.leased_bytes for device in (await self.balloond.inspect()).devices)
@@ -75,28 +75,53 @@ class Loads:
 
     def bad_image(self):
         """A byte of the image in host memory is another one now."""
-        fds = Path(f"/proc/{self.it.system.running['loader'].pid}/fd").iterdir()
-        image = next(fd for fd in fds if "prism-image" in os.readlink(fd))
+        links = descriptors.links(self.it.system.running["loader"].pid)
+        image = next(fd for fd, link in links.items() if "prism-image" in link)
         with image.open("r+b") as opened:
             opened.seek(1000)
             opened.write(b"other bytes")
 
-    @contextlib.asynccontextmanager
-    async def in_mid_load(self):
-        """The task of a request for which a load is under way, which waits for the loader: that stands still."""
+    @contextlib.contextmanager
+    def loader_stopped(self):
         loader = self.it.system.running["loader"].pid
         os.kill(loader, signal.SIGSTOP)
         try:
-            asking = asyncio.get_running_loop().create_task(self.answer())
-
-            async def mapped():
-                return await self.leased_bytes() > 0
-
-            await self.it.until(mapped, "no engine was given memory")
-            yield asking
+            yield
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(loader, signal.SIGCONT)
+
+    @contextlib.asynccontextmanager
+    async def in_mid_load(self):
+        """The task of a request for which a load from the image is under way. The engine has its memory, and the group
+        waits for the loader: that stands still."""
+        spec = (await self.entry()).model
+        with self.loader_stopped():
+            asking = asyncio.get_running_loop().create_task(self.answer())
+            await self.copying(spec)
+            yield asking
+
+    async def copying(self, spec):
+        """Returns when a group has asked the loader to fill an engine's memory."""
+
+        async def wakes():
+            found = await self.it.resident(MODEL)
+            return found[0] if found is not None and found[1].residency == common_pb2.WAKING else None
+
+        group = await self.it.until(wakes, "no group brings it up")
+        client = GpuSchedulerClient(self.it.local.unix(self.it.local.scheduler(group)))
+        asked = asyncio.Event()
+
+        def told(message):
+            if message.progress.step == "copying weights":
+                asked.set()
+
+        # Who wants what is under way already hears how far it is.
+        joined = tasks.spawn(client.set_residency(spec, common_pb2.ACTIVE, "test", on_progress=told), "join")
+        async with asyncio.timeout(PATIENCE_S):
+            await asked.wait()
+        await tasks.cancel(joined)
+        await client.close()
 
 
 @contextlib.asynccontextmanager
@@ -155,8 +180,8 @@ async def test_a_loader_killed_in_mid_load_loses_no_request_and_no_memory(loads)
 
 
 async def test_a_loader_killed_while_an_image_is_made_makes_it_when_it_is_back(fresh):
-    async with fresh.in_mid_load() as asking:
-        await asking  # the engine reads the checkpoint itself
+    with fresh.loader_stopped():
+        await fresh.answer()  # the engine reads the checkpoint itself
         fresh.it.kill("loader")
     await fresh.imaged()
     assert fresh.said("gpu_scheduler", "image not made yet", MODEL) >= 1
@@ -183,13 +208,7 @@ async def test_a_cancelled_load_loses_no_request_and_no_memory(loads):
     try:
 
         async def cancelled():
-            if await loads.loader.cancel(MODEL):
-                return True
-            # Stopped before the engine had all its memory, balloond goes on for as long as an answer takes.
-            os.kill(balloond, signal.SIGCONT)
-            found = await loads.loader.cancel(MODEL)
-            os.kill(balloond, signal.SIGSTOP)
-            return found
+            return await loads.loader.cancel(MODEL)
 
         await loads.it.until(cancelled, "no load was ever under way")
     finally:

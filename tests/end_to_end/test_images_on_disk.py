@@ -28,8 +28,7 @@ class Disk:
             return (await self.entry()).on_disk
 
         await self.it.until(written, "the image was never written")
-        await self.it.wait_residency(MODEL, common_pb2.ACTIVE)
-        await self.it.placement.evict(MODEL, common_pb2.COLD)
+        await self.it.evict(MODEL, common_pb2.COLD)
         await self.client.drop_image(MODEL)
 
     def said(self, log, what):

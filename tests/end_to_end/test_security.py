@@ -25,11 +25,13 @@ from deploy.local.topology import Local, Process
 from gateway import keys
 from services import rpc, tasks
 from services.tls import Identity
-from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, catalogue, free_port, print_ends
+from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, catalogue, lists, print_ends, until
+from tests.ports import free_port
 from tests.services.certificates import Files, issued
 
 NAME = "prism.internal"
 SECRET = keys.new()
+KEY = {"authorization": f"Bearer {SECRET}"}
 
 
 def over_tcp(plan: list[Process], state: Path, ca: trustme.CA) -> tuple[list[Process], dict[str, Files]]:
@@ -96,7 +98,10 @@ async def secured(ca: trustme.CA) -> AsyncIterator[Secured]:
     system = System(processes, state / "logs", print)
     try:
         await system.start()
-        yield Secured(system, state, f"https://{http}", files, me)
+        it = Secured(system, state, f"https://{http}", files, me)
+        async with it.trusting(ca) as asking:
+            await until(lambda: lists(asking, it.base, MODELS, headers=KEY), "models are missing")
+        yield it
     except BaseException:
         print_ends(state / "logs")
         raise
@@ -109,8 +114,7 @@ async def secured(ca: trustme.CA) -> AsyncIterator[Secured]:
 async def stream(http: aiohttp.ClientSession, base: str) -> int:
     """A streamed completion that must succeed; its events."""
     body: dict[str, Any] = {"model": MODELS[0], "prompt": list(range(20, 60)), "max_tokens": 60, "stream": True}
-    headers = {"authorization": f"Bearer {SECRET}"}
-    async with http.post(base + "/v1/completions", json=body, headers=headers) as answer:
+    async with http.post(base + "/v1/completions", json=body, headers=KEY) as answer:
         assert answer.status == 200, await answer.text()
         text = (await answer.read()).decode()
     assert '"error"' not in text and text.endswith("data: [DONE]\n\n"), text[-500:]

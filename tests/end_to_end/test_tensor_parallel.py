@@ -49,9 +49,9 @@ async def test_a_model_on_two_devices_serves_what_transformers_says_though_a_ran
         assert (await it.measured(MODEL)).engine_pid != resident.engine_pid
 
         # Asleep and awake again, each rank from its own image.
-        await it.placement.evict(MODEL, common_pb2.HIBERNATING)
+        await it.evict(MODEL, common_pb2.HIBERNATING)
         assert await answers()
-        await it.placement.evict(MODEL, common_pb2.COLD)
+        await it.evict(MODEL, common_pb2.COLD)
 
         async def all_returned():
             (group,) = (await it.placement.cluster()).groups

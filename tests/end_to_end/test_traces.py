@@ -234,8 +234,7 @@ async def test_an_activation_that_copies_weights_says_how_many_bytes_and_how_fas
 
     await traced.until(has_image, "no image was made")
     await loader.close()
-    await traced.wait_residency(MODELS[1], common_pb2.ACTIVE)
-    await traced.placement.evict(MODELS[1], common_pb2.HIBERNATING)
+    await traced.evict(MODELS[1], common_pb2.HIBERNATING)
     await traced.wait_residency(MODELS[1], common_pb2.HIBERNATING)
     await traced.complete(MODELS[1], PROMPT, 2)
     activation = await collector.until(

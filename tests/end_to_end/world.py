@@ -8,33 +8,28 @@ import json
 import os
 import shutil
 import signal
-import socket
 import tempfile
-from collections.abc import AsyncIterator
+import tomllib
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from deploy.local.processes import System
+from deploy.local.processes import Running, System
 from deploy.local.topology import Local
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
-from services.errors import PrismError
+from services.errors import Conflict, PrismError
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(os.environ.get("PRISM_TEST_MODELS", ROOT / "examples" / "models"))
 MODELS = ("llama-debian", "qwen2-python", "qwen3-perl")
 PATIENCE_S = 300.0
 """With what other processes do: on a busy machine an engine takes more than a minute to start."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def catalogue(folder: Path, engine: str, models: dict[str, dict[str, Any]] | None = None) -> Path:
@@ -48,6 +43,24 @@ def catalogue(folder: Path, engine: str, models: dict[str, dict[str, Any]] | Non
     return path
 
 
+async def until(condition: Any, what: str, timeout_s: float = PATIENCE_S) -> Any:
+    """Waits until `condition()` (async) is true; the cluster's state changes are not pushed to tests."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            value = await condition()
+            if value:
+                return value
+            await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
+async def lists(http: aiohttp.ClientSession, base: str, models: Iterable[str], **keys: Any) -> bool:
+    """Whether the gateway at `base` knows all of these models. On a busy machine it may serve before placement has
+    heard of any, and then answers 404."""
+    async with http.get(base + "/v1/models", **keys) as answer:
+        return answer.status == 200 and {*models} <= {model["id"] for model in (await answer.json())["data"]}
+
+
 class World:
     """A running system and ways to talk to it."""
 
@@ -57,6 +70,8 @@ class World:
         self.http = http
         self.placement = placement
         self.base = f"http://{local.http}"
+        self.bases = {"gateway": self.base}
+        """Gateway process -> its URL."""
 
     async def post(self, path: str, body: Any, **keys: Any) -> tuple[int, Any]:
         async with self.http.post(self.base + path, json=body, **keys) as answer:
@@ -136,14 +151,17 @@ class World:
         return None
 
     async def until(self, condition: Any, what: str, timeout_s: float = PATIENCE_S) -> Any:
-        """Waits until `condition()` (async) is true; the cluster's state changes are not pushed to tests."""
-        async with asyncio.timeout(timeout_s):
-            while True:
-                value = await condition()
-                if value:
-                    return value
-                await asyncio.sleep(0.05)
-        raise AssertionError(what)
+        return await until(condition, what, timeout_s)
+
+    async def all_heard(self) -> None:
+        """Returns when placement hears all groups, and every gateway lists all models."""
+        models = [model["name"] for model in tomllib.loads(self.local.catalogue.read_text())["model"]]
+
+        async def heard() -> bool:
+            reachable = all(group.reachable for group in (await self.placement.cluster()).groups)
+            return reachable and all([await lists(self.http, base, models) for base in self.bases.values()])
+
+        await self.until(heard, "groups or models are missing")
 
     async def wait_residency(self, model: str, residency: common_pb2.Residency, timeout_s: float = PATIENCE_S) -> None:
         async def there() -> bool:
@@ -154,22 +172,42 @@ class World:
 
         await self.until(there, f"{model} never was {common_pb2.Residency.Name(residency)}", timeout_s)
 
+    async def evict(self, model: str, target: common_pb2.Residency) -> None:
+        """Brings a model down once it is up. It takes requests before its group has ended the change that brought it
+        up, and refuses another one that long."""
+        await self.wait_residency(model, common_pb2.ACTIVE)
+
+        async def brought_down() -> bool:
+            if any(decision.outcome == "under way" for decision in await self.placement.explain(model, limit=1)):
+                return False
+            with contextlib.suppress(Conflict):  # a group starts a model by itself when its engine died
+                await self.placement.evict(model, target)
+                return True
+            return False
+
+        await self.until(brought_down, f"{model} is not brought down")
+
+    async def away(self, model: str) -> None:
+        """Returns when the model is on no group."""
+
+        async def gone() -> bool:
+            if await self.told_of(model) is None and await self.resident(model) is None:
+                return True
+            with contextlib.suppress(PrismError):  # on its way up, or to another group
+                await self.placement.evict(model, common_pb2.COLD)
+            return False
+
+        await self.until(gone, f"{model} does not leave")
+
     async def rest(self) -> None:
         """As after the start: no model is on a group, and host memory has no image. For tests that share a system."""
         loader = LoaderClient(self.local.unix("loader"))
         for name in [route.model.name for route in (await self.placement.routes()).routes]:
 
-            async def away(name: str = name) -> bool:
-                if await self.told_of(name) is None and await self.resident(name) is None:
-                    return True
-                with contextlib.suppress(PrismError):  # on its way up, or to another group
-                    await self.placement.evict(name, common_pb2.COLD)
-                return False
-
             async def nothing_under_way(name: str = name) -> bool:
                 return not (await loader.state(name)).under_way
 
-            await self.until(away, f"{name} does not leave")
+            await self.away(name)
             await self.until(nothing_under_way, f"the loader does not end what is under way for {name}")
             await loader.drop_image(name)
         await loader.close()
@@ -186,6 +224,17 @@ class World:
     def kill(self, name: str) -> None:
         """SIGKILL, no goodbye; the supervisor starts it again."""
         os.kill(self.system.running[name].pid, signal.SIGKILL)
+
+    @contextlib.asynccontextmanager
+    async def without(self, name: str) -> AsyncIterator[None]:
+        """The process is killed, and started again when the block is left."""
+        old = self.system.running[name]
+        await old.kill()
+        try:
+            yield
+        finally:
+            self.system.running[name] = Running(old.spec, old.log_path.parent, print)
+            await self.system.running[name].start()
 
 
 def print_ends(logs: Path) -> None:
@@ -222,7 +271,10 @@ async def world(
         async with aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=PATIENCE_S), connector=aiohttp.TCPConnector(limit=0)
         ) as http:
-            yield World(plan, system, http, placement)
+            it = World(plan, system, http, placement)
+            if "keys_file" not in plan.gateway:  # who has one asks with it
+                await it.all_heard()
+            yield it
         await placement.close()
     except BaseException:
         print_ends(state / "logs")

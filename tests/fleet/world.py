@@ -31,8 +31,9 @@ from placement.client import PlacementClient
 from protos import common_pb2
 from services.errors import PrismError
 from tests import faketime
-from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, free_port, print_ends
+from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, print_ends
 from tests.fleet.network import Network
+from tests.ports import free_port
 
 NODES = ("a", "b")
 NAME = "nodes.prism.test"

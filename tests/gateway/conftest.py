@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from protos import placement_pb2
 from services.service import Service
 from tests.gateway import fakes, tokenizers
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
+from tests.ports import free_port
 
 MODEL = "org/tiny"
 
@@ -27,12 +27,6 @@ MODEL = "org/tiny"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model's folder with a byte-level tokenizer."""
     return tokenizers.write(tokenizers.tiny(), tmp_path_factory.mktemp("model"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

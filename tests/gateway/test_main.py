@@ -13,9 +13,10 @@ import pytest
 from gateway.config import GatewayConfig
 from services.config import parse
 from tests.gateway import fakes
-from tests.gateway.conftest import MODEL, free_port
+from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
 from tests.gateway.tokenizers import tiny
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,9 +21,10 @@ from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.service import Service
 from services.tls import Identity
 from tests.gateway import fakes
-from tests.gateway.conftest import MODEL, free_port
+from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Running
 from tests.gateway.tokenizers import tiny
+from tests.ports import free_port
 from tests.services.certificates import Files, issued
 
 

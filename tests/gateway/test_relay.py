@@ -317,6 +317,7 @@ class TestNotParkedForLong:
     def settings(self) -> dict[str, Any]:
         return {"park_time_out_s": 2.0}
 
+    @pytest.mark.parametrize("settings", [{"park_time_out_s": 10.0}])  # enough for placement's answer
     async def test_a_model_that_fits_nowhere_is_a_503_with_the_arithmetic(self, world: World) -> None:
         await world.publish(world.route())
         world.placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "needs 5, free 3")

@@ -98,6 +98,7 @@ async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_
     assert len(threads) == 1 and here not in threads
 
 
+@pytest.mark.parametrize("settings", [{"drain_s": 60}])
 async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world: World) -> None:
     release = asyncio.Event()
 
@@ -125,6 +126,7 @@ async def test_a_gateway_that_stops_finishes_what_it_has_and_takes_no_more(world
     await stopping
 
 
+@pytest.mark.parametrize("settings", [{"drain_s": 60}])
 async def test_a_request_on_a_connection_that_was_there_before_the_stop_is_answered(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,7 +149,7 @@ async def test_a_request_on_a_connection_that_was_there_before_the_stop_is_answe
     await stopping
 
 
-@pytest.mark.parametrize("settings", [{"drain_s": 0.4}])
+@pytest.mark.parametrize("settings", [{"drain_s": 4.0}])
 async def test_what_a_gateway_that_stops_has_no_time_for_is_told_so(world: World) -> None:
     async def never_ends(running: Running) -> None:
         running.tokens(world.ids("one"))

@@ -70,7 +70,7 @@ async def test_bars_come_and_go_with_the_models(system: World, tmp_path: Path) -
             await tab.until("document.querySelectorAll('.owner').length === 1")
             await system.complete(MODELS[1], PROMPT, 4)
             await tab.until("document.querySelectorAll('.owner').length === 2")
-            await system.placement.evict(MODELS[0], common_pb2.HIBERNATING)
+            await system.evict(MODELS[0], common_pb2.HIBERNATING)
             await tab.until("document.querySelectorAll('.owner').length === 1")
             await tab.until("document.querySelectorAll('.line .mark').length === 3")
             assert tab.complaints == []

@@ -54,8 +54,7 @@ async def say(at: World, model: str) -> list[str]:
 
 
 async def sleep(at: World, model: str) -> None:
-    await at.wait_residency(model, common_pb2.ACTIVE)
-    await at.placement.evict(model, common_pb2.HIBERNATING)
+    await at.evict(model, common_pb2.HIBERNATING)
     await at.wait_residency(model, common_pb2.HIBERNATING)
 
 
@@ -102,8 +101,7 @@ async def test_another_model_in_the_same_process_has_graphs_of_its_own_and_says_
         before = {name: await say(at, name) for name in names}
         for _ in range(2):
             for name in names:
-                await at.wait_residency(name, common_pb2.ACTIVE)
-                await at.placement.evict(name, common_pb2.COLD)
+                await at.evict(name, common_pb2.COLD)
             for name in reversed(names):
                 assert await say(at, name) == before[name]
         assert not told(at, "memory of CUDA graphs is still referred to")

@@ -62,7 +62,7 @@ def follow(jobs, work, seen, what=WHAT):
 
 
 async def until(condition):
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0)
 

@@ -5,13 +5,13 @@ import asyncio
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from loader.client import LoaderClient
 from services.checksum import checksum
 from services.errors import Unavailable
+from tests import descriptors
 from tests.balloond.conftest import Child
 from tests.loader.conftest import ROOT, Node
 from tests.loader.fakes import manifest
@@ -105,8 +105,7 @@ class World:
 
     def borrowed(self):
         """Extents that the loader has open."""
-        fds = Path(f"/proc/{self.node.processes['loader'].pid}/fd")
-        return sum("extent" in os.readlink(fd) for fd in fds.iterdir())
+        return sum("extent" in link for link in descriptors.links(self.node.processes["loader"].pid).values())
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 
 from services import seqpacket
 from services.errors import Unavailable
+from tests import descriptors
 
 
 @pytest.fixture
@@ -141,15 +142,15 @@ async def test_who_answers_a_peer_that_does_not_read_holds_one_answer(path):
     there = seqpacket.connect(path)
     seqpacket.send(there, b"1")
     await waits.wait()
-    before = len(os.listdir("/proc/self/fd"))
+    before = descriptors.held("/memfd:x")
     for _ in range(20):
         seqpacket.send(there, b"again")
     for _ in range(50):
         await asyncio.sleep(0)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert descriptors.held("/memfd:x") == before
     there.close()
     await gone.wait()
-    assert len(os.listdir("/proc/self/fd")) < before
+    assert descriptors.held("/memfd:x") < before
     os.close(fd)
     await server.stop()
 

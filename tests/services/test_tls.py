@@ -214,12 +214,14 @@ async def test_tools_take_theirs_from_the_environment(
         from_environment()
     os.environ |= {"PRISM_TLS_CERTIFICATE": str(tool.certificate), "PRISM_TLS_KEY": str(tool.key)}
     async with Node(issued(tmp_path, "server", ca)) as node:
-        checked = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "deploy.healthy", node.address, env=dict(os.environ)
-        )
-        assert await checked.wait() == 0
+
+        async def asked() -> int:
+            command = (sys.executable, "-m", "deploy.healthy", node.address)
+            return await (await asyncio.create_subprocess_exec(*command, env=dict(os.environ))).wait()
+
+        for _ in range(5):  # on a busy machine its 3 s may be over before the answer
+            if (status := await asked()) == 0:
+                break
+        assert status == 0
         del os.environ["PRISM_TLS_CA"], os.environ["PRISM_TLS_CERTIFICATE"], os.environ["PRISM_TLS_KEY"]
-        checked = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "deploy.healthy", node.address, env=dict(os.environ)
-        )
-        assert await checked.wait() == 1
+        assert await asked() == 1

@@ -16,6 +16,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 @pytest.fixture
 def collector(monkeypatch):
+    monkeypatch.setattr(otlp, "_FLUSH_S", 60.0)
     with Collector() as it:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", it.endpoint)
         yield it

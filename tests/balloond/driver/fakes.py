@@ -1,7 +1,6 @@
 """A lease without a balloond: a capacity, a limit, and answers in the order of the questions."""
 
 import itertools
-import os
 import threading
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker, CpuMapper
@@ -130,7 +129,3 @@ def readable(fd):
     import select
 
     return bool(select.select([fd], [], [], 0)[0])
-
-
-def descriptors():
-    return len(os.listdir("/proc/self/fd"))

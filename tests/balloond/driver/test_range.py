@@ -11,8 +11,9 @@ from balloond.backends.cpu import PAGE_BYTES, CpuMapper
 from balloond.driver import marks
 from balloond.driver import range as driver_range
 from balloond.driver.range import ElasticRange, _runs
+from tests import descriptors
 from tests.balloond.conftest import TIMEOUT_S
-from tests.balloond.driver.fakes import FakeLease, GatedMapper, descriptors, readable
+from tests.balloond.driver.fakes import FakeLease, GatedMapper, readable
 
 
 def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
@@ -684,7 +685,7 @@ def test_what_was_asked_for_and_comes_after_emptying_goes_straight_back(lease):
 
 
 def test_closing_gives_everything_back_and_leaks_no_descriptor(lease):
-    before = descriptors()
+    before = descriptors.held()
     kv = make(lease, low=3, high=3)
     kv.acquire(5, timeout_s=TIMEOUT_S)
     lease.settle()
@@ -696,7 +697,7 @@ def test_closing_gives_everything_back_and_leaks_no_descriptor(lease):
     lease.speak()
     lease.settle()
     assert lease.held == set()
-    assert descriptors() == before
+    assert descriptors.held() == before
 
 
 @pytest.mark.parametrize("end", [ElasticRange.empty, ElasticRange.close])

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tests.end_to_end.world import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy" / "compose"

@@ -21,7 +21,7 @@ from services.config import parse
 from tests.deploy.compose.composed import ROOT, Container
 from tests.deploy.system import complete
 from tests.end_to_end.world import FOLDER as MODELS
-from tests.end_to_end.world import free_port
+from tests.ports import free_port
 
 MANIFESTS = [
     document

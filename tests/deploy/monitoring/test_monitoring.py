@@ -1,9 +1,7 @@
 """Dashboard and alerts ask for what a running system tells."""
 
 import json
-import random
 import re
-import socket
 import tomllib
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy import monitoring
 from protos import common_pb2
 from tests.end_to_end.world import world
+from tests.ports import free_ports
 
 NAME = re.compile(r"\b(prism_[a-z_]+|vllm:[a-z_]+)(\{[^}]*\})?")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
@@ -53,21 +52,6 @@ def documented():
     text = (Path(monitoring.__file__).parents[2] / "docs" / "monitoring.md").read_text()
     table = text.partition("\n## ")[0]
     return {name.removesuffix("_total") for name in re.findall(r"`((?:prism|vllm:)_?[a-z_]+)`", table)}
-
-
-def free_ports(count):
-    """The first of so many in a row, below those that the kernel gives to whoever connects somewhere."""
-    lowest_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for _ in range(100):
-        first = random.randrange(10_000, lowest_given - count)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first
-    raise AssertionError("no ports")
 
 
 async def test_every_metric_and_label_that_is_asked_for_is_told_by_a_running_system():

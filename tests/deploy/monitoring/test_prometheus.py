@@ -1,7 +1,6 @@
 """Prometheus itself on a running system: targets, rules, what every panel asks for, and alerts that come and go."""
 
 import asyncio
-import contextlib
 import math
 import os
 import re
@@ -14,10 +13,10 @@ import pytest
 import pytest_asyncio
 
 from deploy import monitoring
-from deploy.local.processes import Running
 from tests.deploy.monitoring.prometheus import PROMETHEUS, PROMTOOL, configure, prometheus
-from tests.deploy.monitoring.test_monitoring import expressions, free_ports, plain
+from tests.deploy.monitoring.test_monitoring import expressions, plain
 from tests.end_to_end.world import MODELS, world
+from tests.ports import free_port, free_ports
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
@@ -79,17 +78,6 @@ class Watched:
 
         await self.at.until(look, what)
 
-    @contextlib.asynccontextmanager
-    async def away(self, process):
-        """Killed, and started again when the block is left."""
-        old = self.at.system.running[process]
-        await old.kill()
-        try:
-            yield
-        finally:
-            self.at.system.running[process] = Running(old.spec, old.log_path.parent, print)
-            await self.at.system.running[process].start()
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def watched(tmp_path_factory):
@@ -99,7 +87,7 @@ async def watched(tmp_path_factory):
         configured = [tomllib.loads(path.read_text()) for path in at.local.state.glob("*.toml")]
         targets = [config["metrics"] for config in configured if "metrics" in config and config["name"] != "gateway"]
         targets.append(at.local.http)
-        async with prometheus(folder, targets, f"127.0.0.1:{free_ports(1)}") as server:
+        async with prometheus(folder, targets, f"127.0.0.1:{free_port()}") as server:
             yield Watched(at, server, targets)
 
 
@@ -181,6 +169,6 @@ async def test_late_answers_are_an_alert(watched):
 )
 async def test_a_process_that_is_away_is_an_alert_until_it_is_back(watched, process, alert):
     expected = {alert, "PrismServiceDown"}
-    async with watched.away(process):
+    async with watched.at.without(process):
         await watched.until_alerts(expected.issubset, f"{expected} do not fire")
     await watched.until_alerts(expected.isdisjoint, f"{expected} stay")

@@ -10,7 +10,8 @@ from deploy.local.topology import Local
 from services import rpc
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd.manager import PATIENCE_S, Unit
-from tests.end_to_end.world import MODELS, catalogue, free_port
+from tests.end_to_end.world import MODELS, catalogue
+from tests.ports import free_port
 
 WATCHDOG_US = 200_000
 

@@ -21,7 +21,7 @@ from prismctl.agreement import Given, disagreements
 from services.config import parse
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd import machine as machines
-from tests.end_to_end.world import free_port
+from tests.ports import free_port
 
 FOLDER = machines.ROOT / "deploy" / "systemd"
 KINDS = {
@@ -164,7 +164,7 @@ async def test_under_systemd_all_start_restart_and_stop_and_the_keeper_outlives_
     with open(machine.configuration / "catalogue.toml", "a") as file:
         file.write('\n[[model]]\nname = "another"\npath = "/opt/prism/examples/models/qwen2-python"\n')
     machine.systemctl("reload", "prism-loader")
-    assert await complete(machine.http, "another", until_there=True)
+    assert await complete(machine.http, "another")
     machine.systemctl("reload", "prism-placement")  # its lists, of which none has changed
 
     # Its loop stands still: the watchdog's case.
