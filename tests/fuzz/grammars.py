@@ -164,14 +164,14 @@ class Engine:
                 mask.fill_(-1)
                 began = time.thread_time()
                 matcher.fill_next_token_bitmask(mask)
-                took_s = time.thread_time() - began
-                slow_s += took_s if took_s > SLOW_S else 0.0
                 words = mask[0].tolist()
                 tokens = [token for token in range(self._size) if words[token >> 5] >> (token & 31) & 1]
-                if not tokens or slow_s > MOST_SLOW_S:
+                if not tokens:
                     break
                 assert matcher.accept_token(draw.choice(tokens))
-                if matcher.is_terminated():
+                took_s = time.thread_time() - began
+                slow_s += took_s if took_s > SLOW_S else 0.0
+                if matcher.is_terminated() or slow_s > MOST_SLOW_S:
                     break
 
 

@@ -40,6 +40,11 @@ def sampling_params(
             raise RejectedRequest(problem)
         if sampling.min_new_tokens or sampling.ignore_eos:
             raise RejectedRequest("a grammar says itself where the answer ends: no min_tokens, no ignore_eos beside it")
+    if outside := [token for token in sampling.stop_token_ids if not 0 <= token < vocab_size]:
+        # SGLang writes to their places.
+        raise RejectedRequest(f"stop token {outside[0]} is outside the vocabulary of {vocab_size}")
+    if sampling.logprobs and sampling.top_logprobs > vocab_size:
+        raise RejectedRequest(f"{sampling.top_logprobs} top_logprobs of a vocabulary of {vocab_size}")
     params = SamplingParams(
         max_new_tokens=max_new,
         min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
