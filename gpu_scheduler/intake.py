@@ -78,6 +78,7 @@ class Intake:
         began = self._now()
         try:
             why = await self._trials.verdict(kind, text)
+            del self._waiting[stream, submit.request_id]  # whoever cancels it now means the queue's
         except Unavailable as error:
             _end(submit, stream, common_pb2.FAILED, str(error))
             return
@@ -88,7 +89,8 @@ class Intake:
         self._pass(submit, stream, why)
 
     def _through(self, key: _Key, waited: asyncio.Task[None]) -> None:
-        self._waiting.pop(key, None)
+        if self._waiting.get(key) is waited:
+            del self._waiting[key]
 
     def _pass(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, why: str) -> None:
         if why:

@@ -74,8 +74,6 @@ class Trials:
             raise Unavailable("the process that tries grammars has failed; ask again") from None
 
     async def _started(self) -> asyncio.subprocess.Process:
-        if self._closed:
-            raise OSError("the group has ended")
         self._process = process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,
@@ -84,6 +82,8 @@ class Trials:
             limit=_LINE_BYTES,
             start_new_session=True,
         )
+        if self._closed:
+            raise OSError("the group has ended")
         await self._said(process, START_S)
         return process
 

@@ -141,6 +141,21 @@ async def test_who_is_cancelled_meanwhile_never_comes_into_the_queue() -> None:
     assert desk.queue.ids == ["other"] and desk.queue.cancelled == ["there already"] and desk.told() == []
 
 
+async def test_who_is_cancelled_right_behind_its_trial_is_cancelled_in_the_queue() -> None:
+    desk = Desk()
+    desk.ask("one", "a+")
+    came = desk.queue.submit
+
+    def cancelled_at_once(submit: gpu_scheduler_pb2.Submit, stream: GatewayStream) -> None:
+        came(submit, stream)
+        desk.intake.cancel(stream, submit.request_id)
+
+    desk.queue.submit = cancelled_at_once  # type: ignore[method-assign]
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == desk.queue.cancelled == ["one"]
+
+
 async def test_a_stream_that_ends_takes_along_what_waits_on_it() -> None:
     desk, gone = Desk(), GatewayStream(2, lambda: None)
     desk.ask("stays", "a+")

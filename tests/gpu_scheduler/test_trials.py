@@ -117,7 +117,7 @@ async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.Monke
     await tried.close()
 
 
-async def test_a_closed_one_starts_no_process() -> None:
+async def test_a_closed_one_keeps_no_process() -> None:
     tried = talking(ECHO)
     assert await tried.verdict(*GOOD) == ""
     await tried.close()
