@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpu_scheduler.policy.prefill_graphs import graph_tokens
+from gpu_scheduler.policy.prefill_graphs import LEAST_TOKENS, graph_tokens
 
 GB = 1e9
 MIB = 1 << 20
@@ -91,10 +91,10 @@ class Hardware:
     """Of an engine for itself, awake."""
     kept_bytes: int = 663_000_000
     """Of it, asleep."""
-    graph_bytes: int = 416 * MIB
-    prefill_graph_bytes: int = 96 * 1024
-    """Of an engine's CUDA graphs, and for each token of its largest prefill step that has one: engines of 8B took 448
-    and 480 MiB with 512 tokens, of 1B and 3B 608 with 2,048."""
+    graph_bytes: int = 480 * MIB
+    prefill_graph_bytes: int = 128 * MIB // 1536
+    """Of an engine's CUDA graphs, and for each token by which its largest prefill step that has one is beyond the
+    least: engines of 8B took 480 MiB, of several ranks too, of 1B and 3B 608 with 2,048 tokens."""
     weights_extent_bytes: int = 384 * MIB
     """Of the largest; the last of a model is as large as its rest, in `weights_unit_bytes`."""
     weights_unit_bytes: int = 32 * MIB
@@ -132,7 +132,8 @@ def largest_graph(shape: Shape, hardware: Hardware) -> int:
 
 def graph_bytes(shape: Shape, hardware: Hardware) -> int:
     """On each device."""
-    return hardware.graph_bytes + largest_graph(shape, hardware) * hardware.prefill_graph_bytes
+    beyond = max(0, largest_graph(shape, hardware) - LEAST_TOKENS)
+    return hardware.graph_bytes + beyond * hardware.prefill_graph_bytes
 
 
 class Cost:
