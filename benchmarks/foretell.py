@@ -4,8 +4,9 @@
 
 DIR has results of `benchmarks.gpu.compare run`, a run of each slice and rate, of whatever system: its requests,
 targets, shapes and devices go through every system, as `sim_check.py` has them, with engines' quotas as
-`benchmarks/systems.py` states them now, and with the targets and on the GPU of SLOS (`slos.json` of `compare targets`)
-where that is given. A system that is started once for all slices has those before in front of each.
+`benchmarks/systems.py` states them now, and with the targets and on the GPU of SLOS (`slos.json` of `compare targets`),
+of the slices that it has, where that is given. A system that is started once for all slices has those before in front
+of each.
 % of requests with both targets met (TTFT, TPOT), means of several starts.
 """
 
@@ -73,7 +74,7 @@ def main() -> None:
     runs = one_of_each(given.folder)
     if given.targets:
         alone = json.loads(given.targets.read_text())
-        runs = [with_targets(run, alone) for run in runs]
+        runs = [with_targets(run, alone) for run in runs if run["run"]["slice"] in alone["slos"]]
     print(f"{'':<16}" + "".join(f"{system:<22}" for system in given.systems))
     for number, run in enumerate(runs):
         cells = []
