@@ -26,6 +26,7 @@ from gpu_scheduler.streams import PulledStream
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import tasks
 from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
+from tests.gpu_scheduler.engines.test_base import START_S
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
 
@@ -82,8 +83,10 @@ async def answer(stream):
 async def first_token(stream):
     """Until the request runs."""
     async for message in stream.messages():
-        if any(chunk.token_ids for chunk in message.chunks):
-            return
+        for chunk in message.chunks:
+            if chunk.token_ids:
+                return
+            assert not chunk.finish, chunk.error
 
 
 class Loader:
@@ -330,7 +333,7 @@ async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_w
 
 async def test_an_engine_that_neither_loads_nor_can_be_killed_is_given_up(group, monkeypatch):
     pool = group.pools["echo"]
-    stuck = await pool.take(30)
+    stuck = await pool.take(START_S)
     pool.give_back(stuck)
     monkeypatch.setattr(processes, "kill", lambda ranks: None)  # in a driver that does not return
     monkeypatch.setattr(Engine, "give_up", partialmethod(Engine.give_up, grace_s=0.05))

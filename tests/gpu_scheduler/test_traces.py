@@ -6,7 +6,7 @@ from gpu_scheduler import traces
 from gpu_scheduler.residents import Resident
 from gpu_scheduler.traces import RequestTrace
 from protos import common_pb2, engine_pb2
-from services import tracing
+from services import otlp, tracing
 from services.tracing import UNTRACED
 from tests.collector import Collector
 
@@ -15,6 +15,7 @@ TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 @pytest.fixture
 def collector(monkeypatch):
+    monkeypatch.setattr(otlp, "_FLUSH_S", 120.0)  # on a busy machine all spans come, too
     with Collector() as it:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", it.endpoint)
         yield it

@@ -11,6 +11,7 @@ from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.warm_booking import WarmBooking
 from services import tasks
 from services.errors import Refused, Unavailable
+from tests.gpu_scheduler.engines.test_base import START_S
 
 
 class Devices:
@@ -55,7 +56,7 @@ class Group:
 
     async def used_engine(self):
         """Idle, after a model."""
-        engine = await self.pool.take(30)
+        engine = await self.pool.take(START_S)
         engine.kept_bytes = 600
         self.pool.give_back(engine)
         return engine
@@ -80,7 +81,7 @@ async def test_what_an_idle_engine_keeps_is_booked_until_a_model_has_it(group):
 
 
 async def test_an_engine_that_never_had_a_model_has_nothing_booked(group):
-    group.pool.give_back(await group.pool.take(30))
+    group.pool.give_back(await group.pool.take(START_S))
     group.booking.forget()
     await group.booking.lower()
     assert group.devices.booked == {} and group.pool.idle == 1

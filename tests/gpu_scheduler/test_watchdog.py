@@ -1,6 +1,7 @@
 """Engines that stand still, with real echo engines that hold no memory."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
@@ -15,18 +16,24 @@ from tests.gpu_scheduler.test_residency import SPEC, answer, close_group, first_
 
 
 @pytest.fixture
-async def group(monkeypatch, request):
-    """With the seconds of silence that an engine may take, 0.1 where the test does not say."""
+async def group(monkeypatch):
     monkeypatch.setattr(watchdog, "LOOK_S", 0.02)
-    stall_s = getattr(request, "param", 0.1)
     group = await open_group(step_ms="100000")
-    watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, stall_s), "watch engines")
     yield group
-    await tasks.cancel(watching)
     await close_group(group)
 
 
-@pytest.mark.parametrize("group", [3.0], indirect=True)
+@contextlib.asynccontextmanager
+async def watched(group, stall_s=0.1):
+    """Meanwhile an engine may be silent for so long. Begun when it stands still: none is killed for being slow to begin
+    with."""
+    watching = tasks.spawn(watchdog.watch_engines(group.residents, group.dispatcher, stall_s), "watch engines")
+    try:
+        yield
+    finally:
+        await tasks.cancel(watching)
+
+
 async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
@@ -34,13 +41,13 @@ async def test_an_engine_that_stands_still_is_killed_and_replaced(group):
     await first_token(running)
     os.kill(engine.pid, signal.SIGSTOP)
     async with asyncio.timeout(60):
-        assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+        async with watched(group):
+            assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         assert await answer(group.submit("next", new=1)) == ([1], common_pb2.LENGTH, "")
     assert group.residents.get("m").engine is not engine
     assert counted.STALLED.labels("m")._value.get() >= 1
 
 
-@pytest.mark.parametrize("group", [3.0], indirect=True)
 async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
@@ -48,13 +55,12 @@ async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group)
     await first_token(running)
     os.kill(engine.pid, signal.SIGSTOP)
     change = group.residency.begin(SPEC, common_pb2.COLD, "test", drain_ms=600_000)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60), watched(group):
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         await change.task
     assert group.residents.get("m") is None and not engine.alive
 
 
-@pytest.mark.parametrize("group", [60.0], indirect=True)
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
     monkeypatch.setattr(silence, "_ASK_AFTER", 0.001)
     asked = asyncio.Semaphore(0)
@@ -68,7 +74,7 @@ async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):
     await group.bring(common_pb2.ACTIVE)
     engine = group.residents.get("m").engine
     await first_token(group.submit("r"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(60), watched(group, stall_s=60.0):
         for _ in range(10):
             await asked.acquire()
     assert engine.alive and group.residents.get("m").engine is engine
@@ -87,7 +93,7 @@ async def test_an_engine_that_stands_still_without_work_is_left_alone(group, mon
     engine = group.residents.get("m").engine
     os.kill(engine.pid, signal.SIGSTOP)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60), watched(group):
             for _ in range(30):
                 await looked.acquire()
         assert engine.alive

@@ -3,7 +3,7 @@ from math import inf
 
 import pytest
 
-from placement import reconcile
+from placement import actuate, reconcile
 from protos import common_pb2, gpu_scheduler_pb2
 from services.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
@@ -33,7 +33,8 @@ async def test_many_askers_start_one_activation():
     assert sum(len(group.calls) for group in world.groups) == 1
 
 
-async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group():
+async def test_two_models_asked_for_at_once_do_not_both_take_the_emptiest_group(monkeypatch):
+    monkeypatch.setattr(actuate, "_SILENT_S", 1000.0)
     world = FakeCluster(capacity=50 * MIB)
     for group in world.groups:
         group.tell = lambda: None  # their reports are late
@@ -647,6 +648,7 @@ async def test_a_move_whose_target_ends_in_error_leaves_the_source_serving(monke
 
 
 async def test_a_model_that_came_up_has_its_place_though_its_groups_report_is_still_on_its_way(monkeypatch):
+    monkeypatch.setattr(actuate, "_SILENT_S", 1000.0)
     world = FakeCluster(groups=1)
     for name in ("quick", "other"):
         world.model(name, weights=60 * MIB)

@@ -9,6 +9,8 @@ from gpu_scheduler.engines.base import MODULES, CommandFailed, Engine, EngineDie
 from protos import common_pb2, engine_pb2
 from services.framing import FramedChannel
 
+START_S = 120.0
+"""For an engine to start: on a busy machine imports take long."""
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=100, kv_bytes_per_token=1, engine="echo")
 
 
@@ -41,7 +43,7 @@ class Ear:
 async def engine():
     engine = await Engine.start(Spawn("echo"), 1, None)
     engine.listener = Ear()
-    hello = await engine.hello(30)
+    hello = await engine.hello(START_S)
     assert (hello.pid, hello.engine) == (engine.pid, "echo")
     yield engine
     await engine.stop()

@@ -7,6 +7,7 @@ from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from services import tasks
 from services.errors import Refused
+from tests.gpu_scheduler.engines.test_base import START_S
 
 
 @pytest.fixture
@@ -18,19 +19,19 @@ async def pool():
 
 async def test_a_taken_engine_is_replaced_until_the_limit(pool):
     pool.fill()
-    first = await pool.take(30)
-    second = await pool.take(30)
+    first = await pool.take(START_S)
+    second = await pool.take(START_S)
     assert first.pid != second.pid
     assert first.index != second.index
     with pytest.raises(Refused, match="all 2 engines"):
-        await pool.take(30)
+        await pool.take(START_S)
 
 
 async def test_an_engine_that_comes_back_is_taken_again(pool):
-    first = await pool.take(30)
-    await pool.take(30)
+    first = await pool.take(START_S)
+    await pool.take(START_S)
     pool.give_back(first)
-    assert (await pool.take(30)).pid == first.pid
+    assert (await pool.take(START_S)).pid == first.pid
 
 
 def had_a_model(engine):
@@ -40,16 +41,16 @@ def had_a_model(engine):
 
 async def test_an_engine_that_had_a_model_goes_before_one_that_never_had():
     pool = WarmPool(Spawn("echo"), warm=2, limit=2)
-    fresh, used = await pool.take(30), had_a_model(await pool.take(30))
+    fresh, used = await pool.take(START_S), had_a_model(await pool.take(START_S))
     pool.give_back(fresh)
     pool.give_back(used)
-    assert await pool.take(30) is used
-    assert await pool.take(30) is fresh
+    assert await pool.take(START_S) is used
+    assert await pool.take(START_S) is fresh
     await pool.close()
 
 
 async def test_of_one_engine_too_many_that_one_ends_which_never_had_a_model(pool):
-    fresh, used = await pool.take(30), had_a_model(await pool.take(30))
+    fresh, used = await pool.take(START_S), had_a_model(await pool.take(START_S))
     pool.give_back(fresh)
     pool.give_back(used)
     await fresh.dead.wait()
@@ -57,7 +58,7 @@ async def test_of_one_engine_too_many_that_one_ends_which_never_had_a_model(pool
 
 
 async def test_engines_that_keep_memory_end_when_they_are_to_and_new_ones_follow(pool):
-    used = had_a_model(await pool.take(30))
+    used = had_a_model(await pool.take(START_S))
     assert not await pool.end_used()
     pool.give_back(used)
     assert pool.kept_bytes == 600
@@ -67,7 +68,7 @@ async def test_engines_that_keep_memory_end_when_they_are_to_and_new_ones_follow
 
 
 async def test_a_taken_engine_is_replaced_once_its_model_is_up(pool):
-    first = await pool.take(30)
+    first = await pool.take(START_S)
     pool.fill()
     assert repr(pool) == "WarmPool(echo: 0 warm, 0 starting, 1 taken)"
     pool.settled(first)
@@ -77,13 +78,13 @@ async def test_a_taken_engine_is_replaced_once_its_model_is_up(pool):
 
 async def test_a_taken_engine_whose_model_takes_too_long_is_replaced_all_the_same(pool, monkeypatch):
     monkeypatch.setattr(warm_pool, "_UNSETTLED_S", 0.0)
-    first = await pool.take(30)
+    first = await pool.take(START_S)
     assert (await warm_other_than(pool, first)).alive
 
 
 async def test_engines_for_all_who_wait_start_side_by_side():
     pool = WarmPool(Spawn("echo"), warm=0, limit=3)
-    waiting = [tasks.spawn(pool.take(30), "take") for _ in range(4)]
+    waiting = [tasks.spawn(pool.take(START_S), "take") for _ in range(4)]
     await asyncio.sleep(0)
     assert repr(pool) == "WarmPool(echo: 0 warm, 3 starting, 0 taken)"
     told = await asyncio.gather(*waiting, return_exceptions=True)
@@ -94,19 +95,19 @@ async def test_engines_for_all_who_wait_start_side_by_side():
 
 async def test_an_engine_that_takes_one_model_is_not_taken_again():
     pool = WarmPool(Spawn("echo"), warm=1, limit=2, one_model=True)
-    first = await pool.take(30)
+    first = await pool.take(START_S)
     pool.give_back(first)
-    assert (await pool.take(30)).pid != first.pid
+    assert (await pool.take(START_S)).pid != first.pid
     await first.dead.wait()
     await pool.close()
 
 
 async def test_a_dead_engine_is_not_handed_out(pool):
-    first = await pool.take(30)
+    first = await pool.take(START_S)
     first.kill()
     await first.dead.wait()
     pool.give_back(first)
-    assert (await pool.take(30)).alive
+    assert (await pool.take(START_S)).alive
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ async def small_pool():
 
 
 async def test_a_warm_engine_that_dies_is_replaced_before_somebody_wants_it(small_pool):
-    first = await small_pool.take(30)
+    first = await small_pool.take(START_S)
     small_pool.give_back(first)
     first.kill()
     second = await warm_other_than(small_pool, first)
@@ -134,11 +135,11 @@ async def test_warm_engines_that_die_one_after_the_other_are_not_replaced_for_ev
         await died.dead.wait()
     await asyncio.sleep(0)  # whoever watched it
     assert repr(small_pool) == "WarmPool(echo: 0 warm, 0 starting, 0 taken)"
-    assert (await small_pool.take(30)).alive
+    assert (await small_pool.take(START_S)).alive
 
 
 async def warm_other_than(pool, before):
-    async with asyncio.timeout(30), pool.changed:
+    async with asyncio.timeout(START_S), pool.changed:
         await pool.changed.wait_for(lambda: pool.idle and pool.engines[0] is not before)
     return pool.engines[0]
 
@@ -155,10 +156,10 @@ async def test_an_engine_for_which_there_is_no_process_is_tried_again(monkeypatc
 
     monkeypatch.setattr(Engine, "start", started)
     if taken:
-        assert (await pool.take(60)).alive
+        assert (await pool.take(START_S)).alive
     else:
         pool.fill()
-        async with asyncio.timeout(30), pool.changed:
+        async with asyncio.timeout(START_S), pool.changed:
             await pool.changed.wait_for(lambda: pool.idle)
     await pool.close()
 
@@ -166,5 +167,5 @@ async def test_an_engine_for_which_there_is_no_process_is_tried_again(monkeypatc
 async def test_engines_that_do_not_start_are_reported_instead_of_tried_for_ever():
     pool = WarmPool(Spawn("echo", environment={"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}), warm=1, limit=2)
     with pytest.raises(EngineDied, match="do not start"):
-        await pool.take(60)
+        await pool.take(START_S)
     await pool.close()

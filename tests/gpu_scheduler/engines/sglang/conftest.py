@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -15,14 +16,19 @@ from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 NEW_TOKENS = 40
 INDEX = 2
+NEIGHBOUR = INDEX + 1
+"""An engine that tests speak for."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def patient() -> Iterator[None]:
-    """Requests are not handed back because the machine that grants memory stood still for a moment."""
-    harness.OPTIONS["park_after_ms"] = 10_000
+    """Requests are neither handed back nor retracted because the machine that grants memory stood still for a moment.
+    What it refuses it refuses at once."""
+    waits = {"park_after_ms": 10_000, "hard_wait_ms": 10_000}
+    harness.OPTIONS.update(waits)
     yield
-    del harness.OPTIONS["park_after_ms"]
+    for name in waits:
+        del harness.OPTIONS[name]
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +66,35 @@ def turns(word: int) -> Iterator[turn.Turn]:
     turns.set_pace(INDEX, pace.FREE)
     turns.set_precedence(0.0, 0)
     turns.set_decode_turn(0.0)
+
+
+class Motion:
+    """How fast the engines of `engines` decode: as beside a neighbour that prefills for ever. They prefill as ever, act
+    on commands at once, and what is told to end does not wait for a step."""
+
+    def __init__(self, turns: turn.Turn) -> None:
+        self._turns = turns
+
+    def slow(self, step_s: float = 0.2) -> None:
+        """So long from one decode step to the next: a test that has something to do between two of them is in time on
+        any machine."""
+        self._turns.set_precedence(step_s, 0)
+        self._turns.claim(NEIGHBOUR, time.monotonic() + 1000.0, 1)
+
+    def still(self) -> None:
+        self.slow(1000.0)
+
+    def free(self) -> None:
+        self._turns.release(NEIGHBOUR)
+        self._turns.set_precedence(0.0, 0)
+
+
+@pytest.fixture
+def motion(turns: turn.Turn) -> Iterator[Motion]:
+    """Free again when the test ends."""
+    motion = Motion(turns)
+    yield motion
+    motion.free()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

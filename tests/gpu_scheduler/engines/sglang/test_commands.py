@@ -16,7 +16,7 @@ from gpu_scheduler.engines import turn
 from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
-from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEW_TOKENS
+from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEW_TOKENS, Motion
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
@@ -165,7 +165,7 @@ async def test_requests_without_memory_wait_then_go_back_to_the_shared_queue(
         failed = (await end.hear("failed")).failed
         assert "no KV memory for a pass" in failed.reason and not failed.model_at_fault
         await at.limit("llama", -1)
-        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=1000))
+        await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, park_after_ms=5000))
         tokens = KV_EXTENT // TOKEN_BYTES
         await at.limit("llama", 3 * KV_EXTENT)
         end.ask("big", [2 + i % 1000 for i in range(4 * tokens)], 4)
@@ -316,6 +316,7 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
     models: dict[str, Path],
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],
+    motion: Motion,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
@@ -349,6 +350,7 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
         answer = await end.answer("full")
         assert len(answer.tokens) == 1 and answer.finish == common_pb2.LENGTH
 
+        motion.slow()  # so that all of them run yet
         for i in range(3):
             end.ask(f"r{i}", prompts[i], 450 - len(prompts[i]), ignore_eos=True)
         end.ask("r10", prompts[3], NEW_TOKENS, ignore_eos=True)
@@ -356,11 +358,17 @@ async def test_requests_end_as_they_should_and_drain_hands_back_the_rest(
         end.send(abort=engine_pb2.Abort(request_id="r1"))
         end.send(abort=engine_pb2.Abort(request_id="nobody"))
         assert (await end.answer("r1")).finish == common_pb2.ABORTED
+        motion.free()
         assert (await end.answer("r10")).tokens == said["llama"][3], "an abort ends one request, not those it begins"
+        motion.still()
+        for i in (3, 4):
+            end.ask(f"r{i}", prompts[i], NEW_TOKENS, ignore_eos=True)
+            await end.until(lambda i=i: len(end.answers[f"r{i}"].tokens) > 0)
         assert "requests run" in (await end.fail(hibernate=engine_pb2.Hibernate())).reason
 
         await end.do(drain=engine_pb2.Drain(finish_ms=0))
-        for name in ("r0", "r2"):
+        motion.free()
+        for name in ("r3", "r4"):
             answer = await end.answer(name)
             assert (answer.finish, answer.error) == (common_pb2.FAILED, "handed back") and answer.tokens
         end.ask("late", prompts[0], 4)

@@ -14,7 +14,7 @@ import pytest
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang import checkpoints, embedded
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
-from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS
+from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
 from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
@@ -197,9 +197,10 @@ TURNS = 5
 have to move."""
 
 
-async def scatter(end: EngineEnd, tag: str, prompts: list[list[int]]) -> None:
+async def scatter(end: EngineEnd, motion: Motion, tag: str, prompts: list[list[int]]) -> None:
     """Between the pages of each prompt that goes on are pages of some that have ended: hardly an extent is without
-    either."""
+    either. Those that go on are slow, so that what comes now comes before they are through."""
+    motion.slow(0.05)
     shorts = [f"short-{tag}-{i}-{other}" for i in range(len(prompts)) for other in range(8)]
     for i, prompt in enumerate(prompts):
         for other in range(8):
@@ -207,6 +208,7 @@ async def scatter(end: EngineEnd, tag: str, prompts: list[list[int]]) -> None:
         end.ask(f"long-{tag}-{i}", prompt, NEW_TOKENS, ignore_eos=True)
     for name in shorts:
         await end.answer(name)
+    motion.slow()
 
 
 def extents_of(prompts: list[list[int]], token_bytes: int) -> int:
@@ -221,6 +223,7 @@ async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retract
     models: dict[str, Path],
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],
+    motion: Motion,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=KV_EXTENT)
@@ -228,9 +231,11 @@ async def test_what_runs_moves_together_when_memory_leaves_and_nobody_is_retract
         _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         for turn in range(TURNS):
             await at.limit("qwen", 200 * KV_EXTENT)
-            await scatter(end, f"limit {turn}", prompts[:4])
-            needed = extents_of(prompts[:4], measured.kv_bytes_per_token)
-            await at.limit("qwen", (needed + 2) * KV_EXTENT)
+            await scatter(end, motion, f"limit {turn}", prompts[:4])
+            left = (extents_of(prompts[:4], measured.kv_bytes_per_token) + 2) * KV_EXTENT
+            await at.limit("qwen", left)
+            await end.until(lambda left=left: end.stats.kv_limit_bytes <= left)
+            motion.free()
             for i in range(4):
                 assert (await end.answer(f"long-limit {turn}-{i}")).tokens == said["qwen"][i]
         await end.until(lambda: not end.stats.running)
@@ -243,6 +248,7 @@ async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
     models: dict[str, Path],
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],
+    motion: Motion,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         for name in ("qwen", "other"):
@@ -251,7 +257,7 @@ async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
         _, measured = await end.hold(load(at, "qwen", models["qwen"], context_tokens=CONTEXT, **options))
         await at.limit("qwen", 200 * KV_EXTENT)
         for turn in range(TURNS):
-            await scatter(end, f"asked {turn}", prompts[:4])
+            await scatter(end, motion, f"asked {turn}", prompts[:4])
             (device,) = (await at.client.inspect()).devices
             stays = extents_of(prompts[:4], measured.kv_bytes_per_token) + 3
             wanted = device.free_bytes + device.leases[0].kv_bytes - stays * KV_EXTENT
@@ -274,6 +280,7 @@ async def test_others_get_what_is_cached_between_the_pages_of_those_that_run(
             await at.until(there)
             await end.until(lambda: moved() or one_is_through())
             moved_while_all_ran = moved() and not one_is_through()
+            motion.free()
             for i in range(4):
                 assert (await end.answer(f"long-asked {turn}-{i}")).tokens == said["qwen"][i]
             await end.until(lambda: not end.stats.running)

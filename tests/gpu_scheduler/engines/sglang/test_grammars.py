@@ -171,8 +171,8 @@ async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama", floor_bytes=LIMIT)
         await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT, page_size=16, overlap=1))
-        # One is compiled at a time: the last waits for seconds.
-        for longest in range(26, 30):
+        # One is compiled at a time: the last waits for ten seconds.
+        for longest in range(18, 30):
             end.ask(f"large-{longest}", PROMPT, 440, json_schema=large(900, longest))
         end.ask("early", PROMPT, 440, temperature=1.0, seed=3, json_schema=schema)
         if moves:

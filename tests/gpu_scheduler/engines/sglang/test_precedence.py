@@ -8,12 +8,11 @@ import pytest
 
 from gpu_scheduler.engines import turn
 from gpu_scheduler.policy.pace import FREE
-from tests.gpu_scheduler.engines.sglang.conftest import INDEX
+from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEIGHBOUR
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
 
-NEIGHBOUR = INDEX + 1
 LONG_S, SHORT_S = 1000.0, 0.02
 
 

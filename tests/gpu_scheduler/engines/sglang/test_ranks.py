@@ -120,6 +120,13 @@ def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no
     assert give_way(1000, 1) == [True] * 3, "however many"
 
 
+@pytest.fixture
+def wants_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However late whoever looks is here: who wants says so no more than once."""
+    monkeypatch.setattr(turn, "_WANTED_S", 1000.0)
+
+
+@pytest.mark.usefixtures("wants_for_ever")
 def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhile() -> None:
     fd = turn.create()
     words, own = turn.Turn(fd), Alone(turn.Turn(fd), 1)
@@ -143,6 +150,7 @@ def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhi
     assert wanted_with(16)
 
 
+@pytest.mark.usefixtures("wants_for_ever")
 def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_for_the_same_prefill() -> None:
     fd = turn.create()
     words = turn.Turn(fd)
@@ -162,13 +170,14 @@ def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_
     assert look() == (False, True)
 
 
+@pytest.mark.usefixtures("wants_for_ever")
 def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
     fd = turn.create()
     words, three = turn.Turn(fd), Three(turn.Turn(fd))
     words.set_decode_turn(1000.0)
 
     def give_way(need: float | None, wanting: bool) -> list[bool]:
-        words.want(2, 0.55, time.monotonic() + 1000.0)  # whoever is late here
+        words.want(2, 0.55, time.monotonic())
         for rank in three.ranks:
             rank.decodes(1, need, wanting)
         three.all(lambda rank: three.channels[rank].receive())
@@ -183,7 +192,7 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
     assert words.wanting(2, time.monotonic()) == []
     assert give_way(None, False) == [False] * 3, "it has no target"
     words.want(2, None, time.monotonic())
-    words.want(3, 0.4, time.monotonic() + 1000.0)
+    words.want(3, 0.4, time.monotonic())
     words.set_decode_turn(0.0)
     assert give_way(0.6, True) == [False] * 3
 

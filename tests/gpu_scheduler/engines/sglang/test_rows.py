@@ -24,7 +24,7 @@ def test_what_is_stored_by_rows_is_read_by_the_views_of_pages(page_size: int) ->
     flat, rows = made(page_size)
     pages = flat.view(PAGES, LAYERS, 2, page_size, HEADS, DIM)  # as SGLang's attention reads them
     loc = torch.randperm(PAGES * page_size)
-    told = torch.randn(LAYERS, 2, len(loc), HEADS * DIM)
+    told = 1 + torch.rand(LAYERS, 2, len(loc), HEADS * DIM)  # none is 0
     for layer in range(LAYERS):
         k_rows, v_rows = rows.of_layer(layer)
         at = rows.of_step(layer, loc)
