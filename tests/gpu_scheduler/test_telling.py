@@ -87,7 +87,7 @@ async def test_a_follower_of_many_groups_gets_a_residency_at_once_and_no_figures
     leaving = Leaving(Residents(lambda resident: None), lambda: 0, lambda: None)
     report = SimpleNamespace(build=lambda: states[-1])
     server = rpc.Server(f"unix:{tmp_path}/g.sock")
-    servicer = GpuSchedulerServicer(None, None, None, None, None, report, leaving, changes)
+    servicer = GpuSchedulerServicer(None, None, None, None, None, None, report, leaving, changes)
     server.add(gpu_scheduler_pb2_grpc.add_GpuSchedulerServicer_to_server, servicer, NAME)
     await server.start()
     client = GpuSchedulerClient(server.address)
