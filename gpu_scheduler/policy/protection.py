@@ -69,6 +69,12 @@ class _Model:
     def decoding(self) -> Decoding:
         return Decoding(self.beat.step_s, self.targets.least, self.beat.loss)
 
+    @property
+    def least_step_s(self) -> float:
+        """A decode step alone. Of one request, or of several where these are quicker: then others had the devices when
+        the model was measured."""
+        return min(self.prefilling.least_s, self.beat.step_s)
+
     def in_steps(self, lasted_s: float) -> float:
         """Of the first `lasted_s` seconds of a prefill, those in steps: it begins with one, and then keeps its share.
         Prompts of one step see no pause at all."""
@@ -159,7 +165,7 @@ class Protection:
                 known.pace = Pace(known.pace.chunk_tokens)
             if known.own_targets:
                 # What no step alone keeps is lost; its engine goes by what the others' clients asked for.
-                target_s = known.own_targets.least_from(known.prefilling.least_s / self._rules.margin)
+                target_s = known.own_targets.least_from(known.least_step_s / self._rules.margin)
                 step_s = self._rules.margin * target_s
                 known.pace = Pace(known.pace.chunk_tokens, known.pace.pause_ratio, step_s, name in late)
         return {name: known.pace for name, known in self._models.items()}

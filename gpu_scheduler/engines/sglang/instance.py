@@ -311,6 +311,13 @@ class Instance:
         """Of one request, alone; 0 before it was measured."""
         return 0.0 if self._measured is None else self._measured.decode_step_ms / 1e3
 
+    def decodes_within(self, seconds: float) -> None:
+        """A decode step alone takes no longer than that. The probe's may have: where a host starts many models at once,
+        four prove themselves on a device while kernels are compiled. An engine that believes its target to be out of
+        reach asks for nothing (`policy/decode_turn.py`), for as long as it lives."""
+        if self._measured is not None and seconds < self.decode_step_s:
+            self._measured.decode_step_ms = 1e3 * seconds
+
     def _begin_probe(self) -> None:
         tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
         self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together, self.embeds)

@@ -262,6 +262,7 @@ class Loop:
         """Looks at what the requests of this batch have had so far. How many of them go on."""
         requests = _going_on(batch)
         if self.pacer.is_blind(now):
+            self._instance.decodes_within(self.pacer.at_most_s)
             step = self._ranks.decode_step(self.pacer.step_alone(self._instance.decode_step_s, now))
             self.pacer.decoding(self._streams(requests, now), now, step)
         self._tell_want(len(requests), now)
@@ -294,6 +295,8 @@ class Loop:
 
     def decode_begins(self) -> None:
         """A decode step goes to the device."""
+        if self._instance.state is State.PROVING:
+            self.pacer.forget_steps()
         self.pacer.decodes(self._ranks.alone())
         self._ranks.stepped()
 

@@ -16,6 +16,8 @@ _STEPS = 16
 _STEPS_S = 2.0
 """How long one says something: requests come and go. An engine that thinks of itself as too slow for its target asks
 for nothing, and would never learn better."""
+_ROW = 16
+"""Decode steps whose mean bounds what one takes."""
 _LOOK_S = 0.05
 """How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
 
@@ -58,6 +60,8 @@ class Pacer:
         """The last decode step, if it had the device for itself, and nothing was begun or waited for since."""
         self._steps: deque[tuple[float, float]] = deque(maxlen=_STEPS)
         """(when, seconds) from one decode step that had the device for itself to the next."""
+        self._given_at: deque[float] = deque(maxlen=_ROW + 1)
+        """When the last decode steps were given to the device."""
 
     def began(self) -> None:
         """A prefill step was given to the device."""
@@ -69,6 +73,7 @@ class Pacer:
         if self._decoded_at is not None:
             self._steps.append((self._now, self._now - self._decoded_at))
         self._decoded_at = self._now if undisturbed else None
+        self._given_at.append(self._now)
         self._decodes_under_way += 1
         self._lead_s += self._pace.step_s
 
@@ -103,6 +108,18 @@ class Pacer:
     def is_blind(self, now: float) -> bool:
         """Whether it has to be told again what decodes."""
         return now - self._lead_at > _LOOK_S
+
+    @property
+    def at_most_s(self) -> float:
+        """What a decode step alone takes at most, by the last ones, whatever else came between them; +inf: there were
+        too few. One may have been under way when the first of them was given to the device."""
+        given_at = self._given_at
+        return (given_at[-1] - given_at[0]) / (_ROW - 1) if len(given_at) > _ROW else inf
+
+    def forget_steps(self) -> None:
+        """They were another model's."""
+        self._steps.clear()
+        self._given_at.clear()
 
     def step_alone(self, least_s: float, now: float) -> DecodeStep:
         """A decode step alone takes `least_s` with one request (0: not known), and with those that decode what the

@@ -56,6 +56,18 @@ def test_a_target_that_no_step_keeps_is_not_what_an_engine_goes_by(group):
     assert group.paces()["a"].step_s == pytest.approx(0.9e-6), "where there is no other"
 
 
+def test_a_step_that_is_seen_to_be_quicker_than_it_was_measured_keeps_the_target(group):
+    """Others had the devices when the model was measured."""
+    group.measured("a", 35_000.0, 0.040)
+    group.started("a", "tight", 0.020)
+    group.started("a", "loose", 0.050)
+    assert group.paces()["a"].step_s == pytest.approx(0.045), "20 ms seem out of reach"
+    group.decodes("a", "tight", 0.020)
+    for step in range(9):
+        group.step("a", 0.010 * step)
+    assert group.paces()["a"].step_s == pytest.approx(0.018)
+
+
 def test_engines_hurry_of_whose_models_late_requests_wait(group):
     group.started("a", "r1", 0.050)
     group.started("b", "r2", 0.050)

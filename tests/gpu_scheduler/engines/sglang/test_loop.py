@@ -321,3 +321,56 @@ assert ranks.release.call_count == 1
 
 def test_results_that_are_there_go_out_before_another_prefill_step_is_launched(imported: Imported) -> None:
     imported.run(RESULTS)
+
+
+SLOW_PROBE = """
+from unittest.mock import MagicMock
+from gpu_scheduler.engines.sglang import loop as module
+from gpu_scheduler.engines.sglang.instance import Instance
+from gpu_scheduler.engines.sglang.residency import State
+from gpu_scheduler.policy.pace import Pace
+from protos import engine_pb2
+
+# What it was measured with does not matter here; what it thinks a step takes does.
+instance = MagicMock(_measured=engine_pb2.Measured(decode_step_ms=40.0), probe=None, state=State.PROVING)
+type(instance).decode_step_s = Instance.decode_step_s
+instance.decodes_within = lambda seconds: Instance.decodes_within(instance, seconds)
+now, pace, told = 100.0, Pace(step_s=0.020), []
+ranks = instance.ranks
+ranks.size, ranks.now, ranks.pace, ranks.decode_step = 1, lambda: now, lambda: pace, lambda own: own
+ranks.decodes = lambda requests, need, wanting: told.append((need, wanting))
+ranks.alone.return_value = ranks.gives_way.return_value = False
+loop = module.Loop(instance)
+request = MagicMock(to_finish=None, output_ids=[7])
+request.finished.return_value = False
+instance.book.by_rid.return_value.first_at = None
+batch = MagicMock(reqs=[request])
+
+def steps(count, seconds):
+    global now
+    for _ in range(count):
+        loop.pacer.look(now, pace)
+        loop.gives_way(batch)
+        loop.decode_begins()
+        loop.decode_ended()
+        now += seconds
+
+steps(20, 0.001)
+assert instance.decode_step_s == 0.040, "that was the probe, or of another model"
+instance.state = State.ACTIVE
+steps(10, 0.012)
+assert told[-1] == (2.0, False), "its target seems out of reach"
+steps(20, 0.012)
+instance.book.by_rid.return_value.first_at = None
+now += 0.1
+loop.gives_way(batch)
+assert 0.012 <= instance.decode_step_s < 0.013, instance.decode_step_s
+assert told[-1] == (instance.decode_step_s / 0.020, True), "what has just got its first token makes it want to be first"
+steps(40, 0.030)
+assert instance.decode_step_s < 0.013, "slower ones say nothing"
+"""
+
+
+def test_an_engine_whose_step_was_measured_beside_busy_ones_learns_that_it_keeps_its_target(imported: Imported) -> None:
+    """Or it would ask for nothing, and its requests be late, for as long as it lives."""
+    imported.run(SLOW_PROBE)

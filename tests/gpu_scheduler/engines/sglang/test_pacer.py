@@ -86,6 +86,39 @@ def test_steps_of_a_while_ago_say_nothing_of_those_that_come(pacer):
     assert pacer.step_alone(0.005, 103.0) == (0.005, False)
 
 
+def test_decode_steps_bound_what_one_takes_alone_whatever_came_between_them(pacer):
+    """And however long they seemed to take when the model was measured, beside others that were busy."""
+    assert pacer.at_most_s == inf
+    now = 100.0
+    for number in range(17):
+        now += 0.005 if number < 9 else 0.010
+        pacer.look(now)
+        pacer.decodes(False)
+        if number == 4:
+            pacer.stood_still()
+    assert pacer.at_most_s == pytest.approx((8 * 0.005 + 8 * 0.010) / 15)
+    pacer.look(now + 1.0)
+    pacer.decodes(True)
+    assert pacer.at_most_s == pytest.approx((7 * 0.005 + 8 * 0.010 + 1.0) / 15)
+
+
+def test_with_a_step_under_way_as_they_begin_none_seems_quicker_than_it_is(pacer):
+    """SGLang gives the device the next step while one runs: the first of a row may have begun with it, the last not."""
+    ends = [100.0 + 0.006 * number for number in range(20)]
+    for number in range(17):
+        pacer.look(ends[max(0, number - 1)])
+        pacer.decodes(True)
+    assert pacer.at_most_s >= 0.006
+
+
+def test_steps_of_another_model_say_nothing(pacer):
+    for number in range(17):
+        pacer.look(100.0 + 0.001 * number)
+        pacer.decodes(True)
+    pacer.forget_steps()
+    assert pacer.at_most_s == inf and pacer.step_alone(0.005, 100.016) == (0.005, False)
+
+
 def test_what_was_seen_of_each_request_is_good_for_a_while_with_a_token_more_for_each_step(pacer):
     pacer.look(100.0, Pace(step_s=0.009))
     assert pacer.is_blind(100.0)

@@ -27,6 +27,20 @@ def test_the_probe_runs_its_stages_one_after_the_other_and_measures_the_last() -
     assert probe.trace.decode_step_ms == pytest.approx(10.0)
 
 
+def test_a_decode_step_is_as_long_as_the_quicker_ones_of_the_probe() -> None:
+    """Others may use the device meanwhile; and one that seems to take no time came behind one that was seen late."""
+    clock = Clock()
+    probe = Probe(vocab_size=1000, context_tokens=2048, clock=clock)
+    probe.next_requests()
+    probe.heard([1], [-0.5], ended=True)
+    probe.next_requests()
+    probe.heard([2], [-0.1], ended=False)
+    for number, seconds in enumerate((0.030, 0.005, 0.029, 0.001, 0.031)):
+        clock.now += seconds
+        probe.heard([3], [-0.2], ended=number == 4)
+    assert probe.trace.decode_step_ms == pytest.approx(5.0)
+
+
 def test_the_probe_fits_a_small_context() -> None:
     probe = Probe(vocab_size=10, context_tokens=20)
     (request,) = probe.next_requests()

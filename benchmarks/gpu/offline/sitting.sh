@@ -1,0 +1,56 @@
+#!/bin/sh
+# The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
+#   sh sitting.sh first PACK          what pack.sh made, with RESULTS/*/slos.json beside it, is put in place; the time counts
+#   sh sitting.sh begin               after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...
+#   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
+# Which runs are begun is in `wanted`, by the cards that came: all systems of a slice and rate are to have the same.
+set -eu
+IN=/tmp/in
+export SRC=/tmp/src SITE=/tmp/site RESULTS=/tmp/results
+ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
+
+# wanted CARDS GPUS: what compare.sh is given
+wanted() {
+    case $1 in
+        h100)
+            echo "prism:hyperbolic:24 prism:busy:6 prism:quiet:* / static:quiet:*"
+            [ "$2" -lt 4 ] || echo "-- muxserve:hyperbolic:24 / muxserve:busy:6 / muxserve:quiet:* / no-arbitration:busy:6"
+            ;;
+        h200)
+            echo "prism:hyperbolic:8 prism:busy:2 / static:busy:2 / serverlessllm:hyperbolic:8 serverlessllm:busy:2"
+            [ "$2" -lt 4 ] || echo "-- muxserve:hyperbolic:8 / muxserve:busy:2"
+            ;;
+    esac
+}
+
+case $1 in
+    first)
+        date +%s >/tmp/begun
+        mkdir -p $IN /tmp/b $RESULTS
+        cp -r "$2"/. $IN
+        for of in $IN/compare_*; do if [ -d "$of" ]; then cp -r "$of" $RESULTS; fi; done
+        nvidia-smi -L
+        ;;
+    begin)
+        # In order of their numbers, whatever those are.
+        sh "$(dirname "$0")/setup.sh" $IN $SRC $SITE $(ls -v /tmp/b/*)
+        if nvidia-smi -L | grep -q H100; then cards=h100; else cards=h200; fi
+        set -f
+        # shellcheck disable=SC2046  # words
+        sh $SRC/benchmarks/gpu/offline/compare.sh begin $(($(cat /tmp/begun) + ENDS_S - $(date +%s))) \
+            $(wanted $cards "$(nvidia-smi -L | wc -l)")
+        echo "begun $(($(date +%s) - $(cat /tmp/begun))) s after the first call"
+        ;;
+    look)
+        sh $SRC/benchmarks/gpu/offline/compare.sh look "$2" || true
+        cd $RESULTS
+        find . -name 'prism*.json' | tar -czf "$3/prism.tgz" -T -
+        find . -name '*.json' ! -name 'prism*' -o -name 'log*' -o -name commands | tar -czf "$3/others.tgz" -T -
+        # The newest, of those that may come.
+        find . -name '*.logs.txz' -size -15M -printf '%T@ %p\n' | sort -rn | head -n 6 | while read -r _ path; do
+            cp "$path" "$3"
+        done
+        echo "$(($(date +%s) - $(cat /tmp/begun))) s after the first call"
+        ;;
+    *) echo "first, begin or look, not $1" >&2; exit 2 ;;
+esac
