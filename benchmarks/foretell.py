@@ -39,6 +39,7 @@ def as_system(run: Found, system: str, quota_bytes: int) -> Found:
     for entry in run["system"]["catalogue"].values():
         entry["quota_bytes"] = quota_bytes
     run["system"]["settings"] = {"placement": dict(systems.SYSTEMS[system].placement)}
+    run.pop("began", None)  # that is where the other system had them
     return run
 
 

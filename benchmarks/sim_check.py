@@ -5,8 +5,9 @@
 DIR has results of `benchmarks.gpu.compare run`. Each run's requests, targets, shapes and devices go through the
 simulator's policy of the same name. Before them each model is asked once, and come the requests of the runs that the
 same start had before, if DIR has their results: where they left the models is where this one begins. That may be worth
-ten points, and so may the order in which models came up at first, which is taken in several ways: figures are the
-means, with the least and the most of requests on time. When an idle model leaves under ServerlessLLM's rule is the
+ten points, and so may where models came up at first, and in which order. The places are the run's, under Prism and
+where it says them (`began`), the order is taken in several ways: figures are the means, with the least and the most of
+requests on time. When an idle model leaves under ServerlessLLM's rule is the
 run's. Ablations are left out that the simulator has no setting for,
 and, without `--all`, runs of policies that are no more (NAME.WHAT.json).
 """
@@ -66,11 +67,13 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
     if policy == "serverlessllm":
         own = {name: str(found["system"]["settings"]["placement"][name]) for name in ("idle_s", "patience_s")}
     targets = _targets(found)  # placement hears of them from requests
+    began = _began(runs[0])
     specs = [
         replace(
             Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"]),
             ttft_s=targets[name][0],
             tpot_s=targets[name][1],
+            begins_on=began.get(name, ""),
         )
         for name, shape in found["system"]["shapes"].items()
     ]
@@ -118,6 +121,12 @@ def requests(run: Found, prefix: str, begins_s: float) -> list[Request]:
         Request(f"{prefix}{i}", name, begins_s + at, prompt, output, *targets[name])
         for i, (at, name, prompt, output, *_) in enumerate(system["samples"]["rows"])
     ]
+
+
+def _began(run: Found) -> dict[str, str]:
+    """Where each model was as the first run of a start began, as the simulator names groups; of results that say it."""
+    groups = {name: f"g{number}" for number, name in enumerate(run["system"]["devices"])}
+    return {model: groups[group] for model, group in run.get("began", {}).items()}
 
 
 def _targets(run: Found) -> dict[str, tuple[float, float]]:

@@ -16,7 +16,7 @@ The first entry that matches a name counts.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
@@ -61,6 +61,8 @@ class Spec:
     tpot_s: float = inf
     context_tokens: int = 16_384
     pinned: bool = False
+    begins_on: str = ""
+    """Under Prism, the group that it comes up on the first time, as in a run replayed; "": placement chooses."""
 
     @property
     def parts(self) -> int:
@@ -78,9 +80,7 @@ class Catalogue:
         """The model of that name, or None."""
         if name not in self._found:
             entry = next((e for e in self._entries if fnmatchcase(name, e.name)), None)
-            self._found[name] = entry and Spec(
-                name, entry.shape, entry.ttft_s, entry.tpot_s, entry.context_tokens, entry.pinned
-            )
+            self._found[name] = entry and replace(entry, name=name)
         return self._found[name]
 
 

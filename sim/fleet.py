@@ -70,6 +70,8 @@ class Fleet:
         self._home: dict[str, Group] = {}
         """Where a model's requests go."""
         self._cool_downs = CoolDowns(config.cool_down_s)
+        self._began: set[str] = set()
+        """Models that have come up once."""
         self._moving: set[str] = set()
         self._activating: set[str] = set()
         self._rests_until: dict[str, float] = {}
@@ -111,7 +113,7 @@ class Fleet:
             self._clock.after(until - now, self._activate, name)
             return
         spec = self.specs[name]
-        only, there = self._config.places.get(name), self._standings.of(spec.parts)
+        only, there = self._only(spec), self._standings.of(spec.parts)
         answer = self._promises[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
         if not isinstance(answer.outcome, Activate):
             self.refused_for_now += 1
@@ -125,6 +127,7 @@ class Fleet:
         self._promises[spec.parts].served(name)
         yields = self._yields(group, answer)
         self._home[name] = group
+        self._began.add(name)
         self._activating.add(name)
         group.activate(
             spec,
@@ -134,6 +137,11 @@ class Fleet:
         )
         for request in self._parked.pop(name):
             group.queue.submit(request)
+
+    def _only(self, spec: Spec) -> str | None:
+        """The group that it has to come up on; None: any."""
+        first = None if spec.name in self._began else spec.begins_on or None
+        return self._config.places.get(spec.name, first)
 
     def _yields(self, group: Group, answer: Activation) -> list[tuple[str, bool]]:
         """Who makes way on the group, and whether it goes cold; their requests go there no more."""

@@ -99,7 +99,18 @@ async def replayed(
                 await quiet(at, TIME_OUT_S)
         found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     found["timeline"] = timeline.rows
+    found["began"] = began(timeline.rows)
     found["decisions"] = await decisions(at, time.monotonic() - began)
+    return found
+
+
+def began(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The group of each model as a timeline begins: the one that has it awake, or else one where it sleeps."""
+    found: dict[str, str] = {}
+    first = {row["group"]: row for row in reversed(rows)}.values()
+    for residency in ("hibernating", "active"):
+        for row in first:
+            found.update({name: row["group"] for name, of in row["models"].items() if of["residency"] == residency})
     return found
 
 

@@ -1,4 +1,4 @@
-"""Targets of the comparison on GPUs."""
+"""Targets of the comparison on GPUs, and where its models began."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import compare
+from benchmarks.gpu import compare, compared
 from benchmarks.gpu.slices import TPOT_SCALE, TTFT_SCALE
 from benchmarks.systems import Model
 
@@ -36,3 +36,15 @@ def test_a_calibration_that_was_cut_off_goes_on_and_no_targets_are_made_of_it_be
     compare.targets(tmp_path, "abc")
     slos = json.loads((tmp_path / "slos.json").read_text())["slos"]
     assert slos == {"busy": {"a": took, "b": {"ttft_ms": 20.0, "tpot_ms": 3.0}}}
+
+
+def test_where_models_were_at_first_is_where_they_were_awake_or_else_asleep() -> None:
+    def row(at_s: float, group: str, **models: str) -> dict[str, object]:
+        return {"at_s": at_s, "group": group, "models": {name: {"residency": of} for name, of in models.items()}}
+
+    rows = [
+        row(0.0, "cuda:0", a="active", b="hibernating", d="waking"),
+        row(0.1, "cuda:1", a="hibernating", b="active", c="hibernating"),
+        row(0.5, "cuda:1", c="active", a="active"),
+    ]
+    assert compared.began(rows) == {"a": "cuda:0", "b": "cuda:1", "c": "cuda:1"}

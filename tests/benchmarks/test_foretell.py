@@ -8,11 +8,13 @@ from sim.cost import H100, H200
 
 def test_a_run_becomes_one_of_another_system_and_stays_what_it_was() -> None:
     run = {"run": {"system": "static"}, "system": {"catalogue": {"a": {"quota_bytes": 2 << 30}}, "settings": {}}}
+    run["began"] = {"a": "cuda:0"}
     other = foretell.as_system(run, "serverlessllm", GPU.quota_bytes)
     assert other["run"]["system"] == "serverlessllm" and run["run"]["system"] == "static"
     assert other["system"]["catalogue"]["a"]["quota_bytes"] == GPU.quota_bytes
     assert other["system"]["settings"]["placement"]["idle_s"] == SYSTEMS["serverlessllm"].placement["idle_s"]
     assert run["system"]["catalogue"]["a"]["quota_bytes"] == 2 << 30
+    assert "began" in run and "began" not in other, "places are of one system"
 
 
 def test_a_run_gets_the_targets_and_the_gpu_of_models_that_were_alone_elsewhere() -> None:

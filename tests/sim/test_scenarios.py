@@ -46,6 +46,19 @@ def test_an_idle_model_sleeps_where_its_memory_is_wanted_and_wakes_when_it_is_as
     assert requests[2].ttft == pytest.approx(0.05 + 0.01 + 0.3 + 0.1 + 8.0)
 
 
+@pytest.mark.parametrize("first", ["g0", "g1"])
+def test_a_model_comes_up_where_a_real_run_had_it_and_later_wherever_there_is_room(first):
+    requests = [
+        Request("0", "a", 0.0, 100, 1, 9.0),
+        Request("1", "b", 60.0, 100, 9000, 9.0),
+        Request("2", "a", 120.0, 100, 1, 9.0),
+    ]
+    outcome = replay(requests, models("a", "b", weights=80 * GB, begins_on=first), sizes=(1, 1))
+    cold = {group.name: group.counts.cold_starts for group in outcome.system.groups}
+    assert cold.pop(first) == 2, "a left for b"
+    assert cold.popitem()[1] == 1 and requests[2].ttft < 20.0, "b is still busy there"
+
+
 def test_the_request_with_less_time_left_goes_first_under_prism_and_the_earlier_one_under_static():
     def run(policy):
         requests = [
