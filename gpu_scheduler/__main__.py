@@ -79,6 +79,7 @@ async def build(service: Service) -> None:
         need_memory,
         lambda engine: residency.engine_died(engine),
         brought=brought,
+        on_idle_or_busy=lambda: changes.set(None),
     )
     engines = config.engines
     pools = {

@@ -72,7 +72,9 @@ class Dispatcher:
         on_engine_death: Callable[[Engine], None],
         now: Callable[[], float] = time.monotonic,
         brought: Brought | None = None,
+        on_idle_or_busy: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_idle_or_busy`: a model has its first request now, or its last has left."""
         self._rules = rules
         self._residents = residents
         self._memory = memory
@@ -81,6 +83,7 @@ class Dispatcher:
         turn.set_decode_turn(rules.decode_turn_ms / 1e3)
         self._on_need_memory = on_need_memory
         self._on_engine_death = on_engine_death
+        self._on_idle_or_busy = on_idle_or_busy
         self._now = now
         self._brought = brought or Brought()
         self._backlog = Backlog(rules.backlog)
@@ -91,6 +94,8 @@ class Dispatcher:
         self._agenda = self._backlog.plan(now())
         self._speeds: dict[str, PrefillSpeed] = {}
         self._requests: dict[str, Request] = {}
+        self._of_models: Counter[str] = Counter()
+        """How many of them each has."""
         self._at_engines: dict[str, Request] = {}
         """Of them those that an engine has: a plan looks at these, however many wait."""
         self._by_gateway_id: dict[tuple[GatewayStream, str], Request] = {}
@@ -131,6 +136,7 @@ class Dispatcher:
         if request.resumed_tokens:
             request.cached_tokens = self._brought.cached_tokens(request.model, request.token_ids, now)
         self._backlog.add(request.waiting(counters.forecast.tokens), now)
+        self._tally(request.model, 1)
         if submit.traceparent:
             waking = resident.residency == common_pb2.WAKING
             slack_s = self._backlog.slack(request.id, now)
@@ -171,7 +177,7 @@ class Dispatcher:
     def _forget_models(self) -> None:
         """What is known of those that left long ago: their names may never come again."""
         for model in list(self._away)[:-_KEPT_MODELS]:
-            if all(request.model != model for request in self._requests.values()):
+            if model not in self._of_models:
                 del self._away[model], self._speeds[model]
                 self.counters.pop(model, None)
                 self._backlog.remove_model(model)
@@ -194,7 +200,16 @@ class Dispatcher:
         counters.last_event = self._now()
         if request.emitted:
             counters.forecast.observe(len(request.emitted))
+        self._tally(request.model, -1)
         self.changed()
+
+    def _tally(self, model: str, more: int) -> None:
+        before = self._of_models[model]
+        self._of_models[model] += more
+        if not before or not self._of_models[model]:
+            self._on_idle_or_busy()
+        if not self._of_models[model]:
+            del self._of_models[model]
 
     # --- residencies
 

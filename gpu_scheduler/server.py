@@ -16,14 +16,13 @@ from gpu_scheduler.report import Report
 from gpu_scheduler.residency import Residency
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.streams import GatewayStream, PulledStream
-from gpu_scheduler.telling import LONGEST_S, telling
+from gpu_scheduler.telling import LONGEST_S, least_s, telling
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import tasks
 from services.errors import NotFound, Unmet
 from services.watch import Watched, follow_sparingly
 
 NAME = "prism.gpu_scheduler.v1.GpuScheduler"
-_STATE_EVERY_S = 0.1
 
 
 class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
@@ -118,8 +117,10 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
             await asyncio.Event().wait()  # until the caller ends it
 
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
-        sparing = telling(request.figures_ms / 1e3)
-        states = follow_sparingly(self._changes, self._report.build, sparing, _STATE_EVERY_S, LONGEST_S)
+        figures_s = request.figures_ms / 1e3
+        states = follow_sparingly(
+            self._changes, self._report.build, telling(figures_s), least_s(figures_s), LONGEST_S
+        )
         with self._leaving.watched():
             async for state in states:
                 yield state

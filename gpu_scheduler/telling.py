@@ -12,17 +12,24 @@ from protos import gpu_scheduler_pb2
 from services.ledger import booked
 from services.watch import Sparing
 
-LONGEST_S = 1.0
-"""Between two reports, whatever was asked for."""
+SOONEST_S, FIGURES_S, LONGEST_S = 0.02, 0.1, 1.0
+"""Between any two reports, at least; between two that differ in figures alone, at least and at most, whatever was asked
+for."""
 _SIGNS_S = 0.5
 """The same where a model has served between two looks that both found it idle: placement counts how long it was."""
 _PARTS = 10
 """Of a group's memory, in which the KV of running and waiting requests is told at once."""
 
 
+def least_s(figures_s: float) -> float:
+    """Between two reports to one follower, whatever has changed: who follows many groups asks for figures seldom, and
+    would not read all that is said of each at once."""
+    return min(FIGURES_S, max(SOONEST_S, figures_s))
+
+
 def telling(figures_s: float) -> Sparing[gpu_scheduler_pb2.GroupState]:
     """For one follower. `figures_s`: at least so long between two reports that differ in figures alone."""
-    return Sparing(facts, min(figures_s, LONGEST_S), signs, _SIGNS_S)
+    return Sparing(facts, min(max(FIGURES_S, figures_s), LONGEST_S), signs, _SIGNS_S)
 
 
 def facts(state: gpu_scheduler_pb2.GroupState) -> Hashable:

@@ -22,11 +22,11 @@ from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable
 from services.watch import Watched
 
 _log = log.get(__name__)
-_LOOK_S = 0.1
-"""From one look at the cluster to the next."""
-_REST, _REST_AFTER_MOVES = 4.0, 20.0
-"""The same, and from one search for moves to the next, in times of what the last one took: with a thousand groups that
-is longer, and calls and reports wait meanwhile."""
+_LOOK_S, _CALM_S = 0.01, 0.1
+"""From one look at the cluster to the next: at least, and where that many would take much of the time."""
+_OFTEN, _REST, _REST_AFTER_MOVES = 20.0, 4.0, 20.0
+"""How much of it, the same where one takes long, and from one search for moves to the next, in times of what the last
+one took: with a thousand groups that is longer, and calls and reports wait meanwhile."""
 _LONGEST_REST_S, _LONGEST_REST_AFTER_MOVES_S = 1.0, 30.0
 """However long it took: perhaps the host stood still."""
 _BELOW = {
@@ -265,7 +265,7 @@ class Reconciler:
             if self._informed.is_set() and self._config.rebalance:
                 self._rebalance()
             # States come from several groups: they are looked at together.
-            await asyncio.sleep(max(_LOOK_S, min(_LONGEST_REST_S, _REST * took)))
+            await asyncio.sleep(rest_s(took))
 
     def relieve(self) -> None:
         """Sends idle models to sleep where requests lack memory for KV; one group's at a time."""
@@ -338,6 +338,11 @@ class Reconciler:
 
     def rates(self) -> dict[str, float]:
         return self._judge.rates()
+
+
+def rest_s(took_s: float) -> float:
+    """Until the next look at the cluster, behind one that took so long."""
+    return max(_LOOK_S, min(_CALM_S, _OFTEN * took_s), min(_LONGEST_REST_S, _REST * took_s))
 
 
 def _action(target: common_pb2.Residency) -> str:

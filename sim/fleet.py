@@ -1,7 +1,7 @@
 """Placement on a fleet, by placement's policy: what `reconcile.py`, `judge.py` and `actuate.py` do, without their I/O.
 
 A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
-is no room now it waits, and is looked at again every 0.1 s, until idle models make way or busy ones have to, on the
+is no room now it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on the
 group that is promised to it (`promises`). Where KV lacks memory idle models leave (`relief`). Every `period_s` the
 token rates are taken and `rebalance` is asked which models should move. The source of a move serves until the target
 is up, and then finishes what it runs.
@@ -29,8 +29,8 @@ from sim.node import Group, Residency
 from sim.request import Request
 from sim.standings import Standings
 
-_LOOK_S = 0.1
-"""How long after something has changed placement looks again (`placement/reconcile.py`)."""
+_LOOK_S = 0.03
+"""How long after something has changed on a group placement looks again (`placement/reconcile.py`)."""
 _REST_S = 0.1
 """How long requests that an activation failed pause before they ask again, at first (`gateway/relay.py`)."""
 

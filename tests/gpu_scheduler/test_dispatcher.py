@@ -45,7 +45,7 @@ class Desk:
 
     def __init__(self, **rules):
         self.time = 100.0
-        self.needs, self.deaths = [], []
+        self.needs, self.deaths, self.turns = [], [], []
         self.memory = GroupMemory(["cpu:0"])
         self.turn = Turn(turn_module.create())
         self.brought = Brought()
@@ -59,6 +59,7 @@ class Desk:
             self.deaths.append,
             lambda: self.time,
             self.brought,
+            lambda: self.turns.append({name: self.dispatcher.count(name)[:2] for name in SPEC}),
         )
         self.stream = PulledStream(1)
         self.chunks = []
@@ -631,3 +632,18 @@ async def test_what_an_engine_could_not_run_yet_waits_here_where_one_that_can_be
     desk.answer(engine, 2, finish=common_pb2.LENGTH)
     await desk.settle()
     assert [started.request_id.partition("/")[2] for started in engine.started] == ["1", "2", "4", "3"]
+
+
+async def test_it_is_said_at_once_that_a_model_has_its_first_request_and_that_its_last_has_left(desk):
+    engine = desk.model("a")
+    desk.model("b", common_pb2.WAKING)
+    for number in range(3):
+        desk.submit(f"{number}")
+    desk.submit("other", "b")
+    await desk.settle()
+    assert len(desk.turns) == 2, "who has one already is as busy with another"
+    for _ in range(3):
+        desk.answer(engine, 0, finish=common_pb2.LENGTH)
+        engine.started.pop(0)
+    desk.dispatcher.cancel(desk.stream, "other")
+    assert [(turn["a"], turn["b"]) for turn in desk.turns[2:]] == [((0, 0), (1, 0)), ((0, 0), (0, 0))]

@@ -9,7 +9,7 @@ from gpu_scheduler.client import GpuSchedulerClient
 from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.residents import Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
-from gpu_scheduler.telling import telling
+from gpu_scheduler.telling import least_s, telling
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import rpc
 from services.watch import Watched
@@ -32,6 +32,20 @@ def test_figures_alone_wait_until_the_time_is_over_and_it_is_said_for_how_long()
     assert follower.wait_s(state(decode_tokens=2), 10.4) == pytest.approx(0.1)
     assert told(follower, 10.5, decode_tokens=3)
     assert follower.wait_s(state(decode_tokens=4, running=7, idle_s=3.0), 10.75) == 0.25
+
+
+def test_who_asks_for_figures_all_the_time_gets_them_ten_times_a_second_and_facts_sooner():
+    follower = telling(0.0)
+    assert told(follower, 10.0, decode_tokens=1)
+    assert follower.wait_s(state(decode_tokens=2), 10.02) == pytest.approx(0.08)
+    assert told(follower, 10.03, decode_tokens=2, running=0)
+
+
+def test_who_follows_a_hundred_groups_hears_no_more_of_all_than_who_follows_twenty():
+    assert (least_s(0.0), least_s(0.001)) == (0.02, 0.02)
+    for groups in (20, 60, 100):
+        assert groups / least_s(0.001 * groups) == pytest.approx(1000)
+    assert least_s(1.0) == 0.1
 
 
 @pytest.mark.parametrize(

@@ -767,3 +767,11 @@ async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monke
         await asyncio.sleep(0)
     running.cancel()
     assert len(searches) == 1
+
+
+def test_looks_at_a_small_cluster_follow_one_another_closely_and_never_take_much_of_the_time():
+    assert reconcile.rest_s(0.0002) == 0.01, "a hundred a second"
+    for took_s in (0.001, 0.003, 0.005):
+        assert reconcile.rest_s(took_s) == pytest.approx(20 * took_s), "a twentieth"
+    assert reconcile.rest_s(0.015) == 0.1
+    assert (reconcile.rest_s(0.1), reconcile.rest_s(60.0)) == (pytest.approx(0.4), 1.0)
