@@ -7,9 +7,8 @@ simulator's policy of the same name. Before them each model is asked once, and c
 same start had before, if DIR has their results: where they left the models is where this one begins. That may be worth
 ten points, and so may where models came up at first, and in which order. The places are the run's, under Prism and
 where it says them (`began`), the order is taken in several ways: figures are the means, with the least and the most of
-requests on time. When an idle model leaves under ServerlessLLM's rule is the
-run's. Ablations are left out that the simulator has no setting for,
-and, without `--all`, runs of policies that are no more (NAME.WHAT.json).
+requests on time. When an idle model leaves under ServerlessLLM's rule is the run's. Ablations are left out that the
+simulator has no setting for, and, without `--all`, runs of policies that are no more (NAME.WHAT.json).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import grpc
 
@@ -66,7 +66,9 @@ class GpuSchedulerClient:
         finally:
             call.cancel()
 
-    def watch(self, figures_ms: Callable[[], int] = lambda: 0) -> AsyncIterator[gpu_scheduler_pb2.GroupState | None]:
+    def watch(
+        self, figures_ms: Callable[[], int] = lambda: 0
+    ) -> AsyncGenerator[gpu_scheduler_pb2.GroupState | None, None]:
         """The group's state for ever; None each time the group was lost. `figures_ms`: how far apart reports may be
         that differ in figures alone; asked when a stream is opened."""
         request = gpu_scheduler_pb2.WatchRequest

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable
 from math import inf
 from typing import Any, Generic, TypeVar
 
@@ -103,7 +103,7 @@ async def follow_sparingly(
 
 async def follow_stream(
     open_stream: Callable[[], Any], name: str, first_wait_s: float = 0.05, longest_wait_s: float = 0.5
-) -> AsyncIterator[Any]:
+) -> AsyncGenerator[Any, None]:
     """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None
     once each time it was lost, so that the follower can mark what it knows as old. A refusal is logged once, as long as
     it is the same, and so is that it cannot be reached from the beginning."""

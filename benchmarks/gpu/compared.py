@@ -99,12 +99,12 @@ async def replayed(
                 await quiet(at, TIME_OUT_S)
         found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     found["timeline"] = timeline.rows
-    found["began"] = began(timeline.rows)
+    found["began"] = at_first(timeline.rows)
     found["decisions"] = await decisions(at, time.monotonic() - began)
     return found
 
 
-def began(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def at_first(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The group of each model as a timeline begins: the one that has it awake, or else one where it sleeps."""
     found: dict[str, str] = {}
     first = {row["group"]: row for row in reversed(rows)}.values()

@@ -47,4 +47,4 @@ def test_where_models_were_at_first_is_where_they_were_awake_or_else_asleep() ->
         row(0.1, "cuda:1", a="hibernating", b="active", c="hibernating"),
         row(0.5, "cuda:1", c="active", a="active"),
     ]
-    assert compared.began(rows) == {"a": "cuda:0", "b": "cuda:1", "c": "cuda:1"}
+    assert compared.at_first(rows) == {"a": "cuda:0", "b": "cuda:1", "c": "cuda:1"}

@@ -102,7 +102,8 @@ class World:
             "stream_options": {"include_usage": True},
             **keys,
         }
-        text, usage, finish, done = "", {}, "", False
+        text, finish, done = "", "", False
+        usage: dict[str, Any] = {}
         async with self.http.post(self.base + "/v1/completions", json=body) as answer:
             assert answer.status == 200, await answer.text()
             async for line in answer.content:

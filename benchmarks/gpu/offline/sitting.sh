@@ -1,6 +1,6 @@
 #!/bin/sh
 # The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
-#   sh sitting.sh first PACK          what pack.sh made, with RESULTS/*/slos.json beside it, is put in place; the time counts
+#   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time counts
 #   sh sitting.sh begin               after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...
 #   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
 # Which runs are begun is in `wanted`, by the cards that came: all systems of a slice and rate are to have the same.
