@@ -488,9 +488,9 @@ class Dispatcher:
 
     def count(self, model: str) -> tuple[int, int, int]:
         """(waiting, running, late of waiting) requests of a model; late by the last plan. Asked for of every model
-        several times a second, so that it may not look at all that wait."""
+        many times a second, so that it looks at none of them."""
         waiting, late = self._backlog.waiting_of(model)
-        return waiting, sum(request.model == model for request in self._at_engines.values()), late
+        return waiting, self._of_models[model] - waiting, late
 
     def work_of(self, engine: Engine) -> tuple[int, float]:
         """(requests that it has, seconds that the prompts among them should take that have no token yet)."""
@@ -508,5 +508,4 @@ class Dispatcher:
 
     def idle_s(self, model: str) -> float:
         """Seconds since the model's last request arrived or ended; 0 while one is here."""
-        waiting, running, _ = self.count(model)
-        return 0.0 if waiting or running else self._now() - self.counters[model].last_event
+        return 0.0 if model in self._of_models else self._now() - self.counters[model].last_event

@@ -118,9 +118,7 @@ class GpuSchedulerServicer(gpu_scheduler_pb2_grpc.GpuSchedulerServicer):
 
     async def Watch(self, request: gpu_scheduler_pb2.WatchRequest, context: Any) -> Any:
         figures_s = request.figures_ms / 1e3
-        states = follow_sparingly(
-            self._changes, self._report.build, telling(figures_s), least_s(figures_s), LONGEST_S
-        )
+        states = follow_sparingly(self._changes, self._report.build, telling(figures_s), least_s(figures_s), LONGEST_S)
         with self._leaving.watched():
             async for state in states:
                 yield state
