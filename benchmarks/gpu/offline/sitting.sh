@@ -17,8 +17,12 @@ wanted() {
             [ "$2" -lt 4 ] || echo "-- muxserve:hyperbolic:24 / muxserve:busy:6 / muxserve:quiet:* / no-arbitration:busy:6"
             ;;
         h200)
-            echo "prism:hyperbolic:8 prism:busy:2 / serverlessllm:hyperbolic:8 serverlessllm:busy:2 / muxserve:hyperbolic:8"
-            [ "$2" -lt 4 ] || echo "-- muxserve:busy:2"
+            if [ "$2" -lt 4 ]; then
+                echo "prism:hyperbolic:8 prism:busy:2 / serverlessllm:hyperbolic:8 serverlessllm:busy:2 / muxserve:hyperbolic:8"
+            else
+                echo "prism:hyperbolic:8 prism:busy:2 / muxserve:hyperbolic:8"
+                echo "-- serverlessllm:hyperbolic:8 serverlessllm:busy:2 / muxserve:busy:2"
+            fi
             ;;
     esac
 }
