@@ -7,7 +7,7 @@
 set -eu
 IN=/tmp/in
 export SRC=/tmp/src SITE=/tmp/site RESULTS=/tmp/results
-ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
+ENDS_S=${ENDS_S:-1650} # after `first`; the host goes back half a minute later
 
 # wanted CARDS GPUS: what compare.sh is given
 wanted() {
@@ -20,8 +20,8 @@ wanted() {
             if [ "$2" -lt 4 ]; then
                 echo "prism:hyperbolic:8 prism:busy:2 / serverlessllm:hyperbolic:8 serverlessllm:busy:2 / muxserve:hyperbolic:8"
             else
-                echo "prism:hyperbolic:8 prism:busy:2 / muxserve:hyperbolic:8"
-                echo "-- serverlessllm:hyperbolic:8 serverlessllm:busy:2 / muxserve:busy:2"
+                echo "prism:hyperbolic:* prism:busy:* / muxserve:hyperbolic:8"
+                echo "-- serverlessllm:hyperbolic:* serverlessllm:busy:* / muxserve:busy:2"
             fi
             ;;
     esac
