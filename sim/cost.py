@@ -7,9 +7,14 @@ size, and weights are read in that, too: `weight_bytes_per_s` is of what more th
     decode  = layers * step_layer_s + weights / weight_bytes_per_s + batch * weights * request_s_per_byte
               + KV / kv_bytes_per_s
 
+on the devices, and its host is at it for `decode_host_s + batch * decode_host_request_s` at least: it gives them the
+step, chooses for each request what comes next and passes on what came of the one before. Only small models' devices
+are faster; what they are not busy meanwhile others may have (`processor.py`).
+
 A prefill step needs its devices for
 
-    prefill_step_s + tokens * weights * prefill_s_per_token_byte + tokens * KV of their contexts * attention_s
+    prefill_step_s + tokens * (weights * prefill_s_per_token_byte + layers * prefill_s_per_token_layer)
+                   + tokens * KV of their contexts * attention_s
 
 and its host for
 
@@ -47,9 +52,11 @@ class Hardware:
     weight_bytes_per_s: float = 5.406e12
     request_s_per_byte: float = 1.036e-15
     kv_bytes_per_s: float = 4.377e12
-    prefill_host_s: float = 0.00243
+    decode_host_s: float = 0.002024
+    decode_host_request_s: float = 1.661e-5
+    prefill_host_s: float = 0.003447
     """No number of devices changes it, nor the next two."""
-    prefill_after_s: float = 0.00735
+    prefill_after_s: float = 0.006339
     """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
     for it."""
     prefill_layer_s: float = 0.0004925
@@ -59,15 +66,17 @@ class Hardware:
     prefill_graph_layer_s: float = 0.0001975
     """The same for each layer of such a step."""
     prefill_step_s: float = 0.0
-    prefill_s_per_token_byte: float = 1.746e-15
+    prefill_s_per_token_byte: float = 1.219e-15
+    prefill_s_per_token_layer: float = 1.29e-7
+    """What is between the products with weights: of small models nearly half of a step."""
     attention_s: float = 1.0e-16
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 0.903
+    sharing: float = 0.873
     """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
     turns."""
-    path_s: float = 0.01099
+    path_s: float = 0.009973
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 2048
     """Tokens of an engine's prefill step at most."""
@@ -144,6 +153,8 @@ class Cost:
         "_each",
         "_graph_tokens",
         "_host",
+        "_host_decode",
+        "_host_each",
         "_host_graph",
         "_kv",
         "_look",
@@ -162,19 +173,25 @@ class Cost:
         self._decode_fixed = shape.layers * hardware.step_layer_s + exchange + weights / hardware.weight_bytes_per_s
         self._each = weights * hardware.request_s_per_byte
         self._kv = kv / hardware.kv_bytes_per_s
+        self._host_decode, self._host_each = hardware.decode_host_s, hardware.decode_host_request_s
         self._prefill_fixed = hardware.prefill_step_s + exchange
         host = hardware.prefill_host_s + exchange
         self._host = host + shape.layers * hardware.prefill_layer_s
         self._host_graph = host + shape.layers * hardware.prefill_graph_layer_s
-        self._token = weights * hardware.prefill_s_per_token_byte
+        layers = shape.layers / shape.devices  # of each, its part is on one device
+        self._token = weights * hardware.prefill_s_per_token_byte + layers * hardware.prefill_s_per_token_layer
         self._look = kv * hardware.attention_s
         self.chunk_tokens = hardware.prefill_chunk
         self._graph_tokens = largest_graph(shape, hardware)
 
     def decode(self, steps: int, batch: int, context: int) -> float:
-        """Seconds of so many steps that begin with `context` tokens of KV in all."""
-        grown = steps * context + batch * (steps * (steps - 1) // 2)
-        return steps * (self._decode_fixed + batch * self._each) + self._kv * grown
+        """Seconds of so many steps that begin with `context` tokens of KV in all, with nobody beside them."""
+        return max(self._decode_devices(steps, batch, context), steps * self._decode_host(batch))
+
+    def decode_share(self, batch: int, context: int) -> float:
+        """Of such a step's time, what the devices are busy."""
+        devices, host = self._decode_devices(1, batch, context), self._decode_host(batch)
+        return devices / host if host > devices else 1.0
 
     def steps_in(self, seconds: float, batch: int, context: int) -> int:
         """How many of such steps have ended after `seconds`."""
@@ -182,11 +199,20 @@ class Cost:
         square = self._kv * batch / 2
         root = (linear * linear + 4 * square * seconds) ** 0.5
         steps = int(2 * seconds / (linear + root))
+        if (host := self._decode_host(batch)) > 0:
+            steps = min(steps, int(seconds / host))
         while self.decode(steps + 1, batch, context) <= seconds:
             steps += 1
         while steps > 0 and self.decode(steps, batch, context) > seconds:
             steps -= 1
         return steps
+
+    def _decode_devices(self, steps: int, batch: int, context: int) -> float:
+        grown = steps * context + batch * (steps * (steps - 1) // 2)
+        return steps * (self._decode_fixed + batch * self._each) + self._kv * grown
+
+    def _decode_host(self, batch: int) -> float:
+        return self._host_decode + batch * self._host_each
 
     def prefill_part(self, tokens: int, before: int) -> float:
         """Of a prefill step's seconds on the devices, one prompt's: `tokens` that follow `before` others."""

@@ -448,8 +448,10 @@ class Engine:
 
     def _decodes(self, seconds: float) -> None:
         # The step under way goes on beside whatever comes.
+        batch = len(self._batch)
         may_stop = self._run > 1 and not self._cut
-        self._processor.work(self._task, seconds, decodes=len(self._batch) if may_stop else 0)
+        devices = self.cost.decode_share(batch, self._context)
+        self._processor.work(self._task, seconds, decodes=batch if may_stop else 0, devices=devices)
 
     def _starved(self) -> bool:
         """Not a step more fits. True: it has something to do nevertheless."""

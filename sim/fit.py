@@ -2,15 +2,15 @@
 
     python -m sim.fit --results benchmarks/results
 
-Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what engines measured of themselves
-(`gpu_overhead_one_graphs`, `gpu_reclaim`, `gpu_tensor_parallel`), decode steps of 8B by the number of requests in a
-running system (`decode_steps`) and of 16 long streams (`gpu_reclaim`), four GPUs that load at once
-(`gpu_load_group`), how much longer the first token of a lone 8B request takes than that of a 1B
-(`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs (`gpu_residency_graphs`; cold starts
-and the way through a gateway too), one engine at 28 requests/s (`gpu_overhead_one_graphs`: TPOT, what else the host
-does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far apart first tokens of prompts are that came to a 1B
-model at once (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another
-step).
+Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what an engine measured of itself
+(`gpu_tensor_parallel`), decode steps of 8B by the number of requests in a running system (`decode_steps`) and of 16
+long streams (`gpu_reclaim`), of 1B in ten others (`decode_steps_compare`: the host), whole prefill steps of 1B, 3B and
+8B (`gpu_bursts_*`), four GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B
+request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs
+(`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine at 28 requests/s
+(`gpu_overhead_one_graphs`: TPOT, what else the host does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far
+apart first tokens of prompts are that came to a 1B model at once (`compare_2gib/static-busy-6.graphs512`, from before
+larger graphs: what the host does before another step).
 Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
 of the model.
 The rest of what it prints was held out.
@@ -32,7 +32,7 @@ import numpy as np
 
 from sim.catalogue import SHAPES, Spec
 from sim.clock import Clock
-from sim.cost import H200, Cost, Hardware, Shape
+from sim.cost import GB, H200, Cost, Hardware, Shape
 from sim.policies.static import Static
 from sim.request import Request
 from sim.system import World
@@ -46,6 +46,7 @@ _SHORT, _LONG = 16, 1024
 """Tokens of a step with graphs, and of one without."""
 _STREAMS = 16
 """Of `benchmarks/gpu/reclaim.py`."""
+_STEPS = "decode_steps_compare"
 _BIN, _LEAST_WINDOWS = 16, 4
 """Decode steps of so many numbers of requests are looked at together, where there are so many."""
 _CHUNK_TOKENS = H200.prefill_chunk
@@ -172,10 +173,39 @@ def burst_step_s(results: Results, shape: str, chunk: int) -> float:
     return median(steps)
 
 
-def batches(results: Results, shape: str) -> list[tuple[float, float, float]]:
+def whole_steps_s(results: Results, shape: str) -> float:
+    """Of an engine that prefills whole chunks one after the other, with graphs as engines have them."""
+    return float(results.read(f"gpu_bursts_{shape}")["cases"]["{}"]["beside"]["nothing"]["step_s"])
+
+
+def prefill_token(results: Results, hardware: Hardware) -> tuple[float, float]:
+    """Seconds for a byte of weights and for a layer, of each token: through whole steps of three shapes, the best for
+    all of them alike."""
+    table, steps = [], []
+    for name in ("1b", "3b", "8b"):
+        shape, step_s = SHAPES[name], whole_steps_s(results, name)
+        none = replace(hardware, prefill_s_per_token_byte=0.0, prefill_s_per_token_layer=0.0)
+        rest_s = step_s - Cost(shape, none).prefill_part(_CHUNK_TOKENS, 0)
+        table.append((shape.weights_bytes / GB / step_s, shape.layers / step_s))
+        steps.append(rest_s / step_s)
+    (byte, layer), *_ = np.linalg.lstsq(np.array(table), np.array(steps))
+    return float(byte) / GB / _CHUNK_TOKENS, float(layer) / _CHUNK_TOKENS
+
+
+def decode_host(results: Results) -> tuple[float, float]:
+    """Seconds of a step and for each of its requests, of hosts in a running system that decode for a 1B model alone on
+    its GPU, whose devices are faster. Steps that took twice as long as the middle one waited for something."""
+    windows = [each for each in results.read(_STEPS)["windows"] if each["shape"] == "1b"]
+    middle = median(each["step_s"] for each in windows)
+    rows = [(1.0, each["requests"], each["step_s"]) for each in windows if each["step_s"] < 2 * middle]
+    (step, request), *_ = np.linalg.lstsq(np.array([row[:2] for row in rows]), np.array([row[2] for row in rows]))
+    return float(step), float(request)
+
+
+def batches(results: Results, shape: str, name: str = "decode_steps") -> list[tuple[float, float, float]]:
     """(requests, bytes of KV, seconds of a step), medians of windows with about as many requests."""
     bins: dict[int, list[Any]] = {}
-    for window in results.read("decode_steps")["windows"]:
+    for window in results.read(name)["windows"]:
         if window["shape"] == shape:
             bins.setdefault(int(window["requests"]) // _BIN, []).append(window)
     keys = ("requests", "kv_bytes", "step_s")
@@ -234,7 +264,6 @@ def fit(results: Results) -> Hardware:
     # Decode steps: batches of 8B, among them 16 requests with much KV, and one request of 1B.
     reclaim = results.read("gpu_reclaim")
     tensor = results.read("gpu_tensor_parallel")["measured"]
-    alone = results.read("gpu_overhead_one_graphs")["measured"]["elastic-0"]
     much = (_STREAMS, reclaim["stats"]["steady"]["kv_used_bytes"], reclaim["between_tokens_s"]["after"]["p50"])
     eight_s, request_s, kv_s = plane([*batches(results, "8b"), much])
     one_s = tensor["ours-on-one"]["decode_step_ms"] / 1e3
@@ -257,17 +286,16 @@ def fit(results: Results) -> Hardware:
         request_s_per_byte=request_s / eight.weights_bytes,
         path_s=0.0,
     )
-    chunk_rate = fmean(
-        [alone["prefill_tokens_per_s"], *(each["prefill_tokens_per_s"] for each in reclaim["measured"].values())]
-    )
-
-    attention = Cost(eight, replace(hardware, prefill_s_per_token_byte=0.0)).prefill_part(_CHUNK_TOKENS, 0)
-    each = (_CHUNK_TOKENS / chunk_rate - attention) / _CHUNK_TOKENS / eight.weights_bytes
+    each, each_layer = prefill_token(results, hardware)
+    host_s, host_request_s = decode_host(results)
     layer = (lone_s(shapes["8b"]) - lone_s(shapes["1b"])) / (eight.layers - one.layers)
     hardware = replace(
         hardware,
+        decode_host_s=host_s,
+        decode_host_request_s=host_request_s,
         prefill_step_s=0.0,
         prefill_s_per_token_byte=each,
+        prefill_s_per_token_layer=each_layer,
         prefill_layer_s=layer,
         prefill_graph_layer_s=layer - (lone_s(shapes["8b"]) - lone_s(graphs)) / eight.layers,
     )
@@ -332,6 +360,11 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
             context = int(kv_bytes / SHAPES[shape].kv_bytes_per_token)
             modelled = Cost(SHAPES[shape], hardware).decode(1, round(requests), context)
             line(f"step of {requests:.0f} requests in a running system, {shape.upper()}, s", step_s, modelled, fitted)
+    for shape, fitted in (("8b", False), ("3b", False), ("1b", True)):
+        for requests, kv_bytes, step_s in batches(results, shape, _STEPS):
+            context = int(kv_bytes / SHAPES[shape].kv_bytes_per_token)
+            modelled = Cost(SHAPES[shape], hardware).decode(1, round(requests), context)
+            line(f"step of {requests:.0f} requests in ten other runs, {shape.upper()}, s", step_s, modelled, fitted)
     for shape in ("8b", "3b"):
         for row in results.read(f"gpu_batches_{shape}")["rows"]:
             if (row["side"], row["draw"]) == ("elastic", "greedy"):
@@ -347,6 +380,12 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
     prompt = turn["arguments"]["prompt"]
     seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0), int(prompt))
     line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
+    for shape in ("8b", "3b", "1b"):
+        cost = Cost(SHAPES[shape], hardware)
+        modelled = cost.prefill(cost.prefill_part(_CHUNK_TOKENS, 0), _CHUNK_TOKENS)
+        line(f"whole prefill step, {shape.upper()}, s", whole_steps_s(results, shape), modelled, True)
+    rates = [each["prefill_tokens_per_s"] for each in results.read("gpu_reclaim")["measured"].values()]
+    line("prefill that engines measure of themselves, 8B, tokens/s", fmean(rates), eight.prefill_tokens_per_s)
     bursts = burst_step_s(results, "1b", _CHUNK_TOKENS)
     line("between steps of prompts that come at once, 1B, s", bursts, _between_s(SHAPES["1b"], hardware), True)
     group = results.read("gpu_load_group")["rows"][0]

@@ -3,14 +3,18 @@ prefill all of it (`gpu_scheduler/policy/precedence.py`) until their step is ove
 may. Decodes of not too many requests stand still for as long as anybody goes first; real ones make a step between two
 prefill steps if they have waited so long for both.
 
+Who leaves them idle for a part of its time, as decodes of small models do, whose hosts are slower, needs no whole
+slice: the others share what is left of it.
+
 A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
 devices have something to do for it or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import Protocol
 
 from gpu_scheduler.policy.decode_turn import Want
@@ -28,6 +32,7 @@ class Task:
         "busy",
         "computed",
         "decodes",
+        "devices",
         "done",
         "ended",
         "first",
@@ -44,6 +49,8 @@ class Task:
         self.first_until: Timer | None = None
         self.decodes = 0
         """For how many requests, if that is what it is at."""
+        self.devices = 1.0
+        """Of its time alone, what the devices are busy."""
         self.host_until = 0.0
         """By the clock, when its host is through with what it is at."""
         self.computed = False
@@ -100,16 +107,18 @@ class Processor:
         first: int = 0,
         first_s: float = 0.0,
         decodes: int = 0,
+        devices: float = 1.0,
         host_s: float = 0.0,
     ) -> None:
         """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
         was at. `first`: for so many prompts others stand still for `first_s` at most, but for those that decode for too
-        many requests (`decodes`)."""
+        many requests (`decodes`). `devices`: which part of its time alone the devices are busy with it."""
         self._stop(task)
         if not task.busy:
             task.busy = True
             self._busy.append(task)
-        task._left, task.decodes, task.ended, task.computed = seconds, decodes, False, False
+        task._left, task.decodes, task.devices = seconds, decodes, devices
+        task.ended = task.computed = False
         task.host_until = self._clock.now + host_s
         self._goes_first(task, first if first_s > 0 else 0, first_s)
         self._share(new=task)
@@ -185,13 +194,23 @@ class Processor:
     def _share(self, new: Task | None = None) -> None:
         prompts, batch = self._prompts, self._precedence_batch
         goes = [task for task in self._busy if not task.decodes or not worth(prompts, task.decodes, batch)]
-        sharing = sum(not task.computed for task in goes)
-        each = 1.0 if sharing <= 1 else self._sharing / sharing
+        rates = self._rates([task for task in goes if not task.computed])
         for task in self._busy:
-            rate = each if task in goes else 0.0
+            rate = rates.get(task, 0.0)
             if task.ended or task.computed or (task is not new and rate == task._rate):
                 continue
             self._stop(task)
             task._rate = rate
             if rate > 0:
                 task.timer = self._clock.after(task._left / rate, self._through, task)
+
+    def _rates(self, tasks: Sequence[Task]) -> dict[Task, float]:
+        """Of these, which want the devices: equal slices, but nobody gets more than it is busy with."""
+        if len(tasks) == 1:
+            return {tasks[0]: 1.0}
+        left, rates = self._sharing, dict[Task, float]()
+        for number, task in enumerate(sorted(tasks, key=attrgetter("devices"))):
+            got = min(task.devices, left / (len(tasks) - number))
+            left -= got
+            rates[task] = got / task.devices
+        return rates

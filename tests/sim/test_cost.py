@@ -25,6 +25,23 @@ def test_a_run_of_steps_costs_what_its_steps_cost_one_by_one():
     assert EIGHT.decode(50, 7, 900) == pytest.approx(one_by_one)
 
 
+def test_decodes_of_small_models_wait_for_their_hosts_and_leave_the_devices_idle_meanwhile():
+    one = Cost(SHAPES["1b"])
+    host_s = H200.decode_host_s + 8 * H200.decode_host_request_s
+    devices_s = Cost(SHAPES["1b"], replace(H200, decode_host_s=0.0, decode_host_request_s=0.0)).decode(1, 8, 8000)
+    assert one.decode(10, 8, 8000) == pytest.approx(10 * host_s)
+    assert one.decode_share(8, 8000) == pytest.approx(devices_s / host_s) and devices_s < host_s
+    assert one.decode(1, 8, 800_000) > 1.5 * host_s and one.decode_share(8, 800_000) == 1.0  # so much KV
+    assert EIGHT.decode_share(8, 8000) == 1.0
+
+
+@given(st.integers(0, 3000), st.integers(1, 256), st.integers(0, 400_000), st.floats(0.0, 0.999))
+def test_so_it_is_with_steps_that_hosts_bound(steps, batch, context, part):
+    one = Cost(SHAPES["1b"])
+    low, high = (one.decode(n, batch, context) for n in (steps, steps + 1))
+    assert one.steps_in(low + part * (high - low), batch, context) == steps
+
+
 def test_a_prompt_in_two_parts_costs_what_it_costs_whole():
     assert EIGHT.prefill_part(300, 0) + EIGHT.prefill_part(700, 300) == pytest.approx(EIGHT.prefill_part(1000, 0))
 
@@ -56,12 +73,14 @@ def test_a_model_on_two_devices_has_half_of_it_on_each():
 
 
 @pytest.mark.parametrize("shape", ["8b", "3b", "1b"])
-def test_a_model_alone_on_an_h100_decodes_as_fast_as_measured(shape):
+def test_an_h100_is_busy_with_a_decode_step_of_a_model_alone_for_as_long_as_measured(shape):
     found = json.loads(ALONE_ON_H100S.read_text())["samples"]
     alone = [rows for part in found for by_model in part.values() for name, rows in by_model.items() if shape in name]
     steps = [median(row[5] for row in rows if row[5]) for rows in alone if median(row[3] for row in rows) >= 50]
     assert len(steps) >= 3
-    assert Cost(SHAPES[shape], H100).decode(1, 1, 1000) == pytest.approx(median(steps), rel=0.05)
+    cost = Cost(SHAPES[shape], H100)
+    devices_s = cost.decode(1, 1, 1000) * cost.decode_share(1, 1000)
+    assert devices_s == pytest.approx(median(steps), rel=0.05)
 
 
 def test_an_h100_has_less_memory_and_reads_it_slower():

@@ -15,10 +15,10 @@ def test_the_numbers_of_an_h200_are_those_that_the_fit_finds():
         assert getattr(H200, field.name) == pytest.approx(getattr(found, field.name), rel=0.02), field.name
 
 
-def test_half_of_what_was_held_out_is_met_within_a_tenth_and_the_rest_within_40_percent():
+def test_half_of_what_was_held_out_is_met_within_a_twentieth_and_the_rest_within_45_percent():
     errors = sorted(abs(line.error) for line in compare(RESULTS, H200) if not line.fitted)
-    assert len(errors) >= 15
-    assert errors[len(errors) // 2] < 0.1 and errors[-1] < 0.4
+    assert len(errors) >= 40
+    assert errors[len(errors) // 2] < 0.05 and errors[-1] < 0.45
 
 
 def test_a_rising_function_is_solved():

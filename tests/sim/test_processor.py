@@ -28,6 +28,28 @@ def test_one_task_has_all_of_it_and_two_get_equal_slices_of_what_sharing_leaves(
     assert ended == {"b": pytest.approx(2.0), "a": pytest.approx(3.6)}
 
 
+def test_who_needs_less_than_a_slice_gets_that_and_the_others_share_what_is_left_of_it():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+
+    processor.work(task("idles", processor, clock, ended), 2.0, devices=0.2)
+    for name in ("a", "b"):
+        processor.work(task(name, processor, clock, ended), 0.4)
+    clock.run()
+    # 0.4 each of what 0.2 is missing from; who leaves the devices idle is as fast as alone.
+    assert ended == {"a": pytest.approx(1.0), "b": pytest.approx(1.0), "idles": pytest.approx(2.0)}
+
+
+def test_who_needs_more_than_a_slice_is_slower_by_that():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+
+    for name in ("a", "b"):
+        processor.work(task(name, processor, clock, ended), 1.0, devices=0.8)
+    clock.run()
+    assert ended == {"a": pytest.approx(1.6), "b": pytest.approx(1.6)}
+
+
 def test_what_is_left_of_a_task_is_told_in_the_middle_of_it():
     clock = Clock()
     processor = Processor(clock, sharing=1.0)
