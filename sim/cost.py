@@ -91,7 +91,8 @@ class Hardware:
     cold_base_s: float = 0.978
     cold_layer_s: float = 0.089
     """Of a cold start for each layer: graphs are captured."""
-    hibernate_s: float = 0.009
+    hibernate_s: float = 0.02
+    """In the middle of 600 sleeps of running systems, by their logs; 0.009 where a host has nothing else to do."""
     reclaim_base_s: float = 0.003
     reclaim_bytes_per_s: float = 155.0 * GB
     """Memory that others give back, until it can be had."""
