@@ -2,29 +2,23 @@
 # The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
 #   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time counts
 #   sh sitting.sh begin               after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...
+#   sh sitting.sh begin quiet         the quiet slice, which has targets of H100s; on H200s they are measured first, where
+#                                     compare_h200 has alone-1.json and alone-2.json of the others and no slos.json
 #   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
-# Which runs are begun is in `wanted`, by the cards that came: all systems of a slice and rate are to have the same.
+# Which runs are begun is in `rest` and `quiet`: all systems of a slice and rate are to have the same cards.
 set -eu
 IN=/tmp/in
 export SRC=/tmp/src SITE=/tmp/site RESULTS=/tmp/results
-ENDS_S=${ENDS_S:-1650} # after `first`; the host goes back half a minute later
+ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
-# wanted CARDS GPUS: what compare.sh is given
-wanted() {
-    case $1 in
-        h100)
-            echo "prism:hyperbolic:24 prism:busy:6 prism:quiet:* / static:quiet:*"
-            [ "$2" -lt 4 ] || echo "-- muxserve:hyperbolic:24 / muxserve:busy:6 / muxserve:quiet:* / no-arbitration:busy:6"
-            ;;
-        h200)
-            if [ "$2" -lt 4 ]; then
-                echo "prism:hyperbolic:8 prism:busy:2 / serverlessllm:hyperbolic:8 serverlessllm:busy:2 / muxserve:hyperbolic:8"
-            else
-                echo "prism:hyperbolic:* prism:busy:* / muxserve:hyperbolic:8"
-                echo "-- serverlessllm:hyperbolic:* serverlessllm:busy:* / muxserve:busy:2"
-            fi
-            ;;
-    esac
+# rest GPUS, quiet GPUS: what compare.sh is given
+rest() {
+    echo "muxserve:hyperbolic:24 / muxserve:busy:6 / static:hyperbolic:24 / static:busy:6"
+    [ "$1" -lt 4 ] || echo "-- no-arbitration:busy:6 / no-placement:busy:6 / no-ballooning:busy:6 / no-hibernation:busy:6"
+}
+quiet() {
+    echo "prism:quiet:* / static:quiet:*"
+    [ "$1" -lt 4 ] || echo "-- muxserve:quiet:* / serverlessllm:quiet:*"
 }
 
 case $1 in
@@ -38,11 +32,13 @@ case $1 in
     begin)
         # In order of their numbers, whatever those are.
         sh "$(dirname "$0")/setup.sh" $IN $SRC $SITE $(ls -v /tmp/b/*)
-        if nvidia-smi -L | grep -q H100; then cards=h100; else cards=h200; fi
+        # What is left is of H200s, but for the quiet slice.
+        what=${2:-rest}
+        if nvidia-smi -L | grep -q H100; then what=quiet; fi
         set -f
         # shellcheck disable=SC2046  # words
         sh $SRC/benchmarks/gpu/offline/compare.sh begin $(($(cat /tmp/begun) + ENDS_S - $(date +%s))) \
-            $(wanted $cards "$(nvidia-smi -L | wc -l)")
+            $("$what" "$(nvidia-smi -L | wc -l)")
         echo "begun $(($(date +%s) - $(cat /tmp/begun))) s after the first call"
         ;;
     look)
