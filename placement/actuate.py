@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 from placement.cluster import TAKES_REQUESTS, Cluster, Group
 from placement.history import Entry
@@ -28,6 +29,8 @@ class Actuator:
         self.leaving: dict[str, str] = {}
         """Model -> group that it is leaving: its route prefers the other."""
         self.moving: set[str] = set()
+        self.making_way: list[str] = []
+        """For models that come up where they are. One may do so for several."""
         self._targets: dict[str, Group] = {}
         """Of moves whose model is not up there yet."""
         self._came: dict[str, tuple[Group, float]] = {}
@@ -60,6 +63,7 @@ class Actuator:
     ) -> None:
         """Returns as soon as the group takes requests for the model; the activation goes on. Raises what refused it."""
         spec = self.spec(model)
+        yields = list(yields)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.add_done_callback(lambda f: f.cancelled() or f.exception())
 
@@ -69,17 +73,18 @@ class Actuator:
 
         async def carry_out() -> None:
             try:
-                reached = await self._recorded(
-                    record,
-                    group.client.set_residency(
-                        spec,
-                        common_pb2.ACTIVE,
-                        record.reason,
-                        on_progress=progressed,
-                        yields=list(yields),
-                        elsewhere=self._measured(model),
-                    ),
-                )
+                with self._making_way(yields):
+                    reached = await self._recorded(
+                        record,
+                        group.client.set_residency(
+                            spec,
+                            common_pb2.ACTIVE,
+                            record.reason,
+                            on_progress=progressed,
+                            yields=yields,
+                            elsewhere=self._measured(model),
+                        ),
+                    )
                 if reached == common_pb2.ACTIVE:
                     self._came[model] = group, time.monotonic() + _SILENT_S
                 if not accepted.done():
@@ -136,9 +141,10 @@ class Actuator:
             spec = self.spec(model)
             self._targets[model] = target
             try:
-                last = await target.client.set_residency(
-                    spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
-                )
+                with self._making_way(yields):
+                    last = await target.client.set_residency(
+                        spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
+                    )
             finally:
                 del self._targets[model]
             if last.residency != common_pb2.ACTIVE:
@@ -166,6 +172,15 @@ class Actuator:
             self.leaving.pop(model, None)
             self.moving.discard(model)
             self._cluster.changed(model)
+
+    @contextlib.contextmanager
+    def _making_way(self, yields: Sequence[gpu_scheduler_pb2.Yield]) -> Iterator[None]:
+        self.making_way += [each.model for each in yields]
+        try:
+            yield
+        finally:
+            for each in yields:
+                self.making_way.remove(each.model)
 
     def _measured(self, model: str) -> gpu_scheduler_pb2.Elsewhere:
         measured = self._cluster.measured(model)

@@ -282,11 +282,12 @@ class Reconciler:
             self._relieving.discard(group)
 
     async def _sleep(self, group: Group, yielding: Yielding) -> None:
-        """Raises what refused it. Nothing happens to a model that is on its way somewhere by now, or is not awake any
-        more: those before it took their time."""
-        model = yielding.model
+        """Raises what refused it. Nothing happens to a model that is on its way somewhere, or is not awake any more:
+        those before it took their time, and who makes way for an activation is not asleep at once."""
+        model, actuator = yielding.model, self._actuator
         resident = group.residents.get(model)
-        on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
+        on_its_way = model in actuator.moving | actuator.removing | actuator.activating.keys()
+        on_its_way |= model in actuator.making_way
         if on_its_way or resident is None or resident.residency != common_pb2.ACTIVE or not resident.idle_s:
             return
         spec = self._actuator.spec(model)

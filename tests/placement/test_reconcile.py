@@ -5,6 +5,7 @@ import pytest
 
 from placement import actuate, reconcile
 from protos import common_pb2, gpu_scheduler_pb2
+from services import tasks
 from services.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
 
@@ -552,6 +553,38 @@ async def test_who_is_on_its_way_up_by_now_does_not_make_way_for_kv():
     world.reconciler.relieve()
     await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
     assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_told_so_again_for_kv(moves):
+    world = relieved()
+    world.model("new")
+    group, other = world.cluster.group("g0"), FakeCluster().cluster.group("g1")
+    begin, through = world.groups[0].set_residency, asyncio.Event()
+
+    async def slowly(spec, *arguments, **keys):
+        if spec.name == "new":
+            await through.wait()
+        return await begin(spec, *arguments, **keys)
+
+    world.groups[0].set_residency = slowly
+    record = world.history.add("new", "activate", "g0", "asked for")
+    yields = [gpu_scheduler_pb2.Yield(model="bad", target=common_pb2.HIBERNATING)]
+    coming = (
+        world.actuator.migrate("new", other, group, record, yields)
+        if moves
+        else world.actuator.activate("new", group, record, yields)
+    )
+    task = tasks.spawn(coming, "comes")
+    while "bad" not in world.actuator.making_way:
+        await asyncio.sleep(0)
+    world.reconciler.relieve()
+    await asyncio.wait_for(world.heard(lambda: world.groups[0].calls), 20)
+    assert world.groups[0].calls == [("idle", "HIBERNATING", [])]
+    assert not world.history.last("bad", 1)
+    through.set()
+    await asyncio.wait_for(task, 20)
+    assert not world.actuator.making_way
 
 
 async def test_who_is_asked_for_again_while_another_makes_way_for_kv_stays():
