@@ -15,14 +15,14 @@ services call, onto engines that are a cost model (`cost.py`, fitted to measured
     trace, catalogue, replay, report    in and out; `python -m sim.synthetic` draws a fleet of any size
 
 Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
-reclaims, residencies and what they take, eviction, migration, time slices between engines, and the host's part of a
-prefill step.
+reclaims, residencies and what they take, eviction, migration, time slices between engines, and the host's part of
+prefill and decode steps.
 
-Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 28 figures that nothing was fitted
-to half are met within 3 %, the worst within 38 %: two engines on a GPU (TTFT a third too short), one under 256 endless
-requests of equal length (TTFT 24 % more than was measured; TPOT 2 %), a long prefill beside decodes (20 % too slow), a
-wake-up while other GPUs of the host are busy (15 % too fast). Decode steps of 1 to 192 requests and nothing else are
-met within 6 % (8B, 3B). Fitted with models of 1B and 8B only. Whole systems, and two models that share a GPU:
+Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 47 figures that nothing was fitted
+to half are met within 3 %, the worst within 42 %: two engines on a GPU (TTFT two fifths too short), one under 256
+endless requests of equal length (TTFT 13 % more than was measured; TPOT 7 % less), a long prefill beside decodes (9 %
+too slow), a wake-up while other GPUs of the host are busy (15 % too fast). Decode steps of 1 to 192 requests and
+nothing else are met within 6 % (8B, 3B). Fitted with models of 1B, 3B and 8B only. Whole systems, and two models that share a GPU:
 `benchmarks/sim_check.py`, docs/gpu.md.
 
 An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two of them, four of one sitting are
