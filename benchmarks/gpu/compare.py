@@ -1,8 +1,9 @@
 """Prism beside the systems that it is compared with, on two GPUs: eight models, traces over HTTP.
 
     python -m benchmarks.gpu.compare cut --traces TRACES --to FOLDER        # the slices, from the whole traces; no GPU
-    python -m benchmarks.gpu.compare calibrate --traces FOLDER --out DIR    # DIR/alone-1.json; goes on where it ended
-    python -m benchmarks.gpu.compare targets --out DIR                      # DIR/slos.json, of all DIR/alone-*.json
+    python -m benchmarks.gpu.compare calibrate --traces FOLDER --out DIR [SYSTEM:SLICE:RATE ...]
+                                                            # DIR/alone-1.json; goes on where it ended
+    python -m benchmarks.gpu.compare targets --out DIR      # DIR/slos.json, of all DIR/alone-*.json
     python -m benchmarks.gpu.compare run --traces FOLDER --out DIR [SYSTEM:SLICE:RATE ...]
     python -m benchmarks.gpu.compare show --out DIR
 
@@ -18,7 +19,8 @@
 A run that has its result in DIR is skipped, so the same command goes on where it ended. Parts of a run's name may be
 patterns ("prism:*:8"); without any all are done. What is set alike for several slices (where no plan is in it) is
 started once for all of them. Each is replayed at each rate, the lowest first, with empty queues in between and prompts
-of its own, the same for every system. A run that failed leaves nothing, one whose client did not keep the schedule
+of its own, the same for every system. Models are measured alone for the slices of those runs that have no targets yet.
+A run that failed leaves nothing, one whose client did not keep the schedule
 NAME.invalid.json; they are named at the end (exit status 1), and done again the next time.
 
 What is compared was written down before any run: SLICES with their rates, MODELS, and how names of a trace are dealt to
@@ -144,15 +146,22 @@ class Alone:
 async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Site) -> None:
     """Each model alone on its device, all in planned places and with room enough."""
     site = replace(site, devices={device: int(_ALONE_CAPACITY * nbytes) for device, nbytes in site.devices.items()})
-    slices = {name: _load(given, name, models) for name in SLICES}
-    busy = slices["busy"]
+    known = targets_of(given.out)
+    wanted = [name for name in dict.fromkeys(run.slice for run in runs(given.runs)) if name not in known]
+    if not wanted:
+        print(f"{given.out / 'slos.json'} has targets of all these slices", flush=True)
+        return
+    slices = {name: _load(given, name, models) for name in wanted}
+    busy = _load(given, "busy", models)
     requests = busy.requests(models[0].context_tokens, {})
     parts = systems.plan(models, requests, busy.part.seconds, site.devices, site.sizes)
     measured = Alone(given.out, given.part[0], given.commit)
     async with stack(SYSTEMS["muxserve"], models, parts, site) as at:
 
         async def of_device(device: str) -> None:
-            for number, (name, one) in enumerate(slices.items()):
+            for number, name in enumerate(SLICES):
+                if (one := slices.get(name)) is None:
+                    continue
                 for model in models:
                     own = [each for each in one.requests(model.context_tokens, {}) if each.model == model.name]
                     if own and parts[model.name].place.group == device and not measured.has(name, model.name):
@@ -167,14 +176,24 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
     measured.whole()
 
 
+def targets_of(out: Path) -> dict[str, Any]:
+    """By slice, of those that have some."""
+    path = out / "slos.json"
+    return dict(json.loads(path.read_text())["slos"]) if path.exists() else {}
+
+
 def targets(out: Path, commit: str) -> None:
-    """What holds of what was calibrated."""
+    """What holds of what was calibrated. Slices that have targets keep them."""
     found = [json.loads(path.read_text()) for path in sorted(out.glob("alone-*.json"))]
     found = [each for each in found if each.get("whole", True)]
-    if not found:
+    known = targets_of(out)
+    if not found and not known:
         raise SystemExit(f"{out} has no alone-*.json that is whole: calibrate first, or again, which goes on")
-    slos = smallest([each["slos"] for each in found])
-    compared.write(out, "slos", commit, {"slos": slos, "samples": [each["samples"] for each in found]})
+    slos = smallest([each["slos"] for each in found]) if found else {}
+    if new := {name: of for name, of in slos.items() if name not in known}:
+        samples = json.loads((out / "slos.json").read_text()).get("samples", []) if known else []
+        samples += [each["samples"] for each in found]
+        compared.write(out, "slos", commit, {"slos": known | new, "samples": samples})
 
 
 P95s = Mapping[str, Mapping[str, Mapping[str, float]]]

@@ -38,6 +38,22 @@ def test_a_calibration_that_was_cut_off_goes_on_and_no_targets_are_made_of_it_be
     assert slos == {"busy": {"a": took, "b": {"ttft_ms": 20.0, "tpot_ms": 3.0}}}
 
 
+def test_slices_that_have_targets_keep_them_when_others_were_measured_later(tmp_path) -> None:
+    row = [[0.0, "a", 10, 5, 0.02, 0.003]]
+    compare.Alone(tmp_path, 1, "abc").put("busy", "a", row)
+    compare.Alone(tmp_path, 1, "abc").whole()
+    compare.targets(tmp_path, "abc")
+    (tmp_path / "alone-1.json").unlink()
+    later = compare.Alone(tmp_path, 1, "def")
+    later.put("busy", "a", [[0.0, "a", 10, 5, 0.01, 0.001]])
+    took = later.put("quiet", "a", row)
+    later.whole()
+    compare.targets(tmp_path, "def")
+    found = json.loads((tmp_path / "slos.json").read_text())
+    assert found["slos"] == {"busy": {"a": {"ttft_ms": 20.0, "tpot_ms": 3.0}}, "quiet": {"a": took}}
+    assert len(found["samples"]) == 2
+
+
 def test_where_models_were_at_first_is_where_they_were_awake_or_else_asleep() -> None:
     def row(at_s: float, group: str, **models: str) -> dict[str, object]:
         return {"at_s": at_s, "group": group, "models": {name: {"residency": of} for name, of in models.items()}}

@@ -4,7 +4,7 @@
 #   SRC=... SITE=... RESULTS=... sh compare.sh begin SECONDS [SYSTEM:SLICE:RATE ... [/ SYSTEM:SLICE:RATE ...] [-- ...]]
 #   SRC=... SITE=... RESULTS=... sh compare.sh look SECONDS
 # What comes after `--` is for the next pair of GPUs, what comes after `/` for the same one afterwards; without any the
-# systems are shared out. `begin` goes on where the folder of results ends (RESULTS/compare_h200 or RESULTS/compare_h100;
+# systems are shared out. Where slices of these have no targets in slos.json yet, models are measured alone first. `begin` goes on where the folder of results ends (RESULTS/compare_h200 or RESULTS/compare_h100;
 # slos.json and results of an earlier time may be put there), in processes that outlive the shell, and begins nothing that
 # would not be done after so many seconds. `look` waits until they are done, or so long, and says what there is; it fails
 # at once where nothing is under way and nothing was done.
@@ -41,14 +41,16 @@ pair() {
     echo ") >$OUT_OF_ALL/log.$number 2>&1 &"
 }
 
-# targets: a line for each pair, which calibrate at once
+# targets WORD...: a line for each pair, which calibrate at once for the slices of all these
 targets() {
-    echo "if [ ! -e $OUT_OF_ALL/slos.json ]; then"
+    wanted=
+    for word in "$@"; do
+        case $word in -- | /) ;; *) wanted="$wanted $word" ;; esac
+    done
     for number in $(seq 1 $((GPUS / 2))); do
-        echo "timeout 500 $(on "$number" calibrate --part "$number/$((GPUS / 2))") >$OUT_OF_ALL/log.alone.$number 2>&1 &"
+        echo "timeout 500 $(on "$number" calibrate "$wanted" --part "$number/$((GPUS / 2))") >$OUT_OF_ALL/log.alone.$number 2>&1 &"
     done
     echo "wait; python3 -m benchmarks.gpu.compare targets --out $OUT_OF_ALL --commit $COMMIT"
-    echo "fi"
 }
 
 case $1 in
@@ -57,7 +59,7 @@ case $1 in
         shift 2
         {
             echo "set -f"
-            targets
+            targets "$@"
             if [ $# -eq 0 ]; then
                 for number in $(seq 1 $((GPUS / 2))); do pair "$number"; done
             else

@@ -2,8 +2,7 @@
 # The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
 #   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time counts
 #   sh sitting.sh begin               after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...
-#   sh sitting.sh begin quiet         the quiet slice, which has targets of H100s; on H200s they are measured first, where
-#                                     compare_h200 has alone-1.json and alone-2.json of the others and no slos.json
+#   sh sitting.sh begin quiet         the quiet slice, which has targets of H100s; on H200s they are measured first
 #   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
 # Which runs are begun is in `rest` and `quiet`: all systems of a slice and rate are to have the same cards.
 set -eu
