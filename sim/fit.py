@@ -47,6 +47,7 @@ _SHORT, _LONG = 16, 1024
 _STREAMS = 16
 """Of `benchmarks/gpu/reclaim.py`."""
 _STEPS = "decode_steps_compare"
+"""Of ten other runs than `decode_steps`, with hosts as they are now."""
 _BIN, _LEAST_WINDOWS = 16, 4
 """Decode steps of so many numbers of requests are looked at together, where there are so many."""
 _CHUNK_TOKENS = H200.prefill_chunk
@@ -182,9 +183,9 @@ def prefill_token(results: Results, hardware: Hardware) -> tuple[float, float]:
     """Seconds for a byte of weights and for a layer, of each token: through whole steps of three shapes, the best for
     all of them alike."""
     table, steps = [], []
+    none = replace(hardware, prefill_s_per_token_byte=0.0, prefill_s_per_token_layer=0.0)
     for name in ("1b", "3b", "8b"):
         shape, step_s = SHAPES[name], whole_steps_s(results, name)
-        none = replace(hardware, prefill_s_per_token_byte=0.0, prefill_s_per_token_layer=0.0)
         rest_s = step_s - Cost(shape, none).prefill_part(_CHUNK_TOKENS, 0)
         table.append((shape.weights_bytes / GB / step_s, shape.layers / step_s))
         steps.append(rest_s / step_s)

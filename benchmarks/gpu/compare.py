@@ -20,8 +20,8 @@ A run that has its result in DIR is skipped, so the same command goes on where i
 patterns ("prism:*:8"); without any all are done. What is set alike for several slices (where no plan is in it) is
 started once for all of them. Each is replayed at each rate, the lowest first, with empty queues in between and prompts
 of its own, the same for every system. Models are measured alone for the slices of those runs that have no targets yet.
-A run that failed leaves nothing, one whose client did not keep the schedule
-NAME.invalid.json; they are named at the end (exit status 1), and done again the next time.
+A run that failed leaves nothing, one whose client did not keep the schedule NAME.invalid.json; they are named at the
+end (exit status 1), and done again the next time.
 
 What is compared was written down before any run: SLICES with their rates, MODELS, and how names of a trace are dealt to
 them: sorted, round and round. Where a trace has more names than there are models, one model has the requests of
@@ -159,9 +159,8 @@ async def calibrate(given: argparse.Namespace, models: Sequence[Model], site: Si
     async with stack(SYSTEMS["muxserve"], models, parts, site) as at:
 
         async def of_device(device: str) -> None:
-            for number, name in enumerate(SLICES):
-                if (one := slices.get(name)) is None:
-                    continue
+            for name, one in slices.items():
+                number = list(SLICES).index(name)
                 for model in models:
                     own = [each for each in one.requests(model.context_tokens, {}) if each.model == model.name]
                     if own and parts[model.name].place.group == device and not measured.has(name, model.name):
@@ -191,8 +190,8 @@ def targets(out: Path, commit: str) -> None:
         raise SystemExit(f"{out} has no alone-*.json that is whole: calibrate first, or again, which goes on")
     slos = smallest([each["slos"] for each in found]) if found else {}
     if new := {name: of for name, of in slos.items() if name not in known}:
-        samples = json.loads((out / "slos.json").read_text()).get("samples", []) if known else []
-        samples += [each["samples"] for each in found]
+        before = json.loads((out / "slos.json").read_text()).get("samples", []) if known else []
+        samples = before + [each["samples"] for each in found]
         compared.write(out, "slos", commit, {"slos": known | new, "samples": samples})
 
 
@@ -252,9 +251,11 @@ def scaled(alone: Mapping[str, Mapping[str, float]], models: Sequence[Model]) ->
 
 async def run(given: argparse.Namespace, models: Sequence[Model], site: Site) -> list[str]:
     """What was not done, in words."""
-    slos = json.loads((given.out / "slos.json").read_text())["slos"]
+    slos = targets_of(given.out)
     end, missing = time.monotonic() + given.limit_s, []
     wanted = [each for each in runs(given.runs, given.part) if not (given.out / f"{each.name}.json").exists()]
+    if without := dict.fromkeys(each.slice for each in wanted if each.slice not in slos):
+        raise SystemExit(f"{given.out / 'slos.json'} has no targets of {', '.join(without)}: calibrate first")
     tasks = [task_of(each, _load(given, each.slice, models), slos[each.slice], models, site) for each in wanted]
     for todo in starts(tasks):
         first = todo[0]

@@ -54,6 +54,15 @@ def test_slices_that_have_targets_keep_them_when_others_were_measured_later(tmp_
     assert len(found["samples"]) == 2
 
 
+@pytest.mark.parametrize("known", [{}, {"busy": {}}])
+async def test_a_run_of_a_slice_without_targets_says_so_before_anything_is_started(tmp_path, known) -> None:
+    if known:
+        (tmp_path / "slos.json").write_text(json.dumps({"slos": known}))
+    given = compare.parse(["run", "prism:quiet:2", "--traces", str(tmp_path), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="no targets of quiet: calibrate first"):
+        await compare.run(given, [], compared.site(["cpu:0", "cpu:1"], 8, 1 << 30, "echo"))
+
+
 def test_where_models_were_at_first_is_where_they_were_awake_or_else_asleep() -> None:
     def row(at_s: float, group: str, **models: str) -> dict[str, object]:
         return {"at_s": at_s, "group": group, "models": {name: {"residency": of} for name, of in models.items()}}

@@ -7,8 +7,8 @@
 # systems are shared out. Where slices of these have no targets in slos.json yet, models are measured alone first.
 # `begin` goes on where the folder of results ends (RESULTS/compare_h200 or RESULTS/compare_h100; slos.json and results of
 # an earlier time may be put there), in processes that outlive the shell, and begins nothing that would not be done after
-# so many seconds. `look` waits until they are done, or so long, and says what there is; it fails
-# at once where nothing is under way and nothing was done.
+# so many seconds. `look` waits until they are done, or so long, and says what there is; it fails at once where nothing is
+# under way and nothing was done.
 #   MORE="--rehearse echo" GPUS=2    on a machine without them
 set -u
 . "$(dirname "$0")/run.sh"
