@@ -128,11 +128,26 @@ class Reconciler:
         return [gpu_scheduler_pb2.Yield(model=y.model, target=y.target, drain_ms=drain_ms) for y in verdict.yields]
 
     async def _place(self, spec: common_pb2.ModelSpec) -> Verdict:
-        """The judge's verdict; where that is to wait, the one that it comes to while the asker does. It is asked again
-        only when it may say something else."""
+        """Where the model can be told to come up. A group that is bringing it down would refuse: that is waited for,
+        20 ms mostly, and whoever was refused would be back later than that. Then the answer may be another."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._config.hold_s
-        verdict, asked_at = self._judge.activation(spec, self._config.hold_s), self._judge.changes
+        verdict = await self._find_place(spec, until)
+        while (group := verdict.group) is not None and _leaves(group, spec.name) and loop.time() < until:
+            await self._has_left(group, spec.name, until)
+            verdict = await self._find_place(spec, until)
+        return verdict
+
+    async def _has_left(self, group: Group, model: str, until: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await self._cluster.until(lambda: not _leaves(group, model))
+
+    async def _find_place(self, spec: common_pb2.ModelSpec, until: float) -> Verdict:
+        """The judge's verdict; where that is to wait, the one that it comes to while the asker does, up to `until` on
+        the loop's clock. It is asked again only when it may say something else."""
+        loop = asyncio.get_running_loop()
+        verdict, asked_at = self._judge.activation(spec, max(0.0, until - loop.time())), self._judge.changes
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 while verdict.group is None:
@@ -344,6 +359,12 @@ class Reconciler:
 def rest_s(took_s: float) -> float:
     """Until the next look at the cluster, behind one that took so long."""
     return max(_LOOK_S, min(_CALM_S, _OFTEN * took_s), min(_LONGEST_REST_S, _REST * took_s))
+
+
+def _leaves(group: Group, model: str) -> bool:
+    """Whether the group is bringing it down, as far as it was heard."""
+    resident = group.residents.get(model)
+    return group.reachable and resident is not None and resident.residency == common_pb2.DRAINING
 
 
 def _action(target: common_pb2.Residency) -> str:

@@ -54,6 +54,33 @@ async def test_a_model_that_is_there_already_is_found_without_a_change():
     assert world.groups[1].calls == []
 
 
+async def test_a_model_that_is_just_falling_asleep_is_woken_as_soon_as_it_sleeps():
+    world = FakeCluster(groups=1, hold_s=60.0)
+    world.model("m")
+    world.groups[0].put("m", common_pb2.DRAINING, weights_bytes=30 * MIB)
+    world.tell()
+    asked = tasks.spawn(world.reconciler.activate("m"), "a request for m")
+    for _ in range(20):
+        await asyncio.sleep(0)
+        world.tell()
+    assert not asked.done() and world.groups[0].calls == []  # it would have been refused
+    world.groups[0].put("m", common_pb2.HIBERNATING, weights_bytes=30 * MIB)
+    world.tell()
+    assert (await asked).name == "g0"
+    assert world.groups[0].calls == [("m", "ACTIVE", [])]
+
+
+async def test_a_model_that_does_not_get_down_in_time_is_for_its_group_to_refuse():
+    world = FakeCluster(groups=1, hold_s=0.05)
+    world.model("m")
+    world.groups[0].put("m", common_pb2.DRAINING, weights_bytes=30 * MIB)
+    world.groups[0].fail = Conflict("m is on its way to HIBERNATING")
+    world.tell()
+    with pytest.raises(Conflict, match="on its way"):
+        await world.reconciler.activate("m")
+    assert world.groups[0].calls == [("m", "ACTIVE", [])]
+
+
 async def test_an_idle_model_makes_way_only_when_its_memory_is_wanted():
     world = FakeCluster(groups=1, idle_s=45)
     for name in ("idle", "busy", "new"):
