@@ -47,6 +47,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
         {name: str(value).lower() for name, value in systems.SYSTEMS["no-arbitration"].arbitration.items()},
     ),
     "no-decode-turn": ("prism", {"decode_turn_ms": "0"}),
+    "no-hibernation": ("prism", {"hibernate": "false"}),
 }
 WARM_GAP_S = 60.0
 HEADER = ("run", "", "both %", "TTFT", "TPOT", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "both, from to")
@@ -67,6 +68,8 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
         own = {name: str(found["system"]["settings"]["placement"][name]) for name in ("idle_s", "patience_s")}
     targets = _targets(found)  # placement hears of them from requests
     began = _began(runs[0])
+    if found["run"]["system"] == "no-placement":
+        own = own | {"places": json.dumps(began)}
     specs = [
         replace(
             Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"]),

@@ -28,6 +28,7 @@ _GAUGES = {
     "idle_s": ("prism_idle_seconds", "Since the last request arrived or ended"),
     "wake_s": ("prism_last_wake_seconds", "What the last wake-up from hibernation took"),
     "cold_s": ("prism_last_cold_start_seconds", "What the last start in a fresh engine took"),
+    "decode_step_s": ("prism_decode_step_alone_seconds", "What its engine thinks a decode step takes alone"),
 }
 """Of a resident, by its field."""
 _COUNTERS = {
@@ -36,6 +37,9 @@ _COUNTERS = {
     "hibernations": ("prism_hibernations", "Times that the model fell asleep"),
     "prefill_tokens": ("prism_prefill_tokens", "Prompt tokens computed"),
     "decode_tokens": ("prism_decode_tokens", "Output tokens computed"),
+    "decode_steps": ("prism_decode_steps", "Steps that computed them"),
+    "urgent_steps": ("prism_decode_steps_urgent", "Of these, begun with less than a step's time in hand"),
+    "stood_still_s": ("prism_decode_stood_still_seconds", "That decodes waited for steps of other models"),
 }
 _FIELD_STANDARD = {
     "waiting": ("vllm:num_requests_waiting", "In the shared queue"),

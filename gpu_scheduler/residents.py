@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from gpu_scheduler.engines.base import Engine
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
@@ -93,9 +94,9 @@ class Resident:
         """How long each step of the last activation took."""
         return {name: after - began for (name, began), (_, after) in pairwise(self.steps)}
 
-    def total(self, name: str) -> int:
-        """A counter of EngineStats over all engines that the model had here."""
-        return int(getattr(self.past, name)) + int(getattr(self.stats, name))
+    def total(self, name: str) -> Any:
+        """A counter of EngineStats, whole or of seconds, over all engines that the model had here."""
+        return getattr(self.past, name) + getattr(self.stats, name)
 
     def engine_gone(self) -> None:
         """Its engine died or was given back: keep what it counted."""
@@ -106,6 +107,9 @@ class Resident:
             "forward_steps",
             "prefill_tokens",
             "decode_tokens",
+            "decode_steps",
+            "urgent_steps",
+            "stood_still_s",
         ):
             setattr(self.past, name, self.total(name))
         self.stats = engine_pb2.EngineStats()

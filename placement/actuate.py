@@ -35,6 +35,8 @@ class Actuator:
         """Of moves whose model is not up there yet."""
         self._came: dict[str, tuple[Group, float]] = {}
         """Models that came up on a group, and until when (monotonic) it may be silent about it."""
+        self._went: dict[str, tuple[Group, float]] = {}
+        """Models that went down on a group, and until when (monotonic) it may be silent about it."""
         self.removing: set[str] = set()
         """Models that have no route and come up nowhere any more."""
 
@@ -50,6 +52,11 @@ class Actuator:
         came = {model: group for model, (group, _) in self._came.items()}
         return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
 
+    def has_gone_down(self, model: str, group: Group) -> bool:
+        """Whether it went down there a moment ago, so that the group's report may still say that it is awake."""
+        where, until = self._went.get(model, (None, 0.0))
+        return where is group and time.monotonic() < until
+
     def spec(self, model: str) -> common_pb2.ModelSpec:
         entry = self._cluster.entry(model)
         if entry is None or model in self.removing:
@@ -63,6 +70,7 @@ class Actuator:
     ) -> None:
         """Returns as soon as the group takes requests for the model; the activation goes on. Raises what refused it."""
         spec = self.spec(model)
+        self._went.pop(model, None)
         yields = list(yields)
         accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         accepted.add_done_callback(lambda f: f.cancelled() or f.exception())
@@ -106,7 +114,11 @@ class Actuator:
         """To HIBERNATING, COLD or ON_DISK; what the group then says of it. Raises what refused it."""
         try:
             work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
-            return await self._recorded(record, work)
+            reached = await self._recorded(record, work)
+            now = time.monotonic()
+            self._went = {name: went for name, went in self._went.items() if now < went[1]}
+            self._went[spec.name] = group, now + _SILENT_S
+            return reached
         finally:
             self._cluster.changed(spec.name)
 

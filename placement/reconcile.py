@@ -302,7 +302,7 @@ class Reconciler:
         model, actuator = yielding.model, self._actuator
         resident = group.residents.get(model)
         on_its_way = model in actuator.moving | actuator.removing | actuator.activating.keys()
-        on_its_way |= model in actuator.making_way
+        on_its_way |= model in actuator.making_way or actuator.has_gone_down(model, group)
         if on_its_way or resident is None or resident.residency != common_pb2.ACTIVE or not resident.idle_s:
             return
         spec = self._actuator.spec(model)

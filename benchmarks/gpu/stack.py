@@ -27,6 +27,7 @@ _WARM_S = 200.0
 _OF_A_RESIDENT = (
     *("waiting", "late", "running", "kv_used_bytes", "kv_held_bytes", "kv_cached_bytes", "kv_limit_bytes"),
     *("prefill_tokens", "decode_tokens", "retractions", "evicted_tokens", "hibernations"),
+    *("decode_steps", "urgent_steps", "stood_still_s", "decode_step_s"),
 )
 
 

@@ -123,6 +123,11 @@ PANELS: dict[str, tuple[Panel, ...]] = {
                 (f"sum by (model) (prism_requests_running{{{_OF_MODEL}}})", "{{model}} running"),
             ),
         ),
+        Panel(
+            "Decodes that stand still for other models, of the time",
+            _rate("prism_decode_stood_still_seconds_total", _OF_MODEL, "model"),
+            "percentunit",
+        ),
         Panel("Coming up", _quantiles("prism_activation_seconds", _OF_MODEL, "source"), "s"),
         Panel("Times that models came up", _rate("prism_activation_seconds_count", _OF_MODEL, "source"), "ops"),
         Panel("Times that models fell asleep", _rate("prism_hibernations_total", _OF_MODEL, "model"), "ops"),

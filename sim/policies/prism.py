@@ -1,12 +1,14 @@
 """Prism: placement by KV pressure, arbitration by slack, elastic KV, hibernation; all of it the services' own policy.
 
-Settings: those of `placement/config.py` (tau, idle_s, ...) and of `gpu_scheduler/config.py`'s Arbitration
-(chunk_tokens, prefill_turn, ...), with the services' defaults.
+Settings: those of `placement/config.py` (tau, idle_s, ...; places as JSON) and of `gpu_scheduler/config.py`'s
+Arbitration (chunk_tokens, prefill_turn, ...), with the services' defaults.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -21,10 +23,15 @@ from sim.system import FleetError, World
 def build(world: World, finished: Callable[[Request], None], settings: dict[str, str]) -> Fleet:
     known = set(PlacementConfig.model_fields) - set(Config.model_fields) - {"groups", "loaders", "balloond"}
     arbitration = {name: text for name, text in settings.items() if name in Arbitration.model_fields}
-    placement = {name: text for name, text in settings.items() if name in known}
+    placement: dict[str, Any] = {name: text for name, text in settings.items() if name in known}
     if unknown := set(settings) - set(arbitration) - set(placement):
         names = ", ".join(sorted(known | set(Arbitration.model_fields)))
         raise FleetError(f"prism has no setting {', '.join(sorted(unknown))}; it has {names}")
+    if "places" in placement:
+        try:
+            placement["places"] = json.loads(placement["places"])
+        except ValueError as error:
+            raise FleetError(f"prism: places has to be JSON, model to group: {error}") from None
     try:
         config = PlacementConfig.model_validate(
             {"name": "sim", "listen": "", "groups": [], "loaders": ["none"], **placement}, strict=False

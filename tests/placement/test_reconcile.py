@@ -614,6 +614,22 @@ async def test_who_makes_way_for_a_model_that_comes_up_or_moves_there_is_not_tol
     assert not world.actuator.making_way
 
 
+@pytest.mark.parametrize("silent_s", [1000.0, 0.0])
+async def test_who_has_just_gone_to_sleep_for_kv_is_not_told_so_again_by_a_report_from_before(monkeypatch, silent_s):
+    monkeypatch.setattr(actuate, "_SILENT_S", silent_s)
+    world = relieved()
+    ((group, yields),) = world.judge.reliefs()
+    await world.reconciler._relieve(group, yields)
+    world.groups[0].put("bad", weights_bytes=20 * MIB, idle_s=60)
+    world.groups[0].put("idle", weights_bytes=20 * MIB, idle_s=40)
+    world.tell()  # what it said before either slept, or after both came back
+    ((group, yields),) = world.judge.reliefs()
+    await world.reconciler._relieve(group, yields)
+    twice = 1 if silent_s else 2
+    assert world.groups[0].calls == [("bad", "HIBERNATING", []), ("idle", "HIBERNATING", [])] * twice
+    assert len(world.history.last("bad", 5)) == twice
+
+
 async def test_who_is_asked_for_again_while_another_makes_way_for_kv_stays():
     world = relieved()
     begin = world.groups[0].set_residency

@@ -76,7 +76,9 @@ class Loop:
             if gave_way:
                 # First tokens may have come: they count from now on.
                 self._decodes(instance.scheduler.running_batch, self._ranks.now())
+                began = time.monotonic()
                 self._wait_for_way()
+                instance.counters.stood_still_s += time.monotonic() - began
             else:
                 self._wait_stalled()
             messages = channel.receive()
@@ -297,6 +299,9 @@ class Loop:
         """A decode step goes to the device."""
         if self._instance.state is State.PROVING:
             self.pacer.forget_steps()
+        counters = self._instance.counters
+        counters.decode_steps += 1
+        counters.urgent_steps += self.pacer.need is not None and self.pacer.wants(self._ranks.now())
         self.pacer.decodes(self._ranks.alone())
         self._ranks.stepped()
 
@@ -369,7 +374,13 @@ class Loop:
         instance = self._instance
         self._stats_at = now
         self._told_mapped = instance.kv.memory.mapped_bytes
-        stats = engine_stats(instance.scheduler, instance.kv, instance.memory.limit_bytes, instance.counters)
+        stats = engine_stats(
+            instance.scheduler,
+            instance.kv,
+            instance.memory.limit_bytes,
+            instance.counters,
+            self.pacer.step.seconds,
+        )
         instance.channel.send(stats=stats)
 
     def changed(self) -> None:

@@ -53,7 +53,7 @@ class Pacer:
         self._lead_s = inf
         """Of those that decode, as if it were `_lead_at` still: with what was begun since."""
         self._lead_at = -inf
-        self._step = DecodeStep()
+        self.step = DecodeStep()
         """Of them alone."""
         self._pace = FREE
         self._decoded_at: float | None = None
@@ -129,7 +129,7 @@ class Pacer:
 
     def decoding(self, streams: Iterable[Stream], now: float, step: DecodeStep) -> None:
         """These decode, and have so many tokens, those of steps under way left out. A step alone takes `step`."""
-        self._lead_s, self._lead_at, self._step = inf, now, step
+        self._lead_s, self._lead_at, self.step = inf, now, step
         if self._pace.step_s > 0:
             coming = self._decodes_under_way
             streams = (Stream(first_at, tokens + coming) for first_at, tokens in streams)
@@ -151,23 +151,23 @@ class Pacer:
         if self._lead(now) >= 0:
             return False
         # Who is behind has a target. What may need more than it seems to is not cheap.
-        need = decode_turn.need(self._step.seconds, self._pace.step_s) if self._step.measured else 1.0
+        need = decode_turn.need(self.step.seconds, self._pace.step_s) if self.step.measured else 1.0
         return bool(self._under_way) or self._hold.left_s(now, need) > 0
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
-        return self._pace.hurries or decode_turn.wants(self._lead(now), self._step.seconds)
+        return self._pace.hurries or decode_turn.wants(self._lead(now), self.step.seconds)
 
     @property
     def need(self) -> float | None:
         """Share of the devices that keeps the target of those that decode; None without one."""
-        return decode_turn.need(self._step.seconds, self._pace.step_s) if self._pace.step_s > 0 else None
+        return decode_turn.need(self.step.seconds, self._pace.step_s) if self._pace.step_s > 0 else None
 
     def _lead(self, now: float) -> float:
         """The next step begins when those under way have ended, and these may have just begun."""
         if self._lead_at == -inf:
             return inf
-        return self._lead_s - (now - self._lead_at) - self._decodes_under_way * self._step.seconds
+        return self._lead_s - (now - self._lead_at) - self._decodes_under_way * self.step.seconds
 
     def rest(self, pause_ratio: float, now: float) -> float:
         """Seconds until the next step may begin; +inf while that cannot be said."""

@@ -26,6 +26,11 @@ class Counters:
     forward_steps: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
+    decode_steps: int = 0
+    urgent_steps: int = 0
+    """Of these, begun with less than a step's time in hand."""
+    stood_still_s: float = 0.0
+    """That decodes waited for steps of other engines."""
 
 
 def running(scheduler: Any) -> int:
@@ -53,7 +58,10 @@ def prefilled(requests: Sequence[Any], book: Book) -> list[engine_pb2.Prefilled.
     return prompts
 
 
-def engine_stats(scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Counters) -> engine_pb2.EngineStats:
+def engine_stats(
+    scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Counters, decode_step_s: float
+) -> engine_pb2.EngineStats:
+    """`decode_step_s`: what a step of those that decode is thought to take alone."""
     mapped = kv.memory.mapped_bytes
     cached = scheduler.tree_cache.evictable_size()
     return engine_pb2.EngineStats(
@@ -72,4 +80,8 @@ def engine_stats(scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Coun
         forward_steps=counters.forward_steps,
         prefill_tokens=counters.prefill_tokens,
         decode_tokens=counters.decode_tokens,
+        decode_steps=counters.decode_steps,
+        urgent_steps=counters.urgent_steps,
+        stood_still_s=counters.stood_still_s,
+        decode_step_s=decode_step_s,
     )

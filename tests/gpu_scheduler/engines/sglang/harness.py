@@ -42,6 +42,9 @@ COUNTED = (
     "forward_steps",
     "prefill_tokens",
     "decode_tokens",
+    "decode_steps",
+    "urgent_steps",
+    "stood_still_s",
 )
 """Of an engine's stats: since its process started."""
 
