@@ -3,6 +3,7 @@ id, model, device)."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import Any
@@ -60,6 +61,11 @@ def configure(service: str, level: str = "info", style: str = "auto") -> None:
 def get(name: str) -> Any:
     """The logger of a module: `log = log.get(__name__)`, then `log.info("what happened", number=3)`."""
     return structlog.get_logger(name)
+
+
+def bound(**values: Any) -> contextlib.AbstractContextManager[None]:
+    """Adds `values` to every line that is logged within it."""
+    return structlog.contextvars.bound_contextvars(**values)
 
 
 def bind(**values: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,21 @@ def test_a_trace_shows_no_values(style: str) -> None:
     )
     assert "by the test" in done.stderr and "Traceback" in done.stderr
     assert "sk-prism-secret" not in done.stderr
+
+
+BOUND = """
+import logging
+from services import log
+log.configure("test", "info", "json")
+with log.bound(model="a"):
+    logging.getLogger("sglang.srt").info("a step")
+logging.getLogger("sglang.srt").info("warm again")
+"""
+
+
+def test_what_is_bound_is_in_the_lines_of_libraries_too_and_not_beyond() -> None:
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, cwd=root, check=True)
+    step, warm = (json.loads(line) for line in done.stderr.splitlines())
+    assert (step["event"], step["model"]) == ("a step", "a")
+    assert warm["event"] == "warm again" and "model" not in warm

@@ -43,6 +43,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from services import log
 
     log.configure("sglang-engine", given.log_level)
+    log.bind(engine=os.getpid())  # all engines of a group log to the same place
     if given.ranks > 1:
         log.bind(rank=given.rank)
     if given.log_level not in ("debug", "info"):

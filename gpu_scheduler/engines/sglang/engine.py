@@ -53,7 +53,8 @@ class Engine:
                 if message.WhichOneof("message") == "load":
                     # What follows is for the model.
                     self._channel.unread(messages[number:])
-                    self._load(message.load)
+                    with log.bound(model=message.load.model.name):
+                        self._load(message.load)
                     break
                 self._take(message)
 

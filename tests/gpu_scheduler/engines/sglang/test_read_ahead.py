@@ -289,7 +289,9 @@ async def test_an_engine_has_the_same_weights_whoever_reads_its_files(
             checksums.append(mapped.checksum)
             await end.do(unload=engine_pb2.Unload())
             said = capfd.readouterr().err.splitlines()
-            read += [json.loads(line)["ahead_bytes"] for line in said if "checkpoint read" in line]
+            lines = [json.loads(line) for line in said if "checkpoint read" in line]
+            assert [line["model"] for line in lines] == ["llama"], "several engines log to one place"
+            read += [line["ahead_bytes"] for line in lines]
         assert checksums[0] and len(set(checksums)) == 1
         assert read == [0, sum(tensor.nbytes for _, tensor in by_safetensors(files))]
 
