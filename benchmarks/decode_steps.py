@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks.gpu import report
 
-_LEAST_S = 0.2
+LEAST_S = 0.2
 """Of a window: what an engine says is some steps old."""
-_LIKE = 2 / 3
+LIKE = 2 / 3
 """Of the requests at one end of a window, how many there are at least at the other."""
 _BIN = 16
 
@@ -53,20 +53,20 @@ def window(run: str, before: Mapping[str, Any], after: Mapping[str, Any], shapes
     seconds = after["at_s"] - before["at_s"]
     busy = {name for row in (before, after) for name, model in row["models"].items() if model.get("running", 0)}
     names = before["models"].keys() | after["models"].keys()
-    if seconds < _LEAST_S or len(busy) != 1 or any(_more(before, after, name, "prefill_tokens") for name in names):
+    if seconds < LEAST_S or len(busy) != 1 or any(more(before, after, name, "prefill_tokens") for name in names):
         return None
     (name,) = busy
     at = [row["models"].get(name, {}) for row in (before, after)]
     running = [model.get("running", 0) for model in at]
-    tokens = _more(before, after, name, "decode_tokens")
-    others = any(_more(before, after, other, "decode_tokens") for other in names if other != name)
-    if others or tokens <= 0 or min(running) < _LIKE * max(running):
+    tokens = more(before, after, name, "decode_tokens")
+    others = any(more(before, after, other, "decode_tokens") for other in names if other != name)
+    if others or tokens <= 0 or min(running) < LIKE * max(running):
         return None
     kv_bytes = fmean(model.get("kv_used_bytes", 0) for model in at)
     return Window(run, shapes[name], fmean(running), kv_bytes, seconds * fmean(running) / tokens)
 
 
-def _more(before: Mapping[str, Any], after: Mapping[str, Any], name: str, what: str) -> int:
+def more(before: Mapping[str, Any], after: Mapping[str, Any], name: str, what: str) -> int:
     first, second = (row["models"].get(name, {}).get(what, 0) for row in (before, after))
     return int(second - first)
 

@@ -26,7 +26,8 @@ while the devices are at the step before, once it is through with that one. Of s
 itself.
 
 Bytes are those of one device of the model; with several, every step exchanges too (`exchange_s`). Engines that share a
-device get equal slices of it, and together `sharing` of what one alone would get (`processor.py`).
+device get equal slices of it, and together `sharing` of what one alone would get, or `decode_sharing`
+(`processor.py`).
 
 The numbers of `Hardware` are an H200's, put there by hand from what `python -m sim.fit` prints; `H100` says
 what differs there.
@@ -54,9 +55,9 @@ class Hardware:
     kv_bytes_per_s: float = 4.377e12
     decode_host_s: float = 0.002024
     decode_host_request_s: float = 1.661e-5
-    prefill_host_s: float = 0.003447
+    prefill_host_s: float = 0.003408
     """No number of devices changes it, nor the next two."""
-    prefill_after_s: float = 0.006339
+    prefill_after_s: float = 0.006378
     """More of the host's time, after a step without graphs, until the next prefill step: a first token does not wait
     for it."""
     prefill_layer_s: float = 0.0004925
@@ -66,17 +67,19 @@ class Hardware:
     prefill_graph_layer_s: float = 0.0001975
     """The same for each layer of such a step."""
     prefill_step_s: float = 0.0
-    prefill_s_per_token_byte: float = 1.219e-15
-    prefill_s_per_token_layer: float = 1.29e-7
+    prefill_s_per_token_byte: float = 1.184e-15
+    prefill_s_per_token_layer: float = 1.583e-07
     """What is between the products with weights: two fifths of a 1B model's step, a sixth of an 8B model's."""
     attention_s: float = 1.0e-16
     """Seconds for each token and byte of KV that it looks at."""
     exchange_s: float = 0.0008
     """Of a step, where a model has several devices. From one model on two devices: little more than a guess."""
-    sharing: float = 0.873
+    sharing: float = 0.9024
     """Above 1 engines would use the devices while others' hosts are between two steps; below it, they lose by taking
     turns."""
-    path_s: float = 0.009973
+    decode_sharing: float = 0.9366
+    """The same while none of them prefills."""
+    path_s: float = 0.01001
     """From a request's arrival at its gateway to its engine's queue, and of its first token back."""
     prefill_chunk: int = 2048
     """Tokens of an engine's prefill step at most."""
@@ -187,11 +190,11 @@ class Cost:
 
     def decode(self, steps: int, batch: int, context: int) -> float:
         """Seconds of so many steps that begin with `context` tokens of KV in all, with nobody beside them."""
-        return max(self._decode_devices(steps, batch, context), steps * self._decode_host(batch))
+        return max(self.decode_devices(steps, batch, context), steps * self._decode_host(batch))
 
     def decode_share(self, batch: int, context: int) -> float:
         """Of such a step's time, what the devices are busy."""
-        devices, host = self._decode_devices(1, batch, context), self._decode_host(batch)
+        devices, host = self.decode_devices(1, batch, context), self._decode_host(batch)
         return devices / host if host > devices else 1.0
 
     def steps_in(self, seconds: float, batch: int, context: int) -> int:
@@ -208,7 +211,7 @@ class Cost:
             steps -= 1
         return steps
 
-    def _decode_devices(self, steps: int, batch: int, context: int) -> float:
+    def decode_devices(self, steps: int, batch: int, context: int) -> float:
         grown = steps * context + batch * (steps * (steps - 1) // 2)
         return steps * (self._decode_fixed + batch * self._each) + self._kv * grown
 

@@ -1,5 +1,6 @@
 """Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_turn.py` and
-`precedence.py` have it: what `engines/sglang/ranks.py` says before each step of a real one (`gives_way`).
+`precedence.py` have it: what `engines/sglang/ranks.py` says before each step of a real one (`gives_way`). That is
+before the devices begin the step before, which is given to them then: a step that is decided follows whatever comes.
 
 An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.
 """
@@ -51,7 +52,7 @@ class Decoding(Protocol):
         ...
 
     def cut(self) -> None:
-        """Others decode, too: every step is to be looked at."""
+        """Every step is to be looked at from now on: others decode, too, or go first."""
         ...
 
 
@@ -70,6 +71,10 @@ class DecodeOrder:
         """Decodes wait `precedence_s` at most for prefill steps of others, and `decode_turn_s` for decode steps."""
         self.standing = False
         """The decodes stand still."""
+        self.last = False
+        """The step that comes was decided before somebody went first, who is waited for behind it."""
+        self._decided = False
+        """The next step is made, whatever comes until then."""
         self._clock = clock
         self._name = name
         self._engine = engine
@@ -104,6 +109,10 @@ class DecodeOrder:
         if self._turn_s > 0:
             self._engine.cut()
 
+    def claimed(self) -> None:
+        if self._processor.stands_still(self._engine.batch):
+            self._engine.cut()
+
     # --- its engine's
 
     def begin(self) -> None:
@@ -127,6 +136,11 @@ class DecodeOrder:
     def prefills(self) -> None:
         """The engine begins a prefill step."""
         self._behind_since = inf
+        self._decided = False
+
+    def begins(self) -> None:
+        """It begins a decode step, or a run of them: with that the step behind it is decided."""
+        self._decided = not self._waits()
 
     @property
     def step_by_step(self) -> bool:
@@ -137,7 +151,11 @@ class DecodeOrder:
         """Whether its next decode step waits for steps of others; then it looks again when it need not, or soon."""
         self.forget()
         now, look_s, batch = self._clock.now, 0.0, self._engine.batch
-        if self._processor.stands_still(batch):
+        decided, self._decided = self._decided, False
+        self.last = decided and self._waits()
+        if self.last:
+            look_s = 0.0
+        elif self._processor.stands_still(batch):
             self._behind_since = min(self._behind_since, now)
             look_s = self._behind_since + self._precedence_s - now
             if look_s > _EXACT_S:
@@ -150,6 +168,12 @@ class DecodeOrder:
         else:
             self._behind_since, self._decoded_at = inf, now
         return self.standing
+
+    def _waits(self) -> bool:
+        """Whether a step that is decided on now is not made at once."""
+        if self._processor.stands_still(self._engine.batch):
+            return min(self._behind_since, self._clock.now) + self._precedence_s - self._clock.now > _EXACT_S
+        return self._gives_way()
 
     def _gives_way(self) -> bool:
         """To decodes of others."""

@@ -308,7 +308,8 @@ class Engine:
     # --- prefill
 
     def _prefill(self) -> bool:
-        most = self.pace.chunk_tokens or self.cost.chunk_tokens
+        whole = self.cost.chunk_tokens
+        most = min(whole, self.pace.chunk_tokens or whole)
         seconds, left = 0.0, most
         room = most_at_once = self.cost.hardware.most_running - len(self._batch)
         for request in list(self._waiting):
@@ -411,7 +412,7 @@ class Engine:
             self._count_used()
             self._processor.rest(self._task)
             return True
-        if self._order.step_by_step:
+        if self._order.step_by_step or self._order.last:
             most = 1
         batch = len(self._batch)
         while self._ends[0][2].finish_step != self._ends[0][0] or self._ends[0][2].id not in self._batch:
@@ -427,6 +428,7 @@ class Engine:
         self._began = self._clock.now
         self._run, self._cut = steps, False
         self._run_s = self.cost.decode(steps, batch, self._context)
+        self._order.begins()
         self._decodes(self._run_s)
         return True
 
@@ -447,11 +449,8 @@ class Engine:
             self._cut_run()
 
     def _decodes(self, seconds: float) -> None:
-        # The step under way goes on beside whatever comes.
-        batch = len(self._batch)
-        may_stop = self._run > 1 and not self._cut
-        devices = self.cost.decode_share(batch, self._context)
-        self._processor.work(self._task, seconds, decodes=batch if may_stop else 0, devices=devices)
+        devices = self.cost.decode_share(len(self._batch), self._context)
+        self._processor.work(self._task, seconds, decodes=True, devices=devices)
 
     def _starved(self) -> bool:
         """Not a step more fits. True: it has something to do nevertheless."""

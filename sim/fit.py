@@ -4,13 +4,14 @@
 
 Fitted to: starts of the 8B and 1B shapes (`gpu_residency_two_shapes`), what an engine measured of itself
 (`gpu_tensor_parallel`), decode steps of 8B by the number of requests in a running system (`decode_steps`) and of 16
-long streams (`gpu_reclaim`), of 1B in ten others (`decode_steps_compare`: the host), whole prefill steps of 1B, 3B and
-8B (`gpu_bursts_*`), four GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B
+long streams (`gpu_reclaim`), of 1B in ten others (`decode_steps_compare`: the host), of two engines side by side in
+six (`decode_sharing_compare`), whole prefill steps of 1B, 3B and 8B in a running system (`prefill_steps_compare`), four
+GPUs that load at once (`gpu_load_group`), how much longer the first token of a lone 8B
 request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs
 (`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine at 28 requests/s
-(`gpu_overhead_one_graphs`: TPOT, what else the host does in a step) and two (`gpu_overhead_two_graphs`: TPOT), how far
-apart first tokens of prompts are that came to a 1B model at once (`compare_2gib/static-busy-6.graphs512`, from before
-larger graphs: what the host does before another step).
+(`gpu_overhead_one_graphs`: TPOT, what else the host does in a step), an 8B engine that decodes beside one that prefills
+(`gpu_prefill_turn`: both), how far apart first tokens of prompts are that came to a 1B model at once
+(`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
 Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
 of the model.
 The rest of what it prints was held out.
@@ -48,6 +49,8 @@ _STREAMS = 16
 """Of `benchmarks/gpu/reclaim.py`."""
 _STEPS = "decode_steps_compare"
 """Of ten other runs than `decode_steps`, with hosts as they are now."""
+_SIDE_BY_SIDE = "decode_sharing_compare"
+_PREFILL_STEPS = "prefill_steps_compare"
 _BIN, _LEAST_WINDOWS = 16, 4
 """Decode steps of so many numbers of requests are looked at together, where there are so many."""
 _CHUNK_TOKENS = H200.prefill_chunk
@@ -175,7 +178,13 @@ def burst_step_s(results: Results, shape: str, chunk: int) -> float:
 
 
 def whole_steps_s(results: Results, shape: str) -> float:
-    """Of an engine that prefills whole chunks one after the other, with graphs as engines have them."""
+    """Of an engine that prefills whole chunks one after the other, with graphs as engines have them, in a running
+    system that leaves it the GPU."""
+    return float(results.read(_PREFILL_STEPS)["shapes"][shape]["p50_s"])
+
+
+def bursts_step_s(results: Results, shape: str) -> float:
+    """The same, where a host has nothing else to do."""
     return float(results.read(f"gpu_bursts_{shape}")["cases"]["{}"]["beside"]["nothing"]["step_s"])
 
 
@@ -201,6 +210,33 @@ def decode_host(results: Results) -> tuple[float, float]:
     rows = [(1.0, each["requests"], each["step_s"]) for each in windows if each["step_s"] < 2 * middle]
     (step, request), *_ = np.linalg.lstsq(np.array([row[:2] for row in rows]), np.array([row[2] for row in rows]))
     return float(step), float(request)
+
+
+def together(results: Results, hardware: Hardware, engines: int) -> float:
+    """What so many engines that decode on one GPU at the same time make of it: the sum of what the devices take for a
+    step over what it took, in the middle of all windows."""
+    sums = []
+    for window in results.read(_SIDE_BY_SIDE)["windows"]:
+        if len(window["engines"]) == engines:
+            sums.append(sum(device_s(each, hardware) / each["step_s"] for each in window["engines"]))
+    return median(sums)
+
+
+def device_s(engine: dict[str, Any], hardware: Hardware) -> float:
+    """Of a step."""
+    shape = SHAPES[engine["shape"]]
+    context = int(engine["kv_bytes"] / shape.kv_bytes_per_token)
+    return Cost(shape, hardware).decode_devices(1, max(1, round(engine["requests"])), context)
+
+
+def beside_prefill(results: Results, hardware: Hardware) -> tuple[float, float]:
+    """Of an 8B engine that decodes beside one that prefills, each with half of the device: what a step and what the
+    prefill make of theirs, by what they take with `hardware`."""
+    turn, eight = results.read("gpu_prefill_turn"), Cost(SHAPES["8b"], hardware)
+    beside, prompt = turn["sides"]["neither"], int(turn["arguments"]["prompt"])
+    step_s = 2 / hardware.sharing * eight.decode(1, _STREAMS, 100 * _STREAMS)
+    prefill_s = 2 / hardware.sharing * eight.prefill(eight.prefill_part(prompt, 0), prompt)
+    return step_s / beside["between_tokens_s"]["beside"]["p50"], prefill_s * beside["prefilled_tokens_per_s"] / prompt
 
 
 def batches(results: Results, shape: str, name: str = "decode_steps") -> list[tuple[float, float, float]]:
@@ -294,6 +330,7 @@ def fit(results: Results) -> Hardware:
         hardware,
         decode_host_s=host_s,
         decode_host_request_s=host_request_s,
+        decode_sharing=together(results, hardware, 2),
         prefill_step_s=0.0,
         prefill_s_per_token_byte=each,
         prefill_s_per_token_layer=each_layer,
@@ -309,8 +346,7 @@ def fit(results: Results) -> Hardware:
     between = burst_step_s(results, "1b", _CHUNK_TOKENS)
     host = Cost(one, _as_measured(hardware)).prefill_host(_CHUNK_TOKENS)
     hardware = replace(hardware, prefill_after_s=between - host)
-    target = results.load("two", "28").tpot_s
-    shared = solve(lambda s: target - simulate(replace(hardware, sharing=s), 2, 28.0).tpot_s, 0.5, 1.5)
+    shared = fmean(beside_prefill(results, replace(hardware, sharing=1.0)))
     path = lone_s(graphs) - lone_prefill_s(eight, hardware, _SHORT)
     return replace(hardware, sharing=shared, path_s=max(0.0, path))
 
@@ -334,7 +370,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
         found = simulate(hardware, engines, None if load == "full" else float(load), direct_s)
         name = f"{part}, {load}"
         line(f"{name}: mean TTFT, s", told.ttft_s, found.ttft_s, name == "one, 28")
-        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, load == "28")
+        line(f"{name}: mean TPOT, s", told.tpot_s, found.tpot_s, name == "one, 28")
         line(f"{name}: tokens/s", told.tokens_per_s, found.tokens_per_s)
     eight, one = Cost(SHAPES["8b"], hardware), Cost(SHAPES["1b"], hardware)
     shapes, again = results.read("gpu_residency_two_shapes"), results.read("gpu_residency")
@@ -372,19 +408,18 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
                 context = int(row["batch"] * row["context_tokens"])
                 modelled = Cost(SHAPES[shape], hardware).decode(1, row["batch"], context)
                 line(f"step of {row['batch']} requests and nothing else, {shape.upper()}, s", row["step_s"], modelled)
-    beside = turn["sides"]["neither"]
-    line(
-        "step beside a prefill, s",
-        beside["between_tokens_s"]["beside"]["p50"],
-        eight.decode(1, 16, 1600) * 2 / hardware.sharing,
-    )
-    prompt = turn["arguments"]["prompt"]
-    seconds = 2 / hardware.sharing * eight.prefill(eight.prefill_part(int(prompt), 0), int(prompt))
-    line("prefill beside decodes, tokens/s", beside["prefilled_tokens_per_s"], int(prompt) / seconds)
+    for engines, fitted in ((2, True), (3, False)):
+        what = f"{engines} engines that decode side by side, of one's pace"
+        line(what, together(results, hardware, engines), hardware.decode_sharing, fitted)
+    step, prefill = beside_prefill(results, hardware)
+    line("step beside a prefill, of what is measured", 1.0, step, True)
+    line("prefill beside decodes, of what is measured", 1.0, prefill, True)
     for shape in ("8b", "3b", "1b"):
         cost = Cost(SHAPES[shape], hardware)
         modelled = cost.prefill(cost.prefill_part(_CHUNK_TOKENS, 0), _CHUNK_TOKENS)
-        line(f"whole prefill step, {shape.upper()}, s", whole_steps_s(results, shape), modelled, True)
+        what = f"whole prefill step, {shape.upper()}"
+        line(f"{what}, in a running system, s", whole_steps_s(results, shape), modelled, True)
+        line(f"{what}, and nothing else, s", bursts_step_s(results, shape), modelled)
     rates = [each["prefill_tokens_per_s"] for each in results.read("gpu_reclaim")["measured"].values()]
     line("prefill that engines measure of themselves, 8B, tokens/s", fmean(rates), eight.prefill_tokens_per_s)
     bursts = burst_step_s(results, "1b", _CHUNK_TOKENS)

@@ -1,7 +1,7 @@
-"""The compute of a group's devices: engines that are busy at the same time get equal slices of it, or those that
-prefill all of it (`gpu_scheduler/policy/precedence.py`) until their step is over, or has gone first for as long as one
-may. Decodes of not too many requests stand still for as long as anybody goes first; real ones make a step between two
-prefill steps if they have waited so long for both.
+"""The compute of a group's devices: engines that are busy at the same time get equal slices of it. A prefill step goes
+first (`gpu_scheduler/policy/precedence.py`) until it is over, or has done so for as long as one may: engines that
+decode for not too many requests are told, and stand still from their next step on that is not decided yet
+(`decode_order.py`).
 
 Who leaves them idle for a part of its time, as decodes of small models do, whose hosts are slower, needs no whole
 slice: the others share what is left of it.
@@ -47,8 +47,8 @@ class Task:
         self.first = 0
         """For how many prompts what it is at goes before what others are at."""
         self.first_until: Timer | None = None
-        self.decodes = 0
-        """For how many requests, if that is what it is at."""
+        self.decodes = False
+        """That is what it is at."""
         self.devices = 1.0
         """Of its time alone, what the devices are busy."""
         self.host_until = 0.0
@@ -80,13 +80,22 @@ class Decoder(Protocol):
         """Another one has begun to decode."""
         ...
 
+    def claimed(self) -> None:
+        """A prefill step has begun that goes first."""
+        ...
+
 
 class Processor:
     """Shares itself among the tasks that are busy."""
 
-    def __init__(self, clock: Clock, sharing: float, precedence_batch: int = 0) -> None:
+    def __init__(
+        self, clock: Clock, sharing: float, precedence_batch: int = 0, decode_sharing: float | None = None
+    ) -> None:
+        """Of what one engine alone would get several get `sharing` together, or `decode_sharing` while all of them
+        decode (None: the same)."""
         self._clock = clock
         self._sharing = sharing
+        self._decode_sharing = sharing if decode_sharing is None else decode_sharing
         self._precedence_batch = precedence_batch
         self._busy: list[Task] = []
         self.decoding: dict[str, Decoder] = {}
@@ -106,13 +115,13 @@ class Processor:
         seconds: float,
         first: int = 0,
         first_s: float = 0.0,
-        decodes: int = 0,
+        decodes: bool = False,
         devices: float = 1.0,
         host_s: float = 0.0,
     ) -> None:
         """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
         was at. `first`: for so many prompts others stand still for `first_s` at most, but for those that decode for too
-        many requests (`decodes`). `devices`: which part of its time alone the devices are busy with it."""
+        many requests. `devices`: which part of its time alone the devices are busy with it."""
         self._stop(task)
         if not task.busy:
             task.busy = True
@@ -122,6 +131,9 @@ class Processor:
         task.host_until = self._clock.now + host_s
         self._goes_first(task, first if first_s > 0 else 0, first_s)
         self._share(new=task)
+        if task.first:
+            for decoder in list(self.decoding.values()):
+                decoder.claimed()
 
     def _goes_first(self, task: Task, prompts: int, seconds: float = 0.0) -> None:
         if task.first_until is not None:
@@ -192,9 +204,7 @@ class Processor:
         task._left, task._rate, task.at = self.left(task), 0.0, self._clock.now
 
     def _share(self, new: Task | None = None) -> None:
-        prompts, batch = self._prompts, self._precedence_batch
-        goes = [task for task in self._busy if not task.decodes or not worth(prompts, task.decodes, batch)]
-        rates = self._rates([task for task in goes if not task.computed])
+        rates = self._rates([task for task in self._busy if not task.computed])
         for task in self._busy:
             rate = rates.get(task, 0.0)
             if task.ended or task.computed or (task is not new and rate == task._rate):
@@ -208,7 +218,8 @@ class Processor:
         """Of these, which want the devices: equal slices, but nobody gets more than it is busy with."""
         if len(tasks) == 1:
             return {tasks[0]: 1.0}
-        left, rates = self._sharing, dict[Task, float]()
+        left = self._decode_sharing if all(task.decodes for task in tasks) else self._sharing
+        rates = dict[Task, float]()
         for number, task in enumerate(sorted(tasks, key=attrgetter("devices"))):
             got = min(task.devices, left / (len(tasks) - number))
             left -= got

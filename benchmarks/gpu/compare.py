@@ -67,6 +67,7 @@ from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
 from placement.policy.partition import Part
 from services import log
+from sim.catalogue import SHAPES
 from sim.report import quantile
 from sim.request import Request
 from tests.end_to_end.world import World
@@ -356,6 +357,13 @@ def _prompts(each: Run) -> int:
     return [(one.slice, one.rate) for one in _every() if one.system == each.system].index((each.slice, each.rate))
 
 
+def _weights_gb(found: Mapping[str, Any]) -> str:
+    """To the GPUs, by `compared.came_up`."""
+    shapes = found["system"]["shapes"]
+    brought = sum(times * SHAPES[shapes[name]].weights_bytes for name, times in found["came_up"].items())
+    return f"{brought / 1e9:.0f}"
+
+
 def show(out: Path) -> None:
     """What there is, a line for each run."""
     rows = []
@@ -370,9 +378,13 @@ def show(out: Path) -> None:
             shown = ["-" if value is None else f"{1e3 * value:.1f}" for value in times]
             did = ", ".join(f"{count} {what}" for what, count in found["decisions"].items())
             failed = sum(of["failures"].values())
-            rows.append([each.slice, f"{each.rate:g}", each.system, every["requests"], failed, *shares, *shown, did])
+            # Of runs from before this was counted it is not known.
+            brought = _weights_gb(found) if "came_up" in found else "-"
+            more = [f"{every['output_tokens_per_s']:.0f}", did, brought]
+            rows.append([each.slice, f"{each.rate:g}", each.system, every["requests"], failed, *shares, *shown, *more])
     header = ["slice", "rate", "system", "requests", "failed", "both", "TTFT", "TPOT"]
-    report.table("attainment", [*header, "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "placement"], rows)
+    header += ["TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "tokens/s", "placement", "weights brought, GB"]
+    report.table("attainment", header, rows)
 
 
 # --- the command line

@@ -100,6 +100,7 @@ async def replayed(
         found: dict[str, Any] = json.loads((folder / "out.json").read_text())
     found["timeline"] = timeline.rows
     found["began"] = at_first(timeline.rows)
+    found["came_up"] = came_up(timeline.rows)
     found["decisions"] = await decisions(at, time.monotonic() - began)
     return found
 
@@ -112,6 +113,26 @@ def at_first(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         for row in first:
             found.update({name: row["group"] for name, of in row["models"].items() if of["residency"] == residency})
     return found
+
+
+def came_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How often each model's weights came to a group's devices within a timeline: it woke there, or came where it was
+    not before. Groups count sleeps: between two rows a model woke as often as it slept, but for how it was at them."""
+    times: dict[str, int] = {}
+    known: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        before = known.get(row["group"])
+        for name, of in row["models"].items():
+            sleeps, asleep = of.get("hibernations", 0), of["residency"] == "hibernating"
+            if before is None:
+                more = 0
+            elif (was := before.get(name)) is None:
+                more = 1 + sleeps - asleep
+            else:
+                more = sleeps - was.get("hibernations", 0) + (was["residency"] == "hibernating") - asleep
+            times[name] = times.get(name, 0) + more
+        known[row["group"]] = row["models"]
+    return times
 
 
 def write_trace(path: Path, rows: Iterable[Sequence[object]]) -> Path:

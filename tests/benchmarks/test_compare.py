@@ -73,3 +73,19 @@ def test_where_models_were_at_first_is_where_they_were_awake_or_else_asleep() ->
         row(0.5, "cuda:1", c="active", a="active"),
     ]
     assert compared.at_first(rows) == {"a": "cuda:0", "b": "cuda:1", "c": "cuda:1"}
+
+
+def test_weights_come_to_a_gpu_when_a_model_wakes_there_or_is_new_there() -> None:
+    def row(at_s: float, group: str, **models: tuple[str, int]) -> dict[str, object]:
+        told = {name: {"residency": of, "hibernations": sleeps} for name, (of, sleeps) in models.items()}
+        return {"at_s": at_s, "group": group, "models": told}
+
+    rows = [
+        row(0.0, "cuda:0", a=("active", 3), b=("hibernating", 1), c=("active", 0)),
+        row(0.0, "cuda:1"),
+        row(0.5, "cuda:0", a=("active", 5), b=("waking", 1), c=("hibernating", 1)),  # a slept and woke twice
+        row(0.5, "cuda:1", a=("active", 0)),
+        row(1.0, "cuda:0", b=("active", 1), c=("hibernating", 2)),  # a has left; c woke and slept again
+        row(1.0, "cuda:1", a=("active", 0), d=("hibernating", 1)),
+    ]
+    assert compared.came_up(rows) == {"a": 2 + 1, "b": 1, "c": 1, "d": 1}

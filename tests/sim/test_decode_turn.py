@@ -13,7 +13,7 @@ from sim.processor import Processor
 from sim.request import Request
 from tests.sim.worlds import GB, ROUND, models, replay
 
-SHARED = replace(ROUND, sharing=0.9)
+SHARED = replace(ROUND, sharing=0.9, decode_sharing=0.9)
 """What processes lose by taking turns: two that decode make a step in 22 ms each."""
 
 WARM = 32

@@ -3,6 +3,7 @@ token."""
 
 import pytest
 
+from gpu_scheduler.policy.pace import Pace
 from sim.clock import Clock
 from sim.cost import Cost, Shape
 from sim.engine import Engine
@@ -76,3 +77,26 @@ def test_decodes_share_the_devices_once_they_stood_still_for_as_long_as_they_may
     clock.run(5.5)
     # Equal slices from 1.5 on.
     assert decodes.decode_tokens() - before == pytest.approx(4.0 / 2 / 0.01, abs=3)
+
+
+def test_a_step_that_is_decided_is_made_whoever_goes_first_by_then(clock, told):
+    """Real engines give the devices a step while these are at the one before."""
+    decodes, prefills = engines(clock, told, precedence_s=5.0)
+    decodes.generate(Request("decodes", "decodes", 0.0, 10, 10**6))
+    clock.at(1.0, prefills.generate, Request("long", "prefills", 1.0, 3000, 0))
+    clock.run(0.9999)
+    before = decodes.decode_tokens()
+    clock.run(4.0)
+    assert decodes.decode_tokens() - before == 2
+    clock.run(5.0)
+    # 0.1 s and 1 ms for each token, and beside it the two steps.
+    assert told.first["long"] == pytest.approx(1.0 + 3.1 + 0.02, abs=0.01)
+
+
+def test_no_pace_makes_a_prefill_step_larger_than_the_engine_has_them(clock, told):
+    engine, _ = engines(clock, told, precedence_s=5.0)
+    engine.set_pace(Pace(chunk_tokens=10**6))
+    engine.generate(Request("long", "decodes", 0.0, ROUND.prefill_chunk + 1000, 0))
+    clock.run()
+    # Two steps: 0.1 s each, and 1 ms for each token.
+    assert told.first["long"] == pytest.approx(0.2 + 0.001 * (ROUND.prefill_chunk + 1000), abs=0.01)

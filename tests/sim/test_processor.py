@@ -64,40 +64,40 @@ def test_what_is_left_of_a_task_is_told_in_the_middle_of_it():
     assert processor.left(one) == pytest.approx(0.5) and processor.busy == 1
 
 
-def test_what_goes_first_has_all_of_it_and_the_others_go_on_where_they_stood():
+class Decoder:
+    """One that was told."""
+
+    def __init__(self, clock):
+        self._clock = clock
+        self.claims = []
+
+    def claimed(self):
+        self.claims.append(self._clock.now)
+
+
+def test_engines_that_decode_are_told_when_a_prefill_step_goes_first_and_share_until_they_stand_still():
     clock = Clock()
-    processor, ended = Processor(clock, sharing=0.8), {}
-
-    decodes, first, second = (task(name, processor, clock, ended) for name in ("decodes", "first", "second"))
-    processor.work(decodes, 2.0, decodes=1)
-    clock.at(1.0, lambda: processor.work(first, 0.4, first=1, first_s=LONG_S))
-    clock.at(1.2, lambda: processor.work(second, 0.1, first=1, first_s=LONG_S))
+    processor, ended = Processor(clock, sharing=1.0), {}
+    decoder = processor.decoding["decodes"] = Decoder(clock)
+    decodes, first, other = (task(name, processor, clock, ended) for name in ("decodes", "first", "other"))
+    processor.work(decodes, 0.3, decodes=True)
+    clock.at(0.1, lambda: processor.work(first, 0.4, first=1, first_s=LONG_S))
+    clock.at(0.2, lambda: processor.work(other, 0.1))  # for which nobody stands still
     clock.run()
-    # Two that go first share: 0.1 s of each take 0.25 s; then the first one has 0.1 s left.
-    assert ended == {"second": pytest.approx(1.45), "first": pytest.approx(1.55), "decodes": pytest.approx(2.55)}
+    assert decoder.claims == [pytest.approx(0.1)]
+    # 0.1 alone, 0.05 of two, then 0.15 of three, which is the other's 0.1 and more; the first has the rest.
+    assert ended == {"other": pytest.approx(0.5), "decodes": pytest.approx(0.6), "first": pytest.approx(0.8)}
 
 
-def test_decodes_of_too_many_requests_for_each_prompt_that_goes_first_share_with_it():
+def test_engines_that_all_decode_lose_less_by_taking_turns():
     clock = Clock()
-    processor, ended = Processor(clock, sharing=1.0, precedence_batch=16), {}
-
-    few, many, prefills = (task(name, processor, clock, ended) for name in ("few", "many", "prefills"))
-    processor.work(few, 0.5, decodes=32)
-    processor.work(many, 0.5, decodes=33)
-    clock.at(0.5, lambda: processor.work(prefills, 0.2, first=2, first_s=LONG_S))
+    processor, ended = Processor(clock, sharing=0.5, decode_sharing=0.8), {}
+    for name in ("a", "b"):
+        processor.work(task(name, processor, clock, ended), 0.4, decodes=True)
+    clock.at(0.5, lambda: processor.work(task("prefills", processor, clock, ended), 0.1))
     clock.run()
-    # Each decoded 0.25 s; then the prompts and the many have half each, and when the prompts are through, the few.
-    assert ended == {"prefills": pytest.approx(0.9), "many": pytest.approx(1.0), "few": pytest.approx(1.2)}
-
-
-def test_a_task_of_no_length_that_stands_still_ends_when_it_may_go_on():
-    clock = Clock()
-    processor, ended = Processor(clock, sharing=1.0), []
-    one, other = Task(lambda: (ended.append(clock.now), processor.rest(one))), Task(lambda: processor.rest(other))
-    processor.work(other, 1.0, first=1, first_s=LONG_S)
-    processor.work(one, 0.0, decodes=1)
-    clock.run()
-    assert ended == [pytest.approx(1.0)]
+    # 0.2 of each in half a second; then a sixth of each second until the prefill is through, and 0.4 again.
+    assert ended == {"prefills": pytest.approx(1.1), "a": pytest.approx(1.35), "b": pytest.approx(1.35)}
 
 
 def test_a_step_whose_host_takes_longer_leaves_the_rest_of_the_devices_time_to_others():
@@ -111,24 +111,20 @@ def test_a_step_whose_host_takes_longer_leaves_the_rest_of_the_devices_time_to_o
     assert ended == {"decodes": pytest.approx(2.0), "prefills": pytest.approx(2.0)}
 
 
-def test_what_goes_first_does_so_until_its_host_is_through():
+def test_what_goes_first_does_so_until_its_host_is_through_and_no_longer_than_it_may():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
-    prefills, decodes = (task(name, processor, clock, ended) for name in ("prefills", "decodes"))
-    processor.work(decodes, 1.0, decodes=1)
+    prefills, long = (task(name, processor, clock, ended) for name in ("prefills", "long"))
     processor.work(prefills, 0.5, first=1, first_s=LONG_S, host_s=2.0)
+    clock.run(1.9)
+    assert processor.stands_still(1)
     clock.run()
-    assert ended == {"prefills": pytest.approx(2.0), "decodes": pytest.approx(3.0)}
-
-
-def test_what_goes_first_shares_once_it_has_done_so_for_as_long_as_it_may():
-    clock = Clock()
-    processor, ended = Processor(clock, sharing=1.0), {}
-    prefills, decodes = (task(name, processor, clock, ended) for name in ("prefills", "decodes"))
-    processor.work(decodes, 2.0, decodes=1)
-    processor.work(prefills, 1.0, first=1, first_s=0.4)
-    clock.run()
-    assert ended == {"prefills": pytest.approx(1.6), "decodes": pytest.approx(3.0)}
+    assert ended == {"prefills": pytest.approx(2.0)} and not processor.stands_still(1)
+    processor.work(long, 1.0, first=1, first_s=0.4)
+    clock.run(2.3)
+    assert processor.stands_still(1)
+    clock.run(2.5)
+    assert not processor.stands_still(1)
 
 
 def test_a_prefill_stands_still_for_nobody():

@@ -29,6 +29,7 @@ ROUND = replace(
     attention_s=0.0,
     exchange_s=0.0,
     sharing=1.0,
+    decode_sharing=1.0,
     path_s=0.05,
     wake_base_s=0.3,
     cold_base_s=2.0,
