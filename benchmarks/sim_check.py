@@ -68,8 +68,8 @@ def simulated(runs: Sequence[Found], settings: Mapping[str, str], start: int) ->
         own = {name: str(found["system"]["settings"]["placement"][name]) for name in ("idle_s", "patience_s")}
     targets = _targets(found)  # placement hears of them from requests
     began = _began(runs[0])
-    if found["run"]["system"] == "no-placement":
-        own = own | {"places": json.dumps(began)}
+    if policy == "prism" and systems.SYSTEMS[found["run"]["system"]].planned:
+        own = own | {"places": json.dumps(_planned(found))}
     specs = [
         replace(
             Spec(name, SHAPES[shape], context_tokens=found["system"]["catalogue"][name]["context_tokens"]),
@@ -127,8 +127,19 @@ def requests(run: Found, prefix: str, begins_s: float) -> list[Request]:
 
 def _began(run: Found) -> dict[str, str]:
     """Where each model was as the first run of a start began, as the simulator names groups; of results that say it."""
-    groups = {name: f"g{number}" for number, name in enumerate(run["system"]["devices"])}
+    groups = _groups(run)
     return {model: groups[group] for model, group in run.get("began", {}).items()}
+
+
+def _planned(run: Found) -> dict[str, str]:
+    """Where each model is to be for good, by the plan that was made of the run's requests."""
+    groups = _groups(run)
+    return {model: groups[part["group"]] for model, part in run["system"]["plan"].items()}
+
+
+def _groups(run: Found) -> dict[str, str]:
+    """As the simulator names them."""
+    return {name: f"g{number}" for number, name in enumerate(run["system"]["devices"])}
 
 
 def _targets(run: Found) -> dict[str, tuple[float, float]]:
