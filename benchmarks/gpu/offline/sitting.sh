@@ -2,20 +2,16 @@
 # The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
 #   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time counts
 #   sh sitting.sh begin               after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...
-#   sh sitting.sh begin quiet         the quiet slice, which has targets of H100s; on H200s they are measured first
 #   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
-# Which runs are begun is in `rest` and `quiet`: all systems of a slice and rate are to have the same cards.
+# What is begun is in `left`: all systems of a slice and rate are to have the same cards. Where there are no targets of
+# its slices on these, models are measured alone first.
 set -eu
 IN=/tmp/in
 export SRC=/tmp/src SITE=/tmp/site RESULTS=/tmp/results
 ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
-# rest GPUS, quiet GPUS: what compare.sh is given
-rest() {
-    echo "muxserve:hyperbolic:24 / muxserve:busy:6 / static:hyperbolic:24 / static:busy:6"
-    [ "$1" -lt 4 ] || echo "-- no-arbitration:busy:6 / no-placement:busy:6 / no-ballooning:busy:6 / no-hibernation:busy:6"
-}
-quiet() {
+# left GPUS: what compare.sh is given
+left() {
     echo "prism:quiet:* / static:quiet:*"
     [ "$1" -lt 4 ] || echo "-- muxserve:quiet:* / serverlessllm:quiet:*"
 }
@@ -31,13 +27,10 @@ case $1 in
     begin)
         # In order of their numbers, whatever those are.
         sh "$(dirname "$0")/setup.sh" $IN $SRC $SITE $(ls -v /tmp/b/*)
-        # What is left is of H200s, but for the quiet slice.
-        what=${2:-rest}
-        if nvidia-smi -L | grep -q H100; then what=quiet; fi
         set -f
         # shellcheck disable=SC2046  # words
         sh $SRC/benchmarks/gpu/offline/compare.sh begin $(($(cat /tmp/begun) + ENDS_S - $(date +%s))) \
-            $("$what" "$(nvidia-smi -L | wc -l)")
+            $(left "$(nvidia-smi -L | wc -l)")
         echo "begun $(($(date +%s) - $(cat /tmp/begun))) s after the first call"
         ;;
     look)
