@@ -211,6 +211,11 @@ class EngineEnd:
         for name in COUNTED:
             setattr(self.stats, name, getattr(stats, name) - getattr(self._counted, name))
 
+    @property
+    def has_counted(self) -> bool:
+        """Whether it has told stats: those to come count from the first ones."""
+        return self._counted is not None
+
     def renew(self) -> None:
         """A warm engine is as good as a new one: forgets all that it has told."""
         assert self._heard.empty(), "there is more to hear"
