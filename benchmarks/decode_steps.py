@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -27,6 +27,8 @@ LEAST_S = 0.2
 LIKE = 2 / 3
 """Of the requests at one end of a window, how many there are at least at the other."""
 _BIN = 16
+Row = Mapping[str, Any]
+"""Of a timeline."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,18 @@ class Window:
     step_s: float
 
 
-def windows(run: str, timeline: Sequence[Mapping[str, Any]], shapes: Mapping[str, str]) -> Iterator[Window]:
+def pairs(timeline: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Rows of one group that follow one another."""
     rows = sorted(timeline, key=lambda row: (row["group"], row["at_s"]))
     for _, of_group in groupby(rows, key=lambda row: row["group"]):
-        for before, after in pairwise(of_group):
-            found = window(run, before, after, shapes)
-            if found is not None:
-                yield found
+        yield from pairwise(of_group)
+
+
+def windows(run: str, timeline: Sequence[Row], shapes: Mapping[str, str]) -> Iterator[Window]:
+    for before, after in pairs(timeline):
+        found = window(run, before, after, shapes)
+        if found is not None:
+            yield found
 
 
 def window(run: str, before: Mapping[str, Any], after: Mapping[str, Any], shapes: Mapping[str, str]) -> Window | None:
@@ -88,14 +95,18 @@ def show(found: Sequence[Window]) -> None:
     report.table("decode steps", ("shape", "requests", "windows", "step p50, ms", "KV, GB"), rows)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        "benchmarks.decode_steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def command(
+    name: str,
+    text: str | None,
+    windows: Callable[[str, Sequence[Row], Mapping[str, str]], Iterator[Any]],
+    show: Callable[[list[Any]], None],
+) -> None:
+    """Looks for `windows` in the results that are named on the command line, shows them and writes them down."""
+    parser = argparse.ArgumentParser(name, description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="+", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found: list[Window] = []
+    found: list[Any] = []
     of = {}
     for path in given.results:
         result = json.loads(path.read_text())
@@ -109,4 +120,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command("benchmarks.decode_steps", __doc__, windows, show)

@@ -150,7 +150,7 @@ class DecodeOrder:
     def stands_still(self) -> bool:
         """Whether its next decode step waits for steps of others; then it looks again when it need not, or soon."""
         self.forget()
-        now, look_s, batch = self._clock.now, 0.0, self._engine.batch
+        now, batch = self._clock.now, self._engine.batch
         decided, self._decided = self._decided, False
         self.last = decided and self._waits()
         if self.last:
@@ -162,6 +162,8 @@ class DecodeOrder:
                 self._processor.wait(batch, self._engine.look)
         elif self._gives_way():
             look_s = _LOOK_S
+        else:
+            look_s = 0.0
         self.standing = look_s > _EXACT_S
         if self.standing:
             self._look = self._clock.after(look_s, self._engine.look)

@@ -212,14 +212,16 @@ def decode_host(results: Results) -> tuple[float, float]:
     return float(step), float(request)
 
 
-def together(results: Results, hardware: Hardware, engines: int) -> float:
-    """What so many engines that decode on one GPU at the same time make of it: the sum of what the devices take for a
-    step over what it took, in the middle of all windows."""
-    sums = []
-    for window in results.read(_SIDE_BY_SIDE)["windows"]:
-        if len(window["engines"]) == engines:
-            sums.append(sum(device_s(each, hardware) / each["step_s"] for each in window["engines"]))
-    return median(sums)
+def side_by_side(results: Results, hardware: Hardware, engines: int) -> float:
+    """What so many make of a GPU together, in the middle of all windows."""
+    windows = (window["engines"] for window in results.read(_SIDE_BY_SIDE)["windows"])
+    return median(together(window, hardware) for window in windows if len(window) == engines)
+
+
+def together(engines: Sequence[dict[str, Any]], hardware: Hardware) -> float:
+    """What engines that decode on one GPU at the same time make of it: the sum of what the devices take for a step over
+    what it took."""
+    return sum(device_s(each, hardware) / each["step_s"] for each in engines)
 
 
 def device_s(engine: dict[str, Any], hardware: Hardware) -> float:
@@ -330,7 +332,7 @@ def fit(results: Results) -> Hardware:
         hardware,
         decode_host_s=host_s,
         decode_host_request_s=host_request_s,
-        decode_sharing=together(results, hardware, 2),
+        decode_sharing=side_by_side(results, hardware, 2),
         prefill_step_s=0.0,
         prefill_s_per_token_byte=each,
         prefill_s_per_token_layer=each_layer,
@@ -410,7 +412,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
                 line(f"step of {row['batch']} requests and nothing else, {shape.upper()}, s", row["step_s"], modelled)
     for engines, fitted in ((2, True), (3, False)):
         what = f"{engines} engines that decode side by side, of one's pace"
-        line(what, together(results, hardware, engines), hardware.decode_sharing, fitted)
+        line(what, side_by_side(results, hardware, engines), hardware.decode_sharing, fitted)
     step, prefill = beside_prefill(results, hardware)
     line("step beside a prefill, of what is measured", 1.0, step, True)
     line("prefill beside decodes, of what is measured", 1.0, prefill, True)

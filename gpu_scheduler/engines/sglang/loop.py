@@ -47,6 +47,8 @@ class Loop:
         self._commands = Commands(instance, self)
         self._gave_way = False
         """In the last step: it did nothing, because another engine went first."""
+        self._wanting = False
+        """Its decodes are to go before those of others, as it told them last."""
         self._prefill_prompts = 0
         """In the prefill step that was begun last."""
         self._prefill_next = False
@@ -285,7 +287,8 @@ class Loop:
         if self._instance.state is State.PROVING:
             requests = 0
         need = self.pacer.need if requests else None
-        self._ranks.decodes(requests, need, need is not None and self.pacer.wants(now))
+        self._wanting = need is not None and self.pacer.wants(now)
+        self._ranks.decodes(requests, need, self._wanting)
 
     # --- steps
 
@@ -301,7 +304,7 @@ class Loop:
             self.pacer.forget_steps()
         counters = self._instance.counters
         counters.decode_steps += 1
-        counters.urgent_steps += self.pacer.need is not None and self.pacer.wants(self._ranks.now())
+        counters.urgent_steps += self._wanting
         self.pacer.decodes(self._ranks.alone())
         self._ranks.stepped()
 

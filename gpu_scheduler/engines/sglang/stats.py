@@ -16,7 +16,7 @@ EVERY_S = 0.1
 
 @dataclass
 class Counters:
-    """Since the model was loaded."""
+    """Since the model was loaded, by their names in EngineStats."""
 
     retractions: int = 0
     evicted_tokens: int = 0
@@ -72,16 +72,6 @@ def engine_stats(
         kv_cached_bytes=kv.bytes_of(cached),
         kv_reserve_bytes=mapped - kv.envelopes.held * kv.memory.extent_bytes,
         kv_limit_bytes=limit_bytes,
-        retractions=counters.retractions,
-        evicted_tokens=counters.evicted_tokens,
-        moved_tokens=counters.moved_tokens,
-        evicting_s=counters.evicting_s,
-        hibernations=counters.hibernations,
-        forward_steps=counters.forward_steps,
-        prefill_tokens=counters.prefill_tokens,
-        decode_tokens=counters.decode_tokens,
-        decode_steps=counters.decode_steps,
-        urgent_steps=counters.urgent_steps,
-        stood_still_s=counters.stood_still_s,
         decode_step_s=decode_step_s,
+        **vars(counters),
     )

@@ -11,6 +11,7 @@ SCRIPT = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.loop import Loop
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed
+from gpu_scheduler.engines.sglang.stats import Counters
 
 class Ranks:
     # Of several: what was agreed on holds until the next messages are received.
@@ -41,7 +42,7 @@ type(memory).woken = property(lambda _: ranks.agreed.news)
 memory.take_reclaims = lambda: ranks.agreed.wanted
 memory.overage_bytes.return_value, memory.extent_bytes, kv.leaving.return_value, kv.used = 0, 1, 7, 0
 kv.give_up_empties.return_value = 7
-instance.counters.evicting_s = 0.0
+instance.counters = Counters()
 
 Loop(instance).pull()
 memory.reclaimed.assert_called_once()
@@ -174,6 +175,7 @@ def test_no_step_is_begun_whose_requests_all_end_with_the_results_of_the_last(im
 PING = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.loop import Loop
+from gpu_scheduler.engines.sglang.stats import Counters
 from gpu_scheduler.policy.pace import FREE
 from protos import engine_pb2
 
@@ -181,7 +183,7 @@ instance = MagicMock()
 instance.probe, instance.ranks.size, instance.channel.closed, instance.decode_step_s = None, 1, False, 0.0
 instance.ranks.now.return_value, instance.ranks.pace.return_value = 100.0, FREE
 instance.channel.receive.return_value = [engine_pb2.ToEngine(ping=engine_pb2.Ping())]
-instance.memory.kv = None
+instance.memory.kv, instance.counters = None, Counters()
 
 assert Loop(instance).pull() == []
 instance.channel.send.assert_any_call(pong=engine_pb2.Pong())
