@@ -30,6 +30,9 @@ _ALWAYS = {
     # A request with log-probabilities that starts again wants those of all it has said: several copies of a row of the
     # vocabulary for each token. So many rows at a time are what the quota was measured with (`quota.draw_most`).
     "SGLANG_LOGPROB_CHUNK_SIZE": "256",
+    # What process groups listen on is nobody else's: all ranks are on one host.
+    "GLOO_SOCKET_IFNAME": "lo",
+    "NCCL_SOCKET_IFNAME": "lo",
 }
 _WITH_GPU = {
     # What was large and free is not broken up for what is small and stays: it could never be returned to the device.
@@ -63,22 +66,22 @@ def prepare(ranks: int = 1, rendezvous_fd: int | None = None) -> None:
     warnings.filterwarnings("ignore", module=r"sglang\.")
     for name, value in (_WITH_GPU if has_gpu() else _WITHOUT_GPU).items():
         os.environ.setdefault(name, value)
+    # Memory that all ranks inherit, in place of a port that is open to everybody and that somebody else may take.
+    if rendezvous_fd is None:
+        assert ranks == 1, "several ranks meet in what they inherit"
+        rendezvous_fd = os.memfd_create("prism-rank")  # open for the life of this process
+    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file:///proc/self/fd/{rendezvous_fd}"
     if ranks > 1:
-        assert rendezvous_fd is not None
-        _prepare_ranks(ranks, rendezvous_fd)
+        _prepare_ranks(ranks)
     if not has_gpu():
         sys.path.append(str(_STAND_INS))
 
 
-def _prepare_ranks(ranks: int, rendezvous_fd: int) -> None:
-    # Memory that all ranks inherit, in place of a port that somebody else may take.
-    os.environ["SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE"] = f"file:///proc/self/fd/{rendezvous_fd}"
+def _prepare_ranks(ranks: int) -> None:
     # Objects in shared memory, for what the ranks tell each other in another way.
     os.environ.setdefault("SGLANG_USE_MESSAGE_QUEUE_BROADCASTER", "0")
     # What is free of the devices differs by what other models hold there; what there is for this one, balloond says.
     os.environ["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
-    # All ranks are on one host.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if has_gpu():
         # Multicast objects of NVLink outlive what ends without a goodbye, and engines do.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")

@@ -12,7 +12,10 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
+
+import psutil
 
 from balloond.client import BalloondClient
 from gpu_scheduler.engines import processes
@@ -140,6 +143,13 @@ class Answer:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def open_to_others(end: EngineEnd) -> list[str]:
+    """Where the engine's processes take connections that do not come from this host."""
+    found = (each for rank in end.ranks for each in psutil.Process(rank.pid).net_connections("inet"))
+    listening = [each.laddr for each in found if each.status == psutil.CONN_LISTEN]
+    return [f"{at.ip}:{at.port}" for at in listening if not ip_address(at.ip).is_loopback]
 
 
 def taken_bytes(stats: engine_pb2.EngineStats) -> int:

@@ -15,7 +15,7 @@ from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang import checkpoints, embedded
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.conftest import NEW_TOKENS, Motion
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node
+from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, EngineEnd, Images, Node, load, node, open_to_others
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="session")]
@@ -61,6 +61,7 @@ async def test_tokens_equal_transformers_while_limits_move_and_after_hibernation
         )
         assert measured.kv_bytes_per_token == 5 * 2 * 2 * 24 * 4 and measured.context_tokens == CONTEXT
         assert measured.prefill_tokens_per_s > 0 and measured.decode_step_ms > 0
+        assert not open_to_others(end), "torch's process groups would meet at a port of all interfaces"
 
         await burst(end, "alone", prompts, said["qwen"], 1)
         await burst(end, "cached", prompts, said["qwen"], 2)

@@ -17,7 +17,16 @@ from protos import common_pb2, engine_pb2
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
 from tests.gpu_scheduler.engines.sglang.grammars import SLOW
-from tests.gpu_scheduler.engines.sglang.harness import KV_EXTENT, STEP_S, EngineEnd, Images, Node, load, node
+from tests.gpu_scheduler.engines.sglang.harness import (
+    KV_EXTENT,
+    STEP_S,
+    EngineEnd,
+    Images,
+    Node,
+    load,
+    node,
+    open_to_others,
+)
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
 
@@ -77,6 +86,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         assert [rank.rank for rank in mapped] == [0, 1] and mapped[0].lease_id != mapped[1].lease_id
         assert mapped[0].checksum != mapped[1].checksum, "each rank has its part of the weights"
         assert [rank.lease_id for rank in measured.ranks] == [rank.lease_id for rank in mapped]
+        assert not open_to_others(end)
         assert measured.kv_bytes_per_token == 5 * 2 * 1 * 24 * 4, "one of two key-value heads"
 
         await burst(end, "alone", prompts, said["qwen"], 1)
