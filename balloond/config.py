@@ -6,8 +6,11 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from balloond import backends
 from balloond.policy.claims import Patience
+from services.addresses import SocketPath
 from services.config import Config, Section
+from services.errors import Invalid
 
 _PATIENCE = Patience()
 _GPU_SPARE_BYTES = 128 << 20
@@ -28,6 +31,15 @@ class DeviceConfig(Section):
     descriptors."""
     spare_bytes: int | None = Field(default=None, ge=0)
     """Of the capacity, what is kept in extents made ahead; by default 128 MiB of a GPU."""
+
+    @field_validator("name")
+    @classmethod
+    def _has_a_backend(cls, name: str) -> str:
+        try:
+            backends.parse(name)
+        except Invalid as error:
+            raise ValueError(str(error)) from None
+        return name
 
     @model_validator(mode="after")
     def _host_memory_has_a_size(self) -> Self:
@@ -50,16 +62,21 @@ class BalloondConfig(Config):
     """One node."""
 
     node: str
-    handoff: str
+    """How the node is called; in a fleet no other has its name."""
+    handoff: SocketPath
     """Path of the SEQPACKET socket for engines and the loader."""
-    keeper: str
+    keeper: SocketPath
     """Path of the keeper's socket."""
     devices: list[DeviceConfig]
+    """Those whose memory it gives out."""
     keeper_timeout_s: float = Field(default=10.0, gt=0)
     """How long a start waits for the keeper."""
     reclaim_timeout_s: float = Field(default=_PATIENCE.reclaim_s, gt=0)
+    """What an engine has not given back by then, of what it was asked for, is not waited for."""
     shrink_timeout_s: float = Field(default=_PATIENCE.shrink_s, gt=0)
+    """How long after a model's limit was lowered memory is expected of it."""
     grow_timeout_s: float = Field(default=_PATIENCE.grow_s, gt=0)
+    """A growth that waits longer is refused."""
 
     @field_validator("devices")
     @classmethod

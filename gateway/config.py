@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
+from services.addresses import Address, HttpAddress
 from services.config import Config, ServerTls
 
 
 class GatewayConfig(Config):
     """`listen` is the gRPC address of the inference API, `metrics` a second place for what /metrics serves anyway."""
 
-    http: str
+    http: HttpAddress
     """Address of the HTTP API, "host:port"; port 0: any that is free. Where a service manager hands a listening socket
     over (LISTEN_FDS), that one is served instead."""
-    placement: str
+    placement: Address
     """gRPC address of placement."""
     withdraw_s: float = Field(0.0, ge=0)
     """Of `drain_s`, how long a stop serves on as usual while /health and gRPC's health say no: longer than who balances
@@ -38,6 +39,8 @@ class GatewayConfig(Config):
     activate_time_out_s: float = Field(10.0, gt=0)
     """For one call to placement, which answers as soon as it has chosen."""
     tokenizer_threads: int = Field(2, ge=1)
+    """For prompts longer than `inline_characters`, for loading tokenizers, and all but one for /tokenize and
+    /detokenize."""
     tokenizers_kept: int = Field(64, ge=1)
     """How many models' tokenizers stay in memory; a large one takes about 100 MiB."""
     inline_characters: int = Field(4096, ge=0)
@@ -47,6 +50,7 @@ class GatewayConfig(Config):
     """What holds for `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` where a request does not give
     them: the model's generation_config.json, or a temperature of 1 and no limits."""
     most_body_bytes: int = Field(8 << 20, ge=1024)
+    """Of one body; a longer one gets 413."""
     most_bodies_bytes: int = Field(256 << 20, ge=1024)
     """Of bodies that have not come to their end, together, without the first 64 KiB of each; more get 503."""
     traces: bool = False
@@ -67,11 +71,3 @@ class GatewayConfig(Config):
     @property
     def serving_tls(self) -> ServerTls | None:
         return self.public_tls
-
-    @field_validator("http")
-    @classmethod
-    def _has_port(cls, value: str) -> str:
-        host, _, port = value.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            raise ValueError(f'"{value}" is not "host:port"')
-        return value

@@ -410,7 +410,8 @@ def _without_end(chunk: common_pb2.TokenChunk) -> common_pb2.TokenChunk:
 def _fate(finish: common_pb2.Finish, error: str) -> PrismError:
     """What a client is told of an end that is neither an answer nor worth another attempt."""
     if finish == common_pb2.LATE:
-        return Late(error or "the first token would have come after its target, and x-slo-drop: late was asked")
+        why = f" ({error})" if error else ""
+        return Late(f"the first token would have come after its target, and x-slo-drop: late was asked{why}")
     if finish == common_pb2.REJECTED:
         return Invalid(error or "the engine refused the request")
     return Unavailable(error or "the request was aborted")

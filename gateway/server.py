@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.protocol import BoundedProtocol
-from services import tasks
+from services import addresses, tasks
 from services.errors import Unavailable
 from services.tls import Identity
 
@@ -72,12 +72,11 @@ class HttpServer:
         self._serving = tasks.spawn(self._uvicorn.serve(sockets=[listener]), "http server")
 
     def _listen(self) -> socket.socket:
-        host, _, port = self._address.rpartition(":")
-        host = host.strip("[]")
+        host, port = addresses.host_and_port(self._address)
         listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((host, int(port)))
+            listener.bind((host, port))
             listener.listen(_BACKLOG)  # who connects from now on waits, and is not refused
         except OSError as error:
             listener.close()

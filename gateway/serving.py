@@ -14,7 +14,7 @@ from types import TracebackType
 from gateway import defaults, embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
-from gateway.errors import BadField, ModelFaulty, OverLimit, TooMany
+from gateway.errors import BadField, Late, ModelFaulty, OverLimit, TooMany
 from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
@@ -273,6 +273,9 @@ class Choice:
         """More text, possibly none. Raises a PrismError when the answer cannot be made or not be finished."""
         try:
             chunk = await self._tokens.next()
+        except Late:
+            self._ended("late")
+            raise
         except PrismError:
             self._ended("failed")
             raise
@@ -308,7 +311,7 @@ class Choice:
         metrics.OUTPUT_TOKENS.labels(model).inc(self.answer.tokens)
         if outcome == "cancelled":
             return  # its client did not want to know
-        served = outcome != "failed"
+        served = outcome not in ("failed", "late")
         if slo.ttft_ms:
             met = served and 1000 * (self.first_s - self._job.arrival_s) <= slo.ttft_ms
             metrics.SLO.labels(model, "ttft", str(met).lower()).inc()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from gpu_scheduler.engines import echo
+from gpu_scheduler.engines.sglang.errors import CommandError
+from gpu_scheduler.engines.sglang.options import Options
 from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import BacklogRules
+from services.addresses import AddressOrNone, SocketPathOrNone
 from services.config import Config, Section
 
 _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 32 << 20)}
@@ -16,6 +21,7 @@ _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 32 << 20)}
 (eight times these, of weights twelve) of 512 MiB are pages of another kind, and the first that a peer maps takes 9 ms
 instead of 1.4."""
 
+_DEVICE = re.compile(r"(cpu|cuda):\d+")
 GROUP_SIZES = (1, 2, 4)
 """Devices of a group."""
 
@@ -36,7 +42,8 @@ class Engines(Section):
     """An engine with requests that says nothing for so long, though it is asked, is killed and replaced
     (policy/silence.py); four times what its prompts should take comes on top. 0: never. Longer than whatever an engine
     compiles while it serves."""
-    log_level: str = "warning"
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """Of the engines' own lines, SGLang's among them."""
     kv_extent_bytes: int | None = Field(default=None, gt=0)
     """Small enough to come back, large enough that growing is fast; left out, 8 MiB on CUDA (2 and 4 do as well) and
     256 KiB on the CPU."""
@@ -45,7 +52,24 @@ class Engines(Section):
     poison_fresh_pages: bool = False
     """Fill newly mapped KV with NaN: a wrong slot cannot pass a test."""
     options: dict[str, str] = {}
-    """Handed to every engine: chunked prefill size, maximum running requests and the like."""
+    """Handed to every engine: chunked prefill size, maximum running requests and the like. Numbers, or their text."""
+
+    @field_validator("options", mode="before")
+    @classmethod
+    def _numbers_are_text(cls, options: Any) -> Any:
+        if not isinstance(options, dict):
+            return options
+        return {name: str(value) if type(value) is int else value for name, value in options.items()}
+
+    @field_validator("options")
+    @classmethod
+    def _some_engine_has_them(cls, options: dict[str, str]) -> dict[str, str]:
+        """A group may have engines of either kind, each of which looks at its own."""
+        try:
+            Options.parse({name: value for name, value in options.items() if name not in echo.OPTIONS}, "cpu:0")
+        except CommandError as error:
+            raise ValueError(str(error)) from None
+        return options
 
 
 class Arbitration(Section):
@@ -105,13 +129,13 @@ class GpuSchedulerConfig(Config):
     group: str
     devices: list[str]
     """It serves models that are spread over exactly so many."""
-    address: str = ""
+    address: AddressOrNone = ""
     """Where gateways reach it; `listen` when empty."""
-    balloond: str
+    balloond: AddressOrNone
     """gRPC address of the node's balloond; empty: engines hold no memory of ours (echo engines in tests)."""
-    balloond_handoff: str = ""
+    balloond_handoff: SocketPathOrNone = ""
     """Path of balloond's SEQPACKET socket."""
-    loader: str = ""
+    loader: AddressOrNone = ""
     traces: bool = False
     """Spans of activations, and of the requests that a gateway traces, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT
     and other variables of OpenTelemetry's say where to, and of how many (docs/monitoring.md)."""
@@ -138,6 +162,9 @@ class GpuSchedulerConfig(Config):
     def _can_share_a_model(cls, devices: list[str]) -> list[str]:
         if len(devices) not in GROUP_SIZES:
             raise ValueError(f"a group has 1, 2 or 4 devices, not {len(devices)}")
+        for device in devices:
+            if not _DEVICE.fullmatch(device):
+                raise ValueError(f'device {device!r} is neither "cpu:N" nor "cuda:N"')
         if len(set(devices)) < len(devices):
             raise ValueError(f"{', '.join(devices)}: a device is named twice")
         if len({device.partition(":")[0] for device in devices}) > 1:

@@ -107,6 +107,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self.counters: defaultdict[str, Counters] = defaultdict(Counters)
+        self._cold_s: dict[str, float] = {}
+        """What the last cold start of a model took."""
         self._away: dict[str, None] = {}
         """Models that are known and not here, the one that left last at the end."""
 
@@ -179,6 +181,7 @@ class Dispatcher:
         for model in list(self._away)[:-_KEPT_MODELS]:
             if model not in self._of_models:
                 del self._away[model], self._speeds[model]
+                self._cold_s.pop(model, None)
                 self.counters.pop(model, None)
                 self._backlog.remove_model(model)
                 self._protection.forget(model)
@@ -221,6 +224,8 @@ class Dispatcher:
         if self._residents.get(model) is None:
             self._away[model] = None
             self._forget_models()
+        if resident.cold_s:
+            self._cold_s[model] = resident.cold_s
         if resident.residency == common_pb2.ACTIVE:
             measured = resident.measured
             if measured.prefill_tokens_per_s > 0 and self._backlog.is_active(model) is False:
@@ -229,7 +234,8 @@ class Dispatcher:
                 self._protection.measured(model, measured.prefill_tokens_per_s, measured.decode_step_ms / 1e3)
             self._backlog.model_active(model)
         else:
-            estimate = resident.up_s or self._rules.wake_estimate_s
+            # Who went cold comes back as somebody new.
+            estimate = resident.up_s or self._cold_s.get(model) or self._rules.wake_estimate_s
             waking = resident.residency == common_pb2.WAKING
             self._backlog.model_waking(model, self._now() + estimate if waking else inf)
         self.changed()

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from services.addresses import SocketPath
 from services.config import Config
 
 
@@ -14,9 +15,9 @@ class LoaderConfig(Config):
 
     catalogue: str
     """The operator's file of models (loader/catalogue.py)."""
-    keeper: str
+    keeper: SocketPath
     """Path of the keeper's SEQPACKET socket."""
-    handoff: str
+    handoff: SocketPath
     """Path of balloond's SEQPACKET socket."""
     host_capacity_bytes: int = Field(gt=0)
     """Most that weight images may take of the host's memory."""

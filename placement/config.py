@@ -6,21 +6,22 @@ from pydantic import Field, field_validator, model_validator
 
 from placement import names
 from placement.policy.decisions import LifecycleRules
+from services.addresses import Address
 from services.config import Config
 
 MEMBERS = ("groups", "loaders", "balloond")
 
 
 class PlacementConfig(Config):
-    """One cluster. The lists of MEMBERS are taken up again when the file changes; in each, `dns:HOST:PORT` stands for
-    PORT at every address of HOST."""
+    """One cluster. `groups`, `loaders` and `balloond` are taken up again when the file changes; in each,
+    `dns:HOST:PORT` stands for PORT at every address of HOST."""
 
-    groups: list[str]
+    groups: list[Address]
     """gRPC addresses of the gpu_schedulers, whose `group`s have names of their own in the cluster."""
-    loaders: list[str] = Field(min_length=1)
+    loaders: list[Address] = Field(min_length=1)
     """gRPC addresses of the nodes' loaders. Every node's file lists the same models; one that only some list is served
     too, and where it is not listed without an image. What calls add, all get."""
-    balloond: list[str] = []
+    balloond: list[Address] = []
     """gRPC addresses of the nodes' balloonds: their ledgers are the S of pressure. Without them the groups' reports
     count."""
     look_up_s: float = Field(default=5.0, gt=0)
@@ -61,7 +62,9 @@ class PlacementConfig(Config):
     relieve: bool = True
     """Off: idle models leave for activations only."""
     window_s: float = Field(default=60.0, gt=0)
+    """A model's demand is its tokens of this time, or of the shorter one below where they came faster."""
     short_window_s: float = Field(default=20.0, ge=1)
+    """So that a burst counts before it is over; at most `window_s`."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """Of models without a target: what their demand is weighted by."""
     drain_ms: int = Field(default=30_000, ge=0)
@@ -69,6 +72,7 @@ class PlacementConfig(Config):
     move_kv: bool = True
     """Between groups of one node a model takes the KV of what runs along."""
     migrations_at_once: int = Field(default=1, ge=1)
+    """Of those that placement begins by itself."""
     rebalance: bool = True
     """Off: nothing moves by itself; activation and eviction go on."""
     places: dict[str, str] = {}

@@ -7,10 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from balloond.config import BalloondConfig
+from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from services.config import Config, Fault
+
+_NAMES: dict[type[Config], str] = {
+    BalloondConfig: "balloond",
+    GpuSchedulerConfig: "gpu_scheduler",
+    LoaderConfig: "loader",
+    PlacementConfig: "placement",
+}
+_ASKED: tuple[tuple[type[Config], str, type[Config]], ...] = (
+    (GatewayConfig, "placement", PlacementConfig),
+    (PlacementConfig, "groups", GpuSchedulerConfig),
+    (PlacementConfig, "loaders", LoaderConfig),
+    (PlacementConfig, "balloond", BalloondConfig),
+    (GpuSchedulerConfig, "loader", LoaderConfig),
+    (GpuSchedulerConfig, "balloond", BalloondConfig),
+)
+"""Whose key has an address, or several, of what."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,7 @@ def disagreements(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
     yield from _twice(given)
     yield from _paths(given)
     yield from _devices(given)
-    yield from _groups(given)
+    yield from _addresses(given)
     yield from _extents(given)
 
 
@@ -73,13 +90,16 @@ def _devices(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
             owners.setdefault(device, path)
 
 
-def _groups(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
-    """Only Unix sockets can be told: an address of the network has several names."""
-    listen = {config.listen for _, config in _of(given, GpuSchedulerConfig)}
-    for path, placement in _of(given, PlacementConfig):
-        for number, address in enumerate(placement.groups):
-            if listen and address.startswith("unix:") and address not in listen:
-                yield path, Fault(("groups", number), f"no gpu_scheduler of these files listens on {address}")
+def _addresses(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:
+    """Who asks whom, where. Only Unix sockets can be told: an address of the network has several names."""
+    for kind, key, asked in _ASKED:
+        listen = {config.listen for _, config in _of(given, asked)}
+        for path, config in _of(given, kind):
+            value = getattr(config, key)
+            places = {(key,): value} if isinstance(value, str) else {(key, i): each for i, each in enumerate(value)}
+            for at, address in places.items():
+                if listen and address.startswith("unix:") and address not in listen:
+                    yield path, Fault(at, f"no {_NAMES[asked]} of these files listens on {address}")
 
 
 def _extents(given: Sequence[Given]) -> Iterator[tuple[str, Fault]]:

@@ -2,7 +2,7 @@
 
 It knows no word of the domain: nothing here says model, page or queue. Each module is one habit:
 
-    config      one TOML file a service, checked by a schema
+    config      one TOML file a service, checked by a schema (addresses in it: addresses)
     log         structlog, with what is bound to the current request
     errors      domain errors, and the one table between them and gRPC status codes
     rpc         gRPC servers (health, reflection) and channels

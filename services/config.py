@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import pydantic
 
+from services.addresses import Address, HttpAddressOrNone
+
 
 class Section(pydantic.BaseModel):
     """A part of a configuration: immutable, and unknown keys are errors."""
@@ -46,9 +48,9 @@ class Config(Section):
 
     name: str
     """How the process calls itself in logs and metrics."""
-    listen: str
+    listen: Address
     """gRPC address: "unix:/run/prism/balloond.sock" or "host:port"."""
-    metrics: str = ""
+    metrics: HttpAddressOrNone = ""
     """Prometheus text over HTTP, "host:port"; empty: off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "text"] = "auto"
@@ -115,7 +117,10 @@ class Fault(NamedTuple):
 def faults(error: pydantic.ValidationError) -> list[Fault]:
     """All of them."""
     return [
-        Fault(problem["loc"], "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"])
+        Fault(
+            problem["loc"],
+            "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, "),
+        )
         for problem in error.errors()
     ]
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services import addresses
 from services.errors import Unavailable
 
 QUICK_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -28,9 +29,9 @@ _blocks.set_function(sys.getallocatedblocks)
 def serve(address: str) -> None:
     """Serves this process's metrics on "host:port" from a thread of its own. Raises Unavailable when the port is
     taken."""
-    host, _, port = address.rpartition(":")
+    host, port = addresses.host_and_port(address)
     try:
-        prometheus_client.start_http_server(int(port), host or "0.0.0.0")
+        prometheus_client.start_http_server(port, host)
     except OSError as error:
         raise Unavailable(f"metrics address {address}: {error.strerror}") from None
 

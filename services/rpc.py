@@ -216,7 +216,7 @@ class Server:
                 with sockets.nobody_elses():  # it listens at once
                     self.port = self._server.add_insecure_port(self.address)
         except RuntimeError:
-            raise Unavailable(f"cannot listen on {self.address}: address in use or not ours") from None
+            raise Unavailable(f"cannot listen on {self.address}: taken, or no address of this host") from None
         if path is not None:
             os.chmod(path, self._socket_mode)
         await self._server.start()

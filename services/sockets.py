@@ -26,11 +26,18 @@ def stream_path(address: str) -> str | None:
 
 def clear_stale(path: str) -> None:
     """Makes `path` free to bind: removes a socket file without a listener, makes its folder. Raises Unavailable when
-    somebody listens there, or when it is no socket."""
-    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    somebody listens there, when it is no socket, or when the folder is not to be written to."""
+    folder = os.path.dirname(path) or "."
     try:
+        os.makedirs(folder, exist_ok=True)
         mode = os.stat(path).st_mode
     except FileNotFoundError:
+        mode = None
+    except OSError as error:
+        raise Unavailable(f"{path}: {error.strerror or error}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise Unavailable(f"{path}: this process's user may make no file in {folder}")
+    if mode is None:
         return
     if not stat.S_ISSOCK(mode):
         raise Unavailable(f"{path} exists and is not a socket")

@@ -34,7 +34,7 @@ def build(world: World, finished: Callable[[Request], None], settings: dict[str,
             raise FleetError(f"prism: places has to be JSON, model to group: {error}") from None
     try:
         config = PlacementConfig.model_validate(
-            {"name": "sim", "listen": "", "groups": [], "loaders": ["none"], **placement}, strict=False
+            {"name": "sim", "listen": "unix:sim", "groups": [], "loaders": ["unix:none"], **placement}, strict=False
         )
         rules = Arbitration.model_validate(arbitration, strict=False)
     except ValidationError as error:

@@ -25,7 +25,10 @@ def test_patience_is_configured():
     ("change", "complaint"),
     [
         (("keeper =", "kepper ="), "b.toml: keeper: Field required; kepper: unknown key"),
-        (("capacity_bytes = 1024", ""), "devices.0: Value error, cpu:0 needs capacity_bytes"),
+        (("capacity_bytes = 1024", ""), "devices.0: cpu:0 needs capacity_bytes"),
+        (("cpu:0", "gpu:0"), 'devices.0.name: device \'gpu:0\': there is a backend for "cpu:N" and "cuda:N" only'),
+        (("unix:/b.sock", "nonsense"), 'listen: "nonsense" is neither "unix:PATH" nor "HOST:PORT"'),
+        (('"/h.sock"', '"unix:/h.sock"'), 'handoff: "unix:/h.sock" is not the path of a socket'),
         (("1024", "0"), "b.toml: devices.0.capacity_bytes: Input should be greater than 0"),
         (("[[devices]]", '[[devices]]\nname="cpu:0"\ncapacity_bytes=1\n[[devices]]'), "no name twice"),
         (("3.0", "-1"), "grow_timeout_s: Input should be greater than 0"),

@@ -208,7 +208,7 @@ async def test_a_file_that_is_changed_adds_a_node_and_takes_one_away_without_a_r
         return [line["why"] for line in nodes.said("placement", "new file refused, the old one holds")]
 
     (why,) = await nodes.until(refused, "a bad file is taken")
-    assert "groups: Value error, 'dns:nowhere' is not dns:HOST:PORT" in why
+    assert 'groups.1: "dns:nowhere" is not "dns:HOST:PORT"' in why
     assert await nodes.reachable() == {"a"}
     nodes.configure(groups=[a.group, b.group], idle_s=0.3)
     nodes.kill("placement", signal.SIGHUP)

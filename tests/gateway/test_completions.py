@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from gateway import metrics
 from protos import common_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
@@ -402,14 +404,28 @@ async def test_a_request_that_an_engine_rejects_is_a_400(world: World) -> None:
     assert refusal(await world.chat(stream=True), 400)["message"] == "impossible"
 
 
+def outcomes() -> Counter[str]:
+    """Of requests, so far."""
+    samples = (sample for metric in metrics.REQUESTS.collect() for sample in metric.samples)
+    found: Counter[str] = Counter()
+    for each in samples:
+        if each.name.endswith("_total"):
+            found[each.labels["outcome"]] += int(each.value)
+    return found
+
+
 async def test_late_and_asked_to_be_dropped_is_a_503(world: World) -> None:
     async def late(running: Running) -> None:
-        running.finish(common_pb2.LATE)
+        running.finish(common_pb2.LATE, "late: 1 s of prefill to do, 0 s of slack left")
 
     world.groups[0].script = late
+    before = outcomes()
     headers = {"x-slo-ttft-ms": "5", "x-slo-drop": "late"}
     response = await world.http.post("/v1/chat/completions", json=world.body(stream=True), headers=headers)
-    assert refusal(response, 503)["code"] == "slo_ttft_missed"
+    told = refusal(response, 503)
+    assert told["code"] == "slo_ttft_missed"
+    assert told["message"].startswith("the first token would have come after its target") and "slack" in told["message"]
+    assert outcomes() - before == {"late": 1}, "nobody is to be called for what a client asked for"
 
 
 async def test_bodies_that_are_no_requests_are_refused(world: World) -> None:

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from gpu_scheduler.config import Arbitration, Engines, GpuSchedulerConfig
@@ -33,11 +35,32 @@ def test_what_is_configured_wins():
         (["cpu:0", "cpu:1", "cpu:2"], "1, 2 or 4 devices, not 3"),
         (["cpu:0", "cpu:0"], "named twice"),
         (["cpu:0", "cuda:0"], "not of one kind"),
+        (["gpu:0"], 'device \'gpu:0\' is neither "cpu:N" nor "cuda:N"'),
     ],
 )
 def test_devices_that_cannot_share_a_model_are_no_group(devices, why):
     with pytest.raises(ValueError, match=why):
         GpuSchedulerConfig(name="g", listen="unix:g", group="g", devices=devices, balloond="")
+
+
+def test_options_of_either_kind_of_engine_are_numbers_or_their_text():
+    options = configured(
+        "cpu:0", options={"max_running_requests": 64, "page_size": "4", "step_ms": "0.5"}
+    ).engines.options
+    assert options == {"max_running_requests": "64", "page_size": "4", "step_ms": "0.5"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"chunked_prefil_size": "99"}, "did you mean chunked_prefill_size?"),
+        ({"zzz": "1"}, "unknown engine option 'zzz'; known are "),
+        ({"max_running_requests": "sixty"}, "max_running_requests is a whole number, not 'sixty'"),
+    ],
+)
+def test_an_option_that_no_engine_has_is_refused_before_one_is_started(options, why):
+    with pytest.raises(ValueError, match=re.escape(why)):
+        configured("cpu:0", options=options)
 
 
 def test_the_share_of_late_requests_is_a_setting_with_the_policy_s_default():

@@ -359,6 +359,19 @@ async def test_a_late_request_is_dropped_only_if_its_client_asked(desk):
     assert desk.dispatcher.count("a") == (0, 0, 0)
 
 
+async def test_what_a_cold_start_took_is_known_of_the_model_when_it_comes_back_as_a_new_one(desk):
+    desk.model("a")
+    desk.residents.get("a").cold_s = 0.5
+    desk.residents.set(desk.residents.get("a"), common_pb2.COLD)
+    desk.residents.leave(desk.residents.get("a"))
+    desk.model("a", common_pb2.WAKING)
+    desk.submit("in time", ttft_ms=1000, slo=common_pb2.Slo(drop_late=True))
+    desk.submit("never", ttft_ms=400, slo=common_pb2.Slo(drop_late=True))
+    await desk.settle()
+    assert desk.last("never").finish == common_pb2.LATE
+    assert desk.dispatcher.count("a")[0] == 1
+
+
 async def test_cancelling_frees_the_engine_and_sends_nothing_more(desk):
     engine = desk.model("a")
     desk.submit("r1")

@@ -1,4 +1,5 @@
 from balloond.config import BalloondConfig
+from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
@@ -46,6 +47,18 @@ def test_two_that_serve_metrics_on_one_port_unless_they_may_be_of_two_containers
     (fault,) = found(group(0, metrics="127.0.0.1:9100"), group(1, metrics="127.0.0.1:9100"))
     assert fault[1] == "metrics"
     assert found(group(0, metrics="0.0.0.0:9100"), group(1, metrics="0.0.0.0:9100")) == []
+
+
+def test_a_socket_on_which_nobody_listens_who_is_asked_there():
+    gateway = Given("gateway.toml", GatewayConfig(name="w", listen="unix:/w", http="[::1]:80", placement="unix:/x"))
+    lost = [balloond(listen="unix:/2"), loader(listen="127.0.0.1:2"), group(loader="unix:/l"), placement("unix:/g0")]
+    assert found(gateway, *lost) == [
+        ("gateway.toml", "placement", "no placement of these files listens on unix:/x"),
+        ("placement.toml", "loaders.0", "no loader of these files listens on unix:/l"),
+        ("group-0.toml", "loader", "no loader of these files listens on unix:/l"),
+        ("group-0.toml", "balloond", "no balloond of these files listens on unix:/b"),
+    ]
+    assert found(gateway, loader()) == [], "there is nothing to compare with"
 
 
 def test_sockets_that_are_not_where_balloond_has_them():

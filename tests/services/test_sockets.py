@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from services import rpc
+from services.errors import Unavailable
 
 _NOBODY = 65534
 _SETRESUID = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}
@@ -34,6 +35,14 @@ async def test_a_server_says_itself_who_may_connect(tmp_path: Path, no_umask: No
     await server.start()
     assert stat.S_IMODE(path.stat().st_mode) == mode
     await server.stop(0)
+
+
+@pytest.mark.parametrize("within", ["a file", "a folder that is another's"])
+async def test_a_path_that_cannot_be_made_is_one_line(tmp_path: Path, within: str) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" if within == "a file" else Path("/proc")
+    with pytest.raises(Unavailable, match=f"{folder}/x/s.sock: "):
+        await rpc.Server(f"unix:{folder}/x/s.sock").start()
 
 
 async def test_nobody_else_may_connect_before_the_server_has_said_so(

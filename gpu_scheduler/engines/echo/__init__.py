@@ -6,3 +6,6 @@ so everything around an engine can be tried with it in milliseconds. The next to
 before it, as with a real model at temperature 0: a stream that is taken up again elsewhere goes on with the same
 tokens.
 """
+
+OPTIONS = frozenset({"step_ms", "prefill_tokens_per_s", "kept_bytes"})
+"""Of a Load (`engine`)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -30,12 +31,14 @@ class Options:
     chunked_prefill_size: int = 512
     """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
     max_running_requests: int = 32
+    """More wait in the shared queue; on a GPU CUDA graphs are made for as many."""
     kv_span_bytes: int = 8 << 30
     """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
     page."""
     reserve_low: int = 1
+    """The least that the driver keeps mapped ahead of need while requests run (balloond/driver/marks.py)."""
     reserve_high: int = 4
-    """Marks of the driver's reserve of mapped, unused extents."""
+    """The most, where growth is fast."""
     large_extent: int = 8
     """How many KV extents a large one is as large as. Growth asks for large ones where four of them are missing at
     once; 1: never."""
@@ -85,7 +88,9 @@ class Options:
             values = {**_ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
         for name, text in given.items():
             if name not in known:
-                raise CommandError(f"unknown engine option {name!r}; known are {', '.join(sorted(known))}")
+                near = difflib.get_close_matches(name, known, 1)
+                known_are = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+                raise CommandError(f"unknown engine option {name!r}; {known_are}")
             try:
                 values[name] = int(text)
             except ValueError:

@@ -83,7 +83,7 @@ def test_two_gateways_of_a_host_differ_in_their_instance_and_share_the_socket_th
 
 def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_on():
     texts = {path.stem: path.read_text() for path in (FOLDER / "fleet").glob("*.toml")}
-    assert set(texts) == {"balloond", "loader", "gpu-scheduler-0", "placement"}
+    assert set(texts) == {"balloond", "loader", "gpu-scheduler-0", "placement", "gateway"}
     for service in ("balloond", "gpu-scheduler@"):
         assert "\nEnvironment=NODE_NAME=%H\n" in (FOLDER / f"prism-{service}.service").read_text()
     read = {name: parse(KINDS[name], text, name, {"NODE_NAME": "node-a"}) for name, text in texts.items()}
@@ -91,6 +91,7 @@ def test_a_fleets_files_are_of_any_node_and_placement_reaches_what_they_listen_o
     assert (read["balloond"].node, group.group) == ("node-a", "node-a/cuda:0")
     assert (group.balloond, group.loader) == ("127.0.0.1:7001", "127.0.0.1:7002")
     assert not list(disagreements([Given(name, config) for name, config in read.items()]))
+    assert read["placement"].listen.removeprefix("0.0.0.0") == read["gateway"].placement.removeprefix("127.0.0.1")
     for name, listed in (("balloond", "balloond"), ("loader", "loaders"), ("gpu-scheduler-0", "groups")):
         port = read[name].listen.removeprefix("0.0.0.0:")
         assert placement.members[listed] == [f"node-a:{port}", f"node-b:{port}"]
