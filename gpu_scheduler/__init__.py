@@ -7,7 +7,7 @@ sets the limits of its devices' leases.
     slack    the time between now and the latest start that still meets a request's TTFT target
     limit    the most bytes of KV that a model may hold on a device
     floor    the least bytes of KV that a model may hold on a device
-    group    the 1, 2, 4 or 8 GPUs that serve one model instance together
+    group    the 1, 2 or 4 GPUs that serve one model instance together
 
 `policy/` decides and is pure; everything else carries decisions out.
 """

@@ -36,6 +36,7 @@ class Engines(Section):
     limit: int = Field(default=4, ge=1)
     """Most engine processes of the group."""
     start_timeout_s: float = Field(default=180.0, gt=0)
+    """From an engine process's start until it says that it is there, its imports done."""
     load_timeout_s: float = Field(default=600.0, gt=0)
     """For one residency command; a checkpoint from a slow disk takes minutes."""
     stall_timeout_s: float = Field(default=30.0, ge=0)
@@ -127,6 +128,7 @@ class GpuSchedulerConfig(Config):
     """One group."""
 
     group: str
+    """Its name, which no other has in the cluster."""
     devices: list[str]
     """It serves models that are spread over exactly so many."""
     address: AddressOrNone = ""
@@ -136,6 +138,7 @@ class GpuSchedulerConfig(Config):
     balloond_handoff: SocketPathOrNone = ""
     """Path of balloond's SEQPACKET socket."""
     loader: AddressOrNone = ""
+    """gRPC address of the node's loader; empty: there are no images, every start is from the checkpoint."""
     traces: bool = False
     """Spans of activations, and of the requests that a gateway traces, by OTLP over HTTP; OTEL_EXPORTER_OTLP_ENDPOINT
     and other variables of OpenTelemetry's say where to, and of how many (docs/monitoring.md)."""

@@ -1,10 +1,11 @@
-"""`prismctl config validate`: are these configuration files what the services can use?"""
+"""`prismctl config validate`: are these configuration files what the services can use? `prismctl config settings`: what
+may be in them?"""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +20,10 @@ from loader.catalogue import Catalogue
 from loader.config import LoaderConfig
 from loader.models import Sizes, read_model
 from placement.config import PlacementConfig
+from prismctl import reference
 from prismctl.agreement import Given, disagreements
 from prismctl.system import NO, USAGE, failed
-from prismctl.terminal import Json, show_json
+from prismctl.terminal import Json, show_json, width
 from services.config import Config, Fault, Section, faults
 from services.toml_lines import line_of
 
@@ -49,11 +51,6 @@ class _File:
     def told(self, fault: Fault) -> dict[str, Any]:
         line = line_of(self.text, fault.at) if self.kind else None
         return {"file": self.path, "line": line, "key": fault.key if fault.at else None, "problem": fault.what}
-
-
-@app.callback()
-def _config() -> None:
-    """So that there is a command below `config` though it is the only one."""
 
 
 @app.command("validate")
@@ -88,6 +85,27 @@ def validate(
                 typer.echo(f"{file.path}: a {file.kind} that can be used")
     if found:
         raise typer.Exit(NO)
+
+
+@app.command("settings")
+def settings(
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(reference.SERVICES))] = "",
+    markdown: Annotated[bool, typer.Option("--markdown", help="The whole reference, docs/settings.md.")] = False,
+    json_: Json = False,
+) -> None:
+    """What may be in the configuration of a service, or of all: each key with its type, its default and what it is
+    for."""
+    if service and service not in reference.SERVICES:
+        raise typer.BadParameter(f"SERVICE is one of {', '.join(reference.SERVICES)}, not {service!r}")
+    if markdown and (service or json_):
+        raise typer.BadParameter("--markdown is all of it, and stands alone")
+    sections = reference.of_service(service) if service else reference.of_all()
+    if markdown:
+        typer.echo(reference.as_markdown(sections), nl=False)
+    elif json_:
+        show_json([asdict(section) for section in sections])
+    else:
+        typer.echo(reference.as_text(sections, width()))
 
 
 def _check(file: _File, as_: str) -> None:

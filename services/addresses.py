@@ -69,10 +69,10 @@ def _or_empty(check: Callable[[str], str]) -> AfterValidator:
     return AfterValidator(lambda text: check(text) if text else text)
 
 
-Address = Annotated[str, AfterValidator(grpc)]
-HttpAddress = Annotated[str, AfterValidator(http)]
-SocketPath = Annotated[str, AfterValidator(socket_path)]
-AddressOrNone = Annotated[str, _or_empty(grpc)]
-"""These may be empty."""
-HttpAddressOrNone = Annotated[str, _or_empty(http)]
-SocketPathOrNone = Annotated[str, _or_empty(socket_path)]
+Address = Annotated[str, AfterValidator(grpc), "address"]
+HttpAddress = Annotated[str, AfterValidator(http), "HTTP address"]
+SocketPath = Annotated[str, AfterValidator(socket_path), "socket path"]
+AddressOrNone = Annotated[str, _or_empty(grpc), "address"]
+"""These may be empty. (The words are for docs/settings.md.)"""
+HttpAddressOrNone = Annotated[str, _or_empty(http), "HTTP address"]
+SocketPathOrNone = Annotated[str, _or_empty(socket_path), "socket path"]

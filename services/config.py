@@ -31,6 +31,7 @@ class ServerTls(Section):
     certificate: str
     """PEM: the server's own first, then those in between."""
     key: str
+    """PEM, of the certificate; without a passphrase."""
 
 
 class NodeTls(ServerTls):
@@ -53,6 +54,7 @@ class Config(Section):
     metrics: HttpAddressOrNone = ""
     """Prometheus text over HTTP, "host:port"; empty: off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
     log_format: Literal["auto", "json", "text"] = "auto"
     """"auto": text on a terminal, JSON lines otherwise."""
     socket_mode: Literal["0600", "0660", "0666"] = "0600"
