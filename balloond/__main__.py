@@ -43,7 +43,7 @@ async def build(service: Service) -> None:
     }
     custody = Custody(makers, keeper)
     daemon = Daemon(ledgers, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
-    keeper.follow(daemon.everything)
+    keeper.follow(daemon.everything, service.fail)
     daemon.restore(found)
     service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon), NAME)
     handoff.serve(daemon)

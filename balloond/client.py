@@ -76,10 +76,14 @@ class BalloondClient:
         answer = await self._call(self._stub.Events, balloond_pb2.EventsRequest(limit=limit))
         return list(answer.events)
 
-    def watch(self, pages_ms: Callable[[], int] = lambda: 0) -> AsyncIterator[balloond_pb2.NodeState | None]:
+    def watch(
+        self, pages_ms: Callable[[], int] = lambda: 0, heard: bool = False
+    ) -> AsyncIterator[balloond_pb2.NodeState | None]:
         """The state now and after every change, for ever; None when balloond was lost. `pages_ms`: how far apart
-        messages may be that have the same bookings; asked when a stream is opened."""
-        return follow_stream(lambda: self._stub.Watch(balloond_pb2.WatchRequest(pages_ms=pages_ms())), "balloond")
+        messages may be that have the same bookings; asked when a stream is opened. `heard`: as of `follow_stream`."""
+        return follow_stream(
+            lambda: self._stub.Watch(balloond_pb2.WatchRequest(pages_ms=pages_ms())), "balloond", heard=heard
+        )
 
     async def _call(self, method: Any, request: Any, timeout_s: float = _TIMEOUT_S, again: bool = True) -> Any:
         try:

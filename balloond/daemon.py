@@ -40,6 +40,8 @@ from services.errors import Exists, NotFound, Refused, Unavailable
 from services.watch import Watched
 
 _log = log.get(__name__)
+_MOST_LENT = 6000
+"""Extents of one lease to one borrower: what the keeper is told of them, 17 bytes each, fits a message of 128 KiB."""
 _PART = 32
 """Extents that are created, recorded and sent together."""
 
@@ -169,9 +171,14 @@ class Daemon:
         device = self.device(facts.device)
         return device.limits.get(facts.model), device.ledger.floor(facts.model), device.ledger.page_bytes
 
-    def disconnected(self, lease_id: str, session: Session) -> None:
-        """The socket closed. Nothing is granted and nothing freed until the process is back or dead."""
+    def disconnected(self, lease_id: str, session: Session, unheard: bool = False) -> None:
+        """The socket closed. Nothing is granted and nothing freed until the process is back or dead. `unheard`: the
+        lease is new, and nothing has come that shows that its process knows of it; then it ends. Who does know comes
+        back with its token, and is taken in by that."""
         if self._sessions.get(lease_id) is session:
+            if unheard and not self._device_of(lease_id).ledger.lease(lease_id).extents:
+                self._ended(lease_id)
+                return
             del self._sessions[lease_id]
             device = self._device_of(lease_id)
             self._carry_out(device, device.suspend(self.now(), lease_id))
@@ -225,11 +232,14 @@ class Daemon:
         self, borrower: Process, lease_id: str, ids: Sequence[int] = ()
     ) -> tuple[str, list[Extent], list[int]]:
         """The device of a lease, its weights extents or the KV extents that are named, and their descriptors, once the
-        keeper knows. The borrower has to be watched. Raises NotFound."""
+        keeper knows. The borrower has to be watched. Raises NotFound, Unavailable."""
         device = self._device_of(lease_id)
+        facts_before = self._borrows.get((str(borrower), lease_id))
+        before = () if facts_before is None else facts_before.extents
+        if len({*before, *ids}) > _MOST_LENT:
+            raise Unavailable(f"no more than {_MOST_LENT} extents of lease {lease_id} are lent at a time")
         lent = device.ledger.borrow(lease_id, str(borrower), ids)
-        before = self._borrows.get((str(borrower), lease_id))
-        all_of_it = {*(before.extents if before is not None else ()), *(extent.id for extent in lent)}
+        all_of_it = {*before, *(extent.id for extent in lent)}
         facts = BorrowFacts(borrower, lease_id, tuple(sorted(all_of_it)))
         self._borrows[str(borrower), lease_id] = facts
         await self._keeper.keep([(records.encode(facts), None)])

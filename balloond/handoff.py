@@ -82,6 +82,8 @@ class _Session:
         self._connection = connection
         self._process = process
         self._lease_id = ""
+        self._unheard = False
+        """Of a new lease: nothing came that shows that its process knows it."""
         self._asked: dict[int, tuple[float, str]] = {}
         """When growth was asked for, and of what kind, by request."""
 
@@ -90,13 +92,14 @@ class _Session:
             if not await self._attach():
                 return
             while (message := await self._receive()) is not None:
+                self._unheard = False
                 await self._take(message)
         except PrismError as error:
             # A request that makes no sense, or a lease that ended under it: this peer is dropped, it may come again.
             self.refused(0, _why(error), 0, str(error))
         finally:
             if self._lease_id:
-                self._daemon.disconnected(self._lease_id, self)
+                self._daemon.disconnected(self._lease_id, self, unheard=self._unheard)
 
     async def _receive(self) -> handoff_pb2.ToBalloond | None:
         """None when the connection is closed, or speaks something else."""
@@ -156,6 +159,7 @@ class _Session:
             facts = await self._daemon.adopt(self._process, attach.device, attach.model, attach.token, held)
         elif facts is None:
             facts = await self._daemon.attach(self._process, attach.device, attach.model)
+            self._unheard = True
         # Attached goes out before anything that the connected lease may be sent.
         self._tell_attached(facts)
         self._daemon.connect(facts, self._process, self, held)

@@ -64,11 +64,14 @@ class KeeperClient:
         os.close(peer.pidfd)
         return peer.pid
 
-    def follow(self, everything: Callable[[], Iterable[Kept]]) -> None:
-        """From now on a lost connection is made again, and `everything` put back."""
+    def follow(
+        self, everything: Callable[[], Iterable[Kept]], on_failure: Callable[[BaseException], None] | None = None
+    ) -> None:
+        """From now on a lost connection is made again, and `everything` put back. `on_failure` is told when that cannot
+        be done: without a keeper that holds it nothing may be given out."""
         self._everything = everything
         self._restored.set()
-        self._following = tasks.spawn(self._follow(), "follow keeper")
+        self._following = tasks.spawn(self._follow(), "follow keeper", on_failure)
 
     async def close(self) -> None:
         if self._following is not None:

@@ -118,7 +118,7 @@ async def build(service: Service) -> None:
     service.spawn(watch_engines(residents, dispatcher, engines.stall_timeout_s), "watch engines")
     if balloond is not None and devices is not None:
         service.spawn(follow_balloond(balloond, memory, dispatcher, changes, activation.book_again), "follow balloond")
-        service.spawn(drop_left_over(devices, memory, activation.books), "drop what is left over")
+        service.spawn(drop_left_over(devices, memory, activation.books, activation.catch_up), "drop what is left over")
         service.spawn(activation.warm.keep(), "book what idle engines keep")
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:

@@ -73,6 +73,8 @@ class Activation:
         self._loader = loader
         self._images = images
         self.warm = WarmBooking(pools.values(), devices)
+        self._behind: dict[str, Resident] = {}
+        """Models whose booking balloond did not take."""
 
     def has_image(self, resident: Resident) -> bool:
         """Whether the loader holds the model's weights, in host memory or on disk: it said so in its catalogue, or in
@@ -273,10 +275,23 @@ class Activation:
             await self.entitle(resident, awake)
         except PrismError as error:
             _log.warning("booking not renewed", model=resident.spec.name, why=str(error))
+            self._behind[resident.spec.name] = resident
+
+    def catch_up(self) -> None:
+        """Books again what balloond did not take, where no change does so."""
+        behind, self._behind = self._behind, {}
+        for name, resident in behind.items():
+            if self._residents.get(name) is resident and resident.engine is not None:
+                if resident.change is not None:
+                    self._behind[name] = resident
+                else:
+                    tasks.spawn(self.rebook(resident, resident.residency == common_pb2.ACTIVE), f"book {name} again")
 
     def books(self, name: str) -> bool:
         """Whether something is, or may be, booked under this name: a model's, or that of idle engines."""
-        return self._residents.get(name) is not None or self.warm.books(name)
+        resident = self._residents.get(name)
+        in_use = resident is not None and (resident.engine is not None or resident.change is not None)
+        return in_use or self.warm.books(name)
 
     async def drop_booking(self, resident: Resident, unless: Callable[[], bool] = lambda: False) -> None:
         if resident.asking is not None:

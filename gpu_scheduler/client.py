@@ -67,12 +67,14 @@ class GpuSchedulerClient:
             call.cancel()
 
     def watch(
-        self, figures_ms: Callable[[], int] = lambda: 0
+        self, figures_ms: Callable[[], int] = lambda: 0, heard: bool = False
     ) -> AsyncGenerator[gpu_scheduler_pb2.GroupState | None, None]:
         """The group's state for ever; None each time the group was lost. `figures_ms`: how far apart reports may be
-        that differ in figures alone; asked when a stream is opened."""
+        that differ in figures alone; asked when a stream is opened. `heard`: as of `follow_stream`."""
         request = gpu_scheduler_pb2.WatchRequest
-        return follow_stream(lambda: self._stub.Watch(request(figures_ms=figures_ms())), f"group at {self.address}")
+        return follow_stream(
+            lambda: self._stub.Watch(request(figures_ms=figures_ms())), f"group at {self.address}", heard=heard
+        )
 
     async def take_kv(
         self, model: str, generation: int, places: engine_pb2.KvPlaces

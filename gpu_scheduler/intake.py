@@ -82,6 +82,9 @@ class Intake:
         except Unavailable as error:
             _end(submit, stream, common_pb2.FAILED, str(error))
             return
+        except Exception:  # a fault of ours, which the log has; whoever waits is answered all the same
+            _end(submit, stream, common_pb2.FAILED, "its grammar could not be tried")
+            raise
         took_ms = round(1e3 * (self._now() - began))
         submit.ttft_left_ms -= took_ms
         if submit.time_out_left_ms > 0:

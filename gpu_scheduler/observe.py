@@ -59,11 +59,15 @@ async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[]
                 _log.info("demand not told", why=str(error))
 
 
-async def drop_left_over(devices: Devices, memory: GroupMemory, ours: Callable[[str], bool]) -> None:
-    """Drops bookings that are not `ours`, for ever: nobody else knows that they are not needed."""
+async def drop_left_over(
+    devices: Devices, memory: GroupMemory, ours: Callable[[str], bool], catch_up: Callable[[], None]
+) -> None:
+    """Drops bookings that are not `ours`, for ever: nobody else knows that they are not needed. Before that `catch_up`:
+    what balloond did not take while it stood still it can take now."""
     while True:
         await asyncio.sleep(_LEFT_OVER_EVERY_S)
         if not memory.away:
+            catch_up()
             await devices.drop_left_over(memory.states, ours)
 
 

@@ -229,7 +229,16 @@ class Residency:
         assert engine is not None
         # Nothing was awaited since it became active: no request can have reached it yet.
         engine.listener = self._dispatcher
-        await self._activation.release_room(resident)
+        await self._release_room(resident, engine)
+
+    async def _release_room(self, resident: Resident, engine: Engine) -> None:
+        """Not beyond the engine's death: it is replaced when the change has ended, and requests wait for that."""
+        release = tasks.spawn(self._activation.release_room(resident), f"release room of {resident.spec.name}")
+        death = tasks.spawn(engine.dead.wait(), f"death of the engine of {resident.spec.name}")
+        try:
+            await asyncio.wait([release, death], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await tasks.cancel(release, death)
 
     async def _check(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
         """Before anybody makes way: raises what would refuse it all the same. The resident then is as it was."""
@@ -343,7 +352,9 @@ class Residency:
         self._dispatcher.hand_back(resident.spec.name, reason)
         self._residents.set(resident, common_pb2.ERROR, reason)
         self._drop_booking(resident)
-        asyncio.get_running_loop().call_later(_ERROR_REST_S, self._rested, resident)
+        if resident.rest is not None:
+            resident.rest.cancel()
+        resident.rest = asyncio.get_running_loop().call_later(_ERROR_REST_S, self._rested, resident)
 
     def _rested(self, resident: Resident) -> None:
         if resident.residency == common_pb2.ERROR and resident.change is None:

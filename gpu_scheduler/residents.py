@@ -74,6 +74,8 @@ class Resident:
     """What a device gave did not do: the next activation takes the image."""
     active_at: float = 0.0
     """When it became active last (monotonic seconds)."""
+    rest: asyncio.TimerHandle | None = None
+    """While it is in ERROR for a time."""
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)

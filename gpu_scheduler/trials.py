@@ -64,11 +64,13 @@ class Trials:
 
     async def _tried(self, kind: str, text: str) -> str:
         try:
+            if self._process is not None and self._process.returncode is not None:
+                await self._stop()  # it died while nobody asked
             process = self._process or await self._started()
             assert process.stdin is not None
             process.stdin.write(json.dumps([kind, text]).encode() + b"\n")
             return str(json.loads(await self._said(process, ANSWER_S)))
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, TimeoutError, RuntimeError) as error:  # the last: uvloop's, of a closed pipe
             await self._stop()
             _log.warning("a grammar cannot be tried", why=str(error) or type(error).__name__)
             raise Unavailable("the process that tries grammars has failed; ask again") from None

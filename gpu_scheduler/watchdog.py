@@ -24,7 +24,7 @@ async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_time
         silences = {engine: silences.get(engine) or Silence(stall_timeout_s) for engine in engines if engine.alive}
         for engine, silence in list(silences.items()):
             requests, prefill_s = dispatcher.work_of(engine)
-            works = bool(requests) and not engine.commanded
+            works = (bool(requests) or engine.owes) and not engine.commanded
             verdict = silence.look(time.monotonic(), works=works, heard=engine.heard, prefill_s=prefill_s)
             if verdict is Verdict.ASK:
                 engine.ping()

@@ -112,7 +112,7 @@ async def build(service: Service) -> None:
         raise Invalid(str(error)) from None
     kept = await keeper.start(config.answer_timeout_s)
     service.on_stop(keeper.close)
-    keeper.follow(lambda: [*images.everything(), *models.everything(), *pinned.everything()])
+    keeper.follow(lambda: [*images.everything(), *models.everything(), *pinned.everything()], service.fail)
     pinned.restore(record for record, _ in kept if record.kind == pins.KIND)
     images.restore((record, fd) for record, fd in kept if record.kind not in (added.KIND, pins.KIND))
     await models.restore([record for record, _ in kept if record.kind == added.KIND])

@@ -181,6 +181,9 @@ class Actuator:
                 self._cluster.doubt(source, model)
             raise
         finally:
+            for group, _ in self._cluster.residents(model):
+                if group is not source and group is not target:  # it was brought up there when the source was gone
+                    self._cluster.doubt(group, model)
             self.leaving.pop(model, None)
             self.moving.discard(model)
             self._cluster.changed(model)

@@ -315,13 +315,16 @@ class Cluster:
     def _apart_ms(self) -> int:
         return _FIGURES_MS * len(self.groups)
 
-    async def _told(self, watch: Callable[[Callable[[], int]], AsyncIterator[T]]) -> AsyncIterator[T]:
+    async def _told(self, watch: Callable[[Callable[[], int], bool], AsyncIterator[T]]) -> AsyncIterator[T]:
         """Messages of a stream, which is opened again when the cluster has become another, twice as large say."""
+        heard = False
         while True:
             asked = self._apart_ms()
-            stream = watch(self._apart_ms)
+            # It may be lost just when it is closed and opened again.
+            stream = watch(self._apart_ms, heard)
             async for state in stream:
                 yield state
+                heard = state is not None
                 least, most = sorted((asked, self._apart_ms()))
                 if most > max(_SELDOM_MS, 2 * least):
                     break

@@ -55,18 +55,25 @@ class Drain:
     async def begin(self, name: str) -> list[Left]:
         """Returns when the group is empty but for what stays. Raises NotFound, Unavailable."""
         group = await self._set(name, True)
-        coming = [task for where, task in self._actuator.activating.values() if where is group]
-        if coming:
-            await asyncio.wait(coming)
+        # Who was told to come up there before; until its group has said so it would be overlooked.
+        await self._cluster.until(lambda: not group.reachable or not self._comes_up(group))
         there = sorted(group.residents.values(), key=lambda r: r.residency != common_pb2.ACTIVE)
-        return [await self._leave(group, resident, f"{group.name} is drained") for resident in there]
+        # As it is when it is its turn: others took their time, and it may have left by then.
+        turns = (group.residents.get(resident.model) for resident in there)
+        return [await self._leave(group, each, f"{group.name} is drained") for each in turns if each is not None]
+
+    def _comes_up(self, group: Group) -> bool:
+        """Whether a model does there, as far as it was told to or the group has said."""
+        there = (resident.residency for resident in group.residents.values())
+        return common_pb2.WAKING in there or group in self._actuator.on_their_way().values()
 
     async def move_away(self, group: Group) -> None:
         """Of a group that is stopping: moves models with requests to where there is room. The others end with it, and
         come up again where somebody asks for them."""
         moves = []
-        for resident in [each for each in group.residents.values() if each.waiting + each.running]:
-            model = resident.model
+        for model in [each.model for each in group.residents.values() if each.waiting + each.running]:
+            if (resident := group.residents.get(model)) is None:
+                continue
             move = tasks.spawn(self._move(group, resident, f"{group.name} is stopping"), f"move {model} away")
             moves.append((model, move))
             # The next one's place is looked for when this one has its own; what runs may take long to end.

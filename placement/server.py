@@ -15,9 +15,13 @@ from placement.routes import Routes
 from placement.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services import tasks
+from services.errors import Unavailable
 
 NAME = "prism.placement.v1.Placement"
 T = TypeVar("T")
+_GONE_S = 30.0
+"""How long a model that is being removed may stay in catalogues and reports once all loaders were told. Meanwhile
+nobody settles what stands in its way: a node that was away is back with it, or lists it anew."""
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T], name: str) -> T:
@@ -76,9 +80,18 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         async def remove() -> None:
             async with self._reconciler.removing(request.name, request.force):
                 await self._loaders.remove(request.name)
-                await self._cluster.until(
-                    lambda: self._cluster.entry(request.name) is None and not any(self._cluster.residents(request.name))
-                )
+                try:
+                    async with asyncio.timeout(_GONE_S):
+                        await self._cluster.until(
+                            lambda: (
+                                self._cluster.entry(request.name) is None
+                                and not any(self._cluster.residents(request.name))
+                            )
+                        )
+                except TimeoutError:
+                    groups = ", ".join(group.name for group, _ in self._cluster.residents(request.name))
+                    why = f"{groups} still has it" if groups else "a node's catalogue lists it"
+                    raise Unavailable(f"{request.name} is not gone after {_GONE_S:g} s: {why}; ask again") from None
 
         await _to_its_end(remove(), f"remove {request.name}")
         return placement_pb2.RemoveModelResponse()

@@ -102,13 +102,18 @@ async def follow_sparingly(
 
 
 async def follow_stream(
-    open_stream: Callable[[], Any], name: str, first_wait_s: float = 0.05, longest_wait_s: float = 0.5
+    open_stream: Callable[[], Any],
+    name: str,
+    first_wait_s: float = 0.05,
+    longest_wait_s: float = 0.5,
+    heard: bool = False,
 ) -> AsyncGenerator[Any, None]:
     """Messages of a server stream, opened again for ever when it breaks, with growing waits in between. Yields None
-    once each time it was lost, so that the follower can mark what it knows as old. A refusal is logged once, as long as
-    it is the same, and so is that it cannot be reached from the beginning."""
+    once each time it was lost, so that the follower can mark what it knows as old; with `heard`, whoever follows has
+    something to mark from the beginning. A refusal is logged once, as long as it is the same, and so is that it cannot
+    be reached from the beginning."""
     wait = first_wait_s
-    lost = True
+    lost = not heard
     refused = ""
     told = False
     while True:

@@ -21,6 +21,8 @@ from services.errors import PrismError, TimedOut
 from services.framing import FramedChannel
 
 _log = log.get(__name__)
+_BETWEEN_STEPS = ("drain", "export_kv", "import_kv")
+"""Commands beside which an engine goes on with its steps."""
 MODULES = {"sglang": "gpu_scheduler.engines.sglang", "echo": "gpu_scheduler.engines.echo"}
 
 
@@ -194,11 +196,16 @@ class Engine:
         """Whether it has commands that it has not answered and that keep it from its steps."""
         return not all(command.steps for command in self._commands.values())
 
+    @property
+    def owes(self) -> bool:
+        """Whether it has commands that it has not answered."""
+        return bool(self._commands)
+
     def command(
         self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
     ) -> Command:
         """Gives a command that is answered by Done or Failed; its command_id is filled in."""
-        steps = message.HasField("drain")
+        steps = message.WhichOneof("message") in _BETWEEN_STEPS
         command = Command(next(self._numbers), len(self.ranks), on_progress, steps=steps)
         getattr(message, str(message.WhichOneof("message"))).command_id = command.number
         if not self.alive:

@@ -164,10 +164,24 @@ async def test_a_lease_whose_attached_was_lost_does_not_stay_behind(shared, conn
     peer = connect()
     peer.attach(role=ENGINE, device=shared.name, model="a")
     peer.sock.close()
-    await shared.until(lambda device: any(lease.suspended for lease in device.leases))
-    connect().attach(role=ENGINE, device=shared.name, model="a")
-    device = await shared.device()
-    assert [lease.suspended for lease in device.leases] == [False]
+    await shared.until(lambda device: not device.leases)
+    async with shared.client() as client:
+        await client.drop_booking(shared.name, "a")  # no lease of a process that lives and knows nothing of it
+
+
+async def test_whoever_has_heard_its_attached_before_the_socket_closed_has_its_lease(shared, connect):
+    await shared.book("a")
+    peer = connect()
+    _, attached, _ = peer.attach(role=ENGINE, device=shared.name, model="a")
+    peer.sock.close()
+    await shared.until(lambda device: not device.leases)
+    again = connect()
+    kind, _, _ = again.attach(role=ENGINE, device=shared.name, model="a", token=attached.token)
+    assert kind == "attached"
+    again.send(grow=grow(1))
+    _, fds = again.expect("granted")
+    assert [lease.suspended for lease in (await shared.device()).leases] == [False]
+    close_all(fds)
 
 
 async def test_who_comes_while_balloond_has_few_descriptors_leaves_no_lease_behind(node):
@@ -348,6 +362,16 @@ async def test_borrowed_extents_outlive_their_engine_until_the_loader_returns_th
     device = await shared.until(lambda device: device.leased_bytes == 0)
     assert device.leases == []
     close_all(fds)
+
+
+async def test_more_extents_than_the_keeper_can_be_told_of_are_not_lent(shared, connect, child):
+    await shared.book("a")
+    lease_id = child("a").ask("lease_id")
+    loader = connect()
+    loader.attach(role=LOADER)
+    loader.send(borrow=handoff_pb2.Borrow(request_id=9, lease_id=lease_id, extent_ids=range(6001)))
+    refused, _ = loader.expect("refused")
+    assert "no more than 6000 extents" in refused.detail
 
 
 async def test_a_lease_that_is_not_there_cannot_be_borrowed_from(shared, connect):

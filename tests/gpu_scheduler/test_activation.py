@@ -9,7 +9,7 @@ from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, engine_pb2
-from services.errors import Refused
+from services.errors import Refused, TimedOut
 
 MIB = 1 << 20
 
@@ -17,12 +17,15 @@ MIB = 1 << 20
 class Devices:
     def __init__(self):
         self.booked = []
+        self.stands_still = False
         self.limits = []
 
     async def set_limit(self, model, nbytes):
         self.limits.append(nbytes // MIB)
 
     async def book(self, model, *, quota_bytes, weights_bytes, floor_bytes):
+        if self.stands_still:
+            raise TimedOut("no answer")
         self.booked.append((quota_bytes // MIB, weights_bytes // MIB, floor_bytes // MIB))
 
 
@@ -171,3 +174,32 @@ async def test_a_fixed_limit_is_the_floor_unless_an_operator_set_one(devices, el
         residents.operator_limits["m"] = operator_mib * MIB
     await Activation(config, residents, {}, devices, None, {})._apply_limit(resident())
     assert devices.limits == limits
+
+
+async def test_what_balloond_did_not_take_is_booked_later_unless_a_change_books_anew(activation, devices):
+    asleep = measured(activation._residents.enter(resident().spec))
+    asleep.residency = common_pb2.HIBERNATING
+    devices.stands_still = True
+    await activation.rebook(asleep, awake=False)
+    devices.stands_still = False
+    asleep.change = object()
+    activation.catch_up()
+    await asyncio.sleep(0)
+    assert devices.booked == []
+    asleep.change = None
+    activation.catch_up()
+    while not devices.booked:
+        await asyncio.sleep(0)
+    activation.catch_up()
+    await asyncio.sleep(0)
+    assert [(weights, floor) for _, weights, floor in devices.booked] == [(0, 0)]
+
+
+def test_a_model_in_error_has_nothing_booked_that_counts(activation):
+    broken = activation._residents.enter(resident().spec)
+    broken.residency = common_pb2.ERROR
+    assert not activation.books("m")
+    broken.change = object()
+    assert activation.books("m"), "it is on its way up"
+    broken.change, broken.engine = None, engine()
+    assert activation.books("m")

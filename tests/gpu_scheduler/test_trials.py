@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
+import uvloop
 
 from gpu_scheduler import trials
 from gpu_scheduler.trials import Trials
@@ -64,6 +66,27 @@ async def test_after_its_process_has_died_the_next_grammar_has_another(tried: Tr
     assert tried.known("regex", "a") is None
     assert await tried.verdict(*GOOD) == ""  # it is known
     assert await tried.verdict("regex", "a") == ""
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_after_its_process_has_died_while_nobody_asked_the_next_grammar_is_tried(run: Any) -> None:
+    """Services run on uvloop, where to write to a pipe that is known to be closed is another error."""
+
+    async def ask_kill_and_ask() -> str:
+        tried = talking(ECHO)
+        assert await tried.verdict("regex", "a") == ""
+        process = tried._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
+        assert process.stdout is not None
+        await process.stdout.read()  # the loop has heard of its end
+        try:
+            return await tried.verdict("regex", "bad")
+        finally:
+            await tried.close()
+
+    assert run(ask_kill_and_ask()) == "it is bad"
 
 
 def talking(program: str) -> Trials:

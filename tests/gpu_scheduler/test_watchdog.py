@@ -10,7 +10,7 @@ import pytest
 from gpu_scheduler import counted, watchdog
 from gpu_scheduler.engines.base import Engine
 from gpu_scheduler.policy import silence
-from protos import common_pb2
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import tasks
 from tests.gpu_scheduler.test_residency import SPEC, answer, close_group, first_token, open_group
 
@@ -59,6 +59,35 @@ async def test_one_that_stands_still_while_its_model_leaves_is_killed_too(group)
         assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
         await change.task
     assert group.residents.get("m") is None and not engine.alive
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        engine_pb2.ToEngine(import_kv=engine_pb2.ImportKv()),
+        engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv(live=True)),
+    ],
+    ids=["takes", "gives"],
+)
+async def test_one_that_stands_still_while_it_takes_or_gives_kv_is_killed_too(group, command):
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    running = group.submit("r")
+    await first_token(running)
+    os.kill(engine.pid, signal.SIGSTOP)
+    engine.command(command)
+    async with asyncio.timeout(60), watched(group):
+        assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+
+
+async def test_an_idle_one_that_stands_still_when_it_is_to_make_way_does_not_hold_up_the_other(group):
+    await group.bring(common_pb2.ACTIVE)
+    os.kill(group.residents.get("m").engine.pid, signal.SIGSTOP)
+    other = common_pb2.ModelSpec(name="other", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
+    yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.HIBERNATING)]
+    async with asyncio.timeout(60), watched(group):
+        await group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields).task
+    assert group.residents.get("other").residency == common_pb2.ACTIVE
 
 
 async def test_an_engine_in_a_long_step_answers_and_stays(group, monkeypatch):

@@ -83,7 +83,8 @@ class FakeCluster:
     def __init__(self, groups=2, capacity=100 * MIB, **config):
         self.groups = [FakeGroup(f"g{i}", capacity) for i in range(groups)]
         self.time = 1000.0
-        settings = PlacementConfig(name="p", listen="x", groups=[], loaders=["l"], **({"hold_s": 0.0} | config))
+        config = {"hold_s": 0.0} | config
+        settings = PlacementConfig(name="p", listen="unix:p", groups=[], loaders=["unix:l"], **config)
         self.cluster = Cluster(self.groups, self.changed, lambda: self.time)
         for group in self.groups:
             group.tell = self.tell

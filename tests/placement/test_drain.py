@@ -4,6 +4,7 @@ import pytest
 
 from placement.drain import Left
 from protos import common_pb2, gpu_scheduler_pb2
+from services import tasks
 from services.errors import Conflict, NotFound, Unavailable
 from tests.placement.fakes import MIB, FakeCluster
 
@@ -59,6 +60,92 @@ async def test_a_model_on_its_way_up_is_moved_when_it_is_there():
     assert not draining.done()
     up.set()
     assert await draining == [Left("m", "g1")]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["its group has said so", "nobody has said so yet"])
+async def test_a_drain_waits_for_a_model_that_moves_there(told):
+    world = FakeCluster()
+    world.model("m")
+    source, target = world.groups
+    source.put("m", running=1)
+    world.tell()
+    bring, asked, up = target.set_residency, asyncio.Event(), asyncio.Event()
+
+    async def slowly(spec, residency, *rest, **more):
+        if residency == common_pb2.ACTIVE:
+            if told:
+                target.put("m", common_pb2.WAKING)
+                world.tell()
+            asked.set()
+            await up.wait()
+        return await bring(spec, residency, *rest, **more)
+
+    target.set_residency = slowly
+    move = tasks.spawn(world.reconciler.migrate("m", "g1"), "move")
+    await asked.wait()
+    drain = tasks.spawn(world.drain.begin("g1"), "drain")
+    await world.heard(lambda: target.state.drained)
+    up.set()
+    await move
+    assert await drain == [Left("m", "g0")]
+    assert not target.state.residents
+
+
+async def test_a_drain_goes_by_what_the_group_says_once_a_model_has_come_up_there():
+    """The answer to the activation is there before the report."""
+    world = FakeCluster()
+    world.model("m", pinned=True)
+    first = world.groups[0]
+    bring, up = first.set_residency, asyncio.Event()
+
+    async def slowly(spec, residency, *rest, on_progress=None, **more):
+        if residency != common_pb2.ACTIVE:
+            return await bring(spec, residency, *rest, **more)
+        first.put("m", common_pb2.WAKING)
+        world.tell()
+        on_progress(gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.WAKING))
+        await up.wait()
+        first.put("m", running=3)
+        asyncio.get_running_loop().call_later(0.01, world.tell)
+        return gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.ACTIVE)
+
+    first.set_residency = slowly
+    assert (await world.reconciler.activate("m")).name == "g0"
+    drain = tasks.spawn(world.drain.begin("g0"), "drain")
+    await world.heard(lambda: first.state.drained)
+    up.set()
+    assert await drain == [Left("m", "g1")]
+
+
+@pytest.mark.parametrize("meanwhile", ["moved", "evicted"])
+async def test_what_has_left_while_others_were_drained_is_left_alone(meanwhile):
+    world = FakeCluster(groups=3)
+    world.model("a", weights=60 * MIB)
+    world.model("b", weights=30 * MIB)
+    first = world.groups[0]
+    first.put("a", running=1)
+    first.put("b", running=1)
+    world.tell()
+    bring, finished = first.set_residency, asyncio.Event()
+
+    async def slowly(spec, *rest, **more):
+        if spec.name == "a":
+            await finished.wait()
+        return await bring(spec, *rest, **more)
+
+    first.set_residency = slowly
+    drain = tasks.spawn(world.drain.begin("g0"), "drain")
+    await world.heard(lambda: any(call[0] == "a" for group in world.groups[1:] for call in group.calls))
+    taken = next(group for group in world.groups[1:] if any(call[0] == "a" for call in group.calls))
+    if meanwhile == "moved":
+        await world.reconciler.migrate("b", taken.state.group)  # not where the drain would have it
+    else:
+        await world.reconciler.evict("b", common_pb2.COLD)
+    finished.set()
+    assert [left.model for left in await drain] == ["a"]
+    assert [group.name for group, _ in world.cluster.residents("b")] == (
+        [taken.state.group] if meanwhile == "moved" else []
+    )
 
 
 async def test_what_a_group_refuses_is_told_and_the_others_leave():

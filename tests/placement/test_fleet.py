@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from placement import settle
+from placement import server, settle
 from placement.cluster import Cluster
 from placement.loaders import Loaders, Said, merged
 from placement.stopping import Stopping
-from protos import balloond_pb2, common_pb2, loader_pb2
-from services.errors import Conflict, Exists, NotFound, Unavailable
+from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
+from services import tasks
+from services.errors import Conflict, Exists, NotFound, TimedOut, Unavailable
 from tests.placement.fakes import MIB, FakeCluster, FakeGroup
 
 
@@ -63,7 +64,7 @@ async def test_a_group_that_is_refused_is_not_called_found_each_time_it_speaks()
     world.groups[1].state.group = "g0"
     world.cluster.heard_group("unix:/g1", None)
 
-    async def watch(figures_ms):
+    async def watch(figures_ms, heard):
         for state in (world.groups[1].state, world.groups[1].state, None):
             yield state
 
@@ -78,7 +79,7 @@ async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figure
     world = FakeCluster(groups=groups)
     asked = []
 
-    async def watch(figures_ms):
+    async def watch(figures_ms, heard):
         asked.append(figures_ms())
         yield None
 
@@ -88,11 +89,32 @@ async def test_the_more_groups_there_are_the_less_often_each_is_asked_for_figure
     assert asked == [groups] * 2
 
 
+async def test_a_group_that_was_heard_is_away_also_if_it_is_lost_while_its_stream_is_opened_again():
+    world = FakeCluster(groups=2)
+    told = []
+
+    async def watch(figures_ms, heard):
+        figures_ms()
+        told.append(heard)
+        if heard:  # as `follow_stream`, which says once that it cannot be reached
+            yield None
+            return
+        for number in range(300):
+            world.cluster.add_group(FakeGroup(f"new {number}"))
+        yield world.groups[0].state
+
+    world.groups[0].watch = watch
+    following = tasks.spawn(world.cluster.follow_group(world.groups[0]), "follow")
+    await world.heard(lambda: not world.cluster.group("g0").reachable)
+    assert told == [False, True]
+    await tasks.cancel(following)
+
+
 class Balloond:
     def __init__(self, *states):
         self.states = states
 
-    async def watch(self, pages_ms):
+    async def watch(self, pages_ms, heard):
         for state in self.states:
             yield state
 
@@ -106,7 +128,7 @@ async def test_a_stream_is_opened_again_when_the_cluster_has_become_another():
     world = FakeCluster(groups=200)
     asked = []
 
-    async def watch(figures_ms):
+    async def watch(figures_ms, heard):
         asked.append(figures_ms())
         for _ in range(3):
             if len(asked) == 1:
@@ -281,6 +303,39 @@ async def test_a_model_that_moves_is_left_to_its_move():
     assert world.groups[1].calls == []
 
 
+async def test_a_model_that_came_up_elsewhere_while_its_move_lost_its_source_stays_on_one_group():
+    world = FakeCluster(groups=3, rebalance=False)
+    world.model("m")
+    world.model("busy", weights=60 * MIB)
+    source, target, third = world.groups
+    source.put("m", running=1)
+    world.tell()
+    bring, asked, up = target.set_residency, asyncio.Event(), asyncio.Event()
+
+    async def slowly(spec, residency, *rest, **more):
+        if residency == common_pb2.ACTIVE:
+            asked.set()
+            await up.wait()
+        return await bring(spec, residency, *rest, **more)
+
+    target.set_residency = slowly
+    move = tasks.spawn(world.reconciler.migrate("m", "g1"), "move")
+    await asked.wait()
+    # The source is gone before the target has said that the model wakes there, and is the fuller one by now.
+    target.put("busy", running=1)
+    source.fail = Unavailable("gone")
+    world.groups.remove(source)
+    world.cluster.heard_group(source.address, None)
+    world.tell()
+    assert (await world.reconciler.activate("m")).name == "g2"
+    up.set()
+    with pytest.raises(Unavailable):
+        await move
+    world.tell()
+    await world.reconciler.informed(0.0)
+    await run(world, lambda: len(list(world.cluster.residents("m"))) == 1)
+
+
 async def test_a_start_with_a_node_away_refuses_no_model_for_good():
     world = FakeCluster()
     world.model("large", weights=500 * MIB)
@@ -445,6 +500,52 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
     clients[0].refuses = Exists("taken here")
     with pytest.raises(Exists, match="taken here"):
         await loaders.add(NEW)
+
+
+def removal(loaders, world, model, monkeypatch):
+    """The call, which does not wait for long."""
+    monkeypatch.setattr(server, "_GONE_S", 0.05)
+    servicer = server.PlacementServicer(
+        world.cluster, world.reconciler, world.history, world.table, loaders, world.drain
+    )
+    return servicer.RemoveModel(placement_pb2.RemoveModelRequest(name=model), None)
+
+
+async def test_a_model_that_a_node_lists_all_the_same_is_served_again_when_its_removal_has_given_up(nodes, monkeypatch):
+    loaders, clients, world = nodes
+
+    async def refuses(name, change):
+        raise TimedOut("no answer")
+
+    clients[1].remove = refuses
+    with pytest.raises(Unavailable, match="m is not gone after .*: a node's catalogue lists it; ask again"):
+        await removal(loaders, world, "m", monkeypatch)
+    assert await world.reconciler.activate("m")
+
+
+async def test_a_group_that_comes_back_with_a_model_while_it_is_removed_lets_it_go(nodes, monkeypatch):
+    loaders, clients, world = nodes
+    await loaders.add(NEW)
+    group, told = world.groups[1], asyncio.Event()
+    group.put("new")
+    world.tell()
+    world.cluster.heard_group(group.address, None)
+    world.cluster.changed()
+    remove = clients[0].remove
+
+    async def slowly(name, change):
+        await told.wait()
+        await remove(name, change)
+
+    clients[0].remove = slowly
+    call = tasks.spawn(removal(loaders, world, "new", monkeypatch), "remove")
+    await world.heard(lambda: "new" in world.actuator.removing)
+    world.tell()
+    told.set()
+    with pytest.raises(Unavailable, match="g1 still has it"):
+        await call
+    await run(world, lambda: not list(world.cluster.residents("new")))
+    assert group.calls == [("new", "COLD", [])] and "new" not in world.cluster.catalogue
 
 
 async def away(loaders, clients, world, which=0):

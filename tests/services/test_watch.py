@@ -93,3 +93,9 @@ async def test_a_peer_that_has_not_been_reached_for_a_while_is_logged_once_with_
     assert [(line["event"], line["stream"], line["detail"]) for line in warned] == [
         ("not reached yet", "s", "no route")
     ]
+
+
+async def test_a_follower_that_has_heard_something_before_is_told_that_the_stream_is_away():
+    away = refusing("gone", code=grpc.StatusCode.UNAVAILABLE)
+    async with contextlib.aclosing(follow_stream(away, "s", 0.001, 0.001, heard=True)) as messages:
+        assert [await anext(messages), await anext(messages)] == [None, "message"]
