@@ -22,10 +22,8 @@ _log = log.get(__name__)
 
 
 def look(config: BalloondConfig) -> dict[str, Hardware]:
-    """What the node's GPUs say of themselves. Raises Invalid for a device without a backend, Unavailable without a
-    driver, Unmet for a GPU that cannot be managed."""
-    for device in config.devices:
-        backends.parse(device.name)
+    """What the node's GPUs say of themselves. Raises Unavailable without a driver, Unmet for a GPU that cannot be
+    managed."""
     found = {device.name: _look(device.name) for device in config.devices if device.is_gpu}
     for name, hardware in found.items():
         capacity.check(name, hardware, backends.page_bytes(name))

@@ -14,7 +14,7 @@ from balloond.processes import Process
 from balloond.records import LeaseFacts
 from balloond.recovery import Found
 from balloond.spares import Spares
-from services.errors import Invalid, Refused
+from services.errors import Refused
 
 GIB = 1 << 30
 GPU = Hardware("a GPU", "580.1", 80 * GIB, 70 * GIB, 2 << 20, True, False)
@@ -71,8 +71,8 @@ def test_host_memory_has_the_capacity_that_was_given(configured):
 
 
 def test_a_device_without_a_backend_is_refused_before_anything_is_looked_at(configured):
-    with pytest.raises(Invalid, match="tpu:0"):
-        devices.look(configured(name="tpu:0", capacity_bytes=1))
+    with pytest.raises(ValueError, match="tpu:0"):
+        configured(name="tpu:0", capacity_bytes=1)
 
 
 def test_a_maker_with_spares_gives_out_less_by_what_is_set_aside(configured):

@@ -60,7 +60,7 @@ def test_a_device_without_a_backend_ends_with_one_line(tmp_path):
     node = Node(tmp_path, devices=(("tpu:0", MIB),))
     ended = start_another(node)
     assert ended.returncode == 1
-    assert "balloond: device 'tpu:0': there is a backend for" in ended.stderr
+    assert "devices.0.name: device 'tpu:0': there is a backend for" in ended.stderr and "\n" not in ended.stderr.strip()
 
 
 def test_a_gpu_that_is_not_there_ends_with_one_line(tmp_path, monkeypatch):
