@@ -33,8 +33,8 @@ class Decoding(Protocol):
         ...
 
     @property
-    def step_s(self) -> float:
-        """A decode step alone."""
+    def believed_s(self) -> float:
+        """What it takes a decode step alone to be."""
         ...
 
     @property
@@ -92,7 +92,7 @@ class DecodeOrder:
 
     @property
     def want(self) -> Want:
-        step_s, target_s = self._engine.step_s, self._engine.pace.step_s
+        step_s, target_s = self._engine.believed_s, self._engine.pace.step_s
         return decode_turn.want(decode_turn.need(step_s, target_s), self._engine.batch, self._place)
 
     @property
@@ -103,7 +103,7 @@ class DecodeOrder:
             return False
         if engine.prefills:
             return False
-        return engine.pace.hurries or decode_turn.wants(engine.lead_s, engine.step_s)
+        return engine.pace.hurries or decode_turn.wants(engine.lead_s, engine.believed_s)
 
     def joined(self) -> None:
         if self._turn_s > 0:
@@ -176,6 +176,15 @@ class DecodeOrder:
         if self._processor.stands_still(self._engine.batch):
             return min(self._behind_since, self._clock.now) + self._precedence_s - self._clock.now > _EXACT_S
         return self._gives_way()
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether a decode step that begins now has the devices for itself, as far as the engine knows
+        (`gpu_scheduler/policy/step_alone.py`)."""
+        others = [other for other in self._processor.decoding.values() if other is not self]
+        if self._processor.goes_first or self._engine.pace.step_s == 0:
+            return False
+        return decode_turn.alone(self.want, self.wants, [other.want for other in others if other.wants])
 
     def _gives_way(self) -> bool:
         """To decodes of others."""

@@ -20,6 +20,7 @@ from typing import Protocol
 from gpu_scheduler.policy import decode_turn, lead
 from gpu_scheduler.policy.lead import Hold, Stream
 from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.policy.step_alone import MOST, DecodeStep, StepAlone
 from sim.clock import Clock, Timer
 from sim.cost import Cost
 from sim.decode_order import DecodeOrder
@@ -27,6 +28,8 @@ from sim.memory import GroupMemory
 from sim.processor import Processor, Task
 from sim.request import Request
 
+_LOOK_S = 0.05
+"""How long an engine goes by what it took a decode step to be: a real one's `_LOOK_S`."""
 _RUN_STEPS = 256
 """Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
 
@@ -110,6 +113,10 @@ class Engine:
         """Of the batch, and when that was."""
         self._lead_of = (-1, -1, -1, 0.0)
         """After which step, of how many that ever joined and how many that are left, and with what bound."""
+        self._seen = StepAlone()
+        self._undisturbed = False
+        """The decode run under way, as far as the engine knows."""
+        self._believed, self._believed_at = DecodeStep(), -inf
         self._pause: Timer | None = None
         self._prefilled = 0.0, 0.0
         """When the last prefill step ended, and how long it took."""
@@ -250,6 +257,7 @@ class Engine:
             run, self._run = self._run, 0
             self._advance(run)
             if run:
+                self._see(run)
                 # Of a decode step the host has little to do: a graph is all.
                 step_s = (self._clock.now - self._began) / run
                 self._host_free = max(self._host_free, self._clock.now - step_s)
@@ -279,14 +287,28 @@ class Engine:
     def _holds(self) -> bool:
         """Whether a decode step comes before the next prefill step. It is looked at anew before each: a step may be
         slower than it is alone, and decodes that stand still hold nothing."""
-        if self.lead_s >= 0 or self.pace.step_s <= self.step_s:
+        step = self._believes()
+        if self.lead_s >= 0 or self.pace.step_s <= step.seconds:
             return False
-        return self._hold.left_s(self._clock.now, decode_turn.need(self.step_s, self.pace.step_s)) > 0
+        need = decode_turn.need(step.seconds, self.pace.step_s) if step.measured else 1.0
+        return self._hold.left_s(self._clock.now, need) > 0
 
     @property
-    def step_s(self) -> float:
-        """A decode step alone."""
-        return self.cost.decode(1, len(self._batch), self._context)
+    def believed_s(self) -> float:
+        return self._believes().seconds
+
+    def _believes(self) -> DecodeStep:
+        """What it takes a decode step alone to be."""
+        now = self._clock.now
+        if now - self._believed_at > _LOOK_S:
+            self._believed, self._believed_at = self._seen.seen(self.cost.decode_step_s, now), now
+        return self._believed
+
+    def _see(self, run: int) -> None:
+        """The steps behind the first of a run that has ended."""
+        apart_s = (self._clock.now - self._began) / run
+        for step in range(max(1, run - MOST), run):
+            self._seen.given(self._began + step * apart_s, self._undisturbed)
 
     @property
     def lead_s(self) -> float:
@@ -301,7 +323,7 @@ class Engine:
         of = (steps, self._joined, len(self._batch), self.pace.step_s)
         if of != self._lead_of:
             streams = (Stream(each.joined_at, steps - each.joined_step) for each in self._batch.values())
-            least = lead.lead_s(streams, now, self.step_s, self.pace.step_s)
+            least = lead.lead_s(streams, now, self.believed_s, self.pace.step_s)
             self._lead_s, self._lead_at, self._lead_of = least, now, of
         return self._lead_s - (now - self._lead_at)
 
@@ -330,6 +352,7 @@ class Engine:
         self._count_used()
         self._began = self._clock.now
         self._order.prefills()
+        self._seen.disturbed()
         tokens = most - left
         begins = self._clock.now
         if self._task.busy:
@@ -409,6 +432,7 @@ class Engine:
     def _decode(self, most: int = sys.maxsize) -> bool:
         """At most so many steps. False: it has to wait for memory."""
         if self._order.stands_still():
+            self._seen.disturbed()
             self._count_used()
             self._processor.rest(self._task)
             return True
@@ -428,6 +452,8 @@ class Engine:
         self._began = self._clock.now
         self._run, self._cut = steps, False
         self._run_s = self.cost.decode(steps, batch, self._context)
+        self._undisturbed = self._order.undisturbed
+        self._seen.given(self._clock.now, self._undisturbed)
         self._order.begins()
         self._decodes(self._run_s)
         return True

@@ -109,6 +109,11 @@ class Processor:
     def busy(self) -> int:
         return len(self._busy)
 
+    @property
+    def goes_first(self) -> bool:
+        """Whether a prefill step does."""
+        return any(task.first for task in self._busy)
+
     def work(
         self,
         task: Task,

@@ -5,30 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from math import inf
-from typing import NamedTuple
 
 from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.lead import Hold, Stream, lead_s
 from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.policy.step_alone import DecodeStep, StepAlone
 
-_STEPS = 16
-"""Decode steps that the quickest is looked for among."""
-_STEPS_S = 2.0
-"""How long one says something: requests come and go. An engine that thinks of itself as too slow for its target asks
-for nothing, and would never learn better."""
-_ROW = 16
-"""Decode steps whose mean bounds what one takes."""
 _LOOK_S = 0.05
 """How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
-
-
-class DecodeStep(NamedTuple):
-    """What a decode step takes alone, of those that decode."""
-
-    seconds: float = 0.0
-    """0: not known."""
-    measured: bool = False
-    """False: it is what one request takes, and more may take longer."""
 
 
 class Pacer:
@@ -56,24 +40,16 @@ class Pacer:
         self.step = DecodeStep()
         """Of them alone."""
         self._pace = FREE
-        self._decoded_at: float | None = None
-        """The last decode step, if it had the device for itself, and nothing was begun or waited for since."""
-        self._steps: deque[tuple[float, float]] = deque(maxlen=_STEPS)
-        """(when, seconds) from one decode step that had the device for itself to the next."""
-        self._given_at: deque[float] = deque(maxlen=_ROW + 1)
-        """When the last decode steps were given to the device."""
+        self._alone = StepAlone()
 
     def began(self) -> None:
         """A prefill step was given to the device."""
         self._under_way.append(self._now)
-        self._decoded_at = None
+        self._alone.disturbed()
 
     def decodes(self, undisturbed: bool) -> None:
         """A decode step was given to the device; `undisturbed`: which no other engine uses meanwhile."""
-        if self._decoded_at is not None:
-            self._steps.append((self._now, self._now - self._decoded_at))
-        self._decoded_at = self._now if undisturbed else None
-        self._given_at.append(self._now)
+        self._alone.given(self._now, undisturbed)
         self._decodes_under_way += 1
         self._lead_s += self._pace.step_s
 
@@ -83,7 +59,7 @@ class Pacer:
 
     def stood_still(self) -> None:
         """A decode step that was due was not begun."""
-        self._decoded_at = None
+        self._alone.disturbed()
 
     def ended(self) -> None:
         """Its results are here."""
@@ -111,21 +87,16 @@ class Pacer:
 
     @property
     def at_most_s(self) -> float:
-        """What a decode step alone takes at most, by the last ones, whatever else came between them; +inf: there were
-        too few. One may have been under way when the first of them was given to the device."""
-        given_at = self._given_at
-        return (given_at[-1] - given_at[0]) / (_ROW - 1) if len(given_at) > _ROW else inf
+        """As of `StepAlone`."""
+        return self._alone.at_most_s
 
     def forget_steps(self) -> None:
         """They were another model's."""
-        self._steps.clear()
-        self._given_at.clear()
+        self._alone.forget()
 
     def step_alone(self, least_s: float, now: float) -> DecodeStep:
-        """A decode step alone takes `least_s` with one request (0: not known), and with those that decode what the
-        quickest of the last undisturbed ones took."""
-        took = [took_s for at, took_s in self._steps if now - at < _STEPS_S]
-        return DecodeStep(max(least_s, min(took, default=0.0)), bool(took))
+        """As of `StepAlone.seen`."""
+        return self._alone.seen(least_s, now)
 
     def decoding(self, streams: Iterable[Stream], now: float, step: DecodeStep) -> None:
         """These decode, and have so many tokens, those of steps under way left out. A step alone takes `step`."""

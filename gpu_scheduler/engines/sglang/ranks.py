@@ -23,12 +23,12 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol, TypeVar
 
 from gpu_scheduler.engines.sglang.errors import CommandError
-from gpu_scheduler.engines.sglang.pacer import DecodeStep
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
 from gpu_scheduler.engines.turn import Turn, wanted
 from gpu_scheduler.policy import decode_turn
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.policy.precedence import Precedence, worth
+from gpu_scheduler.policy.step_alone import DecodeStep
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ import pytest
 from gpu_scheduler.engines import turn
 from gpu_scheduler.engines.sglang.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, NoMemory
-from gpu_scheduler.engines.sglang.pacer import DecodeStep
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
 from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader
+from gpu_scheduler.policy.step_alone import DecodeStep
 from protos import engine_pb2
 from services.framing import frame
 
