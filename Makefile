@@ -19,6 +19,10 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
+ifeq ($(filter cpu cuda,$(KIND)),)
+$(error DEVICE is cpu, cuda, or GPUs by name, cuda:0,cuda:1; not $(DEVICE))
+endif
+
 env: $(VENV)/.complete ## the Python environment, pinned (DEVICE=cuda: with a GPU)
 
 $(VENV)/.complete: requirements/base.txt requirements/engine-$(KIND).txt requirements/engine-$(KIND)-nodeps.txt requirements/dev.txt pyproject.toml
@@ -54,7 +58,7 @@ bench: env protos ## the benchmarks that need no GPU; results in benchmarks/resu
 	@$(BIN)/python -m benchmarks.page_path
 	@$(BIN)/python -m benchmarks.request_path
 
-fuzz: env protos ## nonsense to every way in; some minutes of it
+fuzz: env protos ## nonsense to every way in; half an hour of it
 	@$(BIN)/python -m benchmarks.fuzz
 
 figures: env ## docs/figures, drawn from benchmarks/results

@@ -81,7 +81,9 @@ class System:
     async def _open(self, name: str, address: str, connect: Callable[[str], C]) -> AsyncIterator[C]:
         """Raises Unavailable with the name: what gRPC says of a connection names nobody."""
         if not await rpc.healthy(address, self.wait_s):
-            raise Unavailable(f"{name} at {address} does not answer")
+            path = unix_path(address)
+            away = "; there is no such socket: --state FOLDER, or PRISM_STATE, says where the services are"
+            raise Unavailable(f"{name} at {address} does not answer{away if path and not os.path.exists(path) else ''}")
         client = connect(address)
         try:
             yield client

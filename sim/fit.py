@@ -438,6 +438,8 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="do not fit: compare the numbers of sim/cost.py")
     given = parser.parse_args()
     results = Results(given.results)
+    if not given.results.is_dir():
+        parser.error(f"{given.results} is no folder")
     hardware = H200 if given.keep else fit(results)
     for name in Hardware.__slots__:
         if getattr(hardware, name) != getattr(H200, name):

@@ -22,6 +22,8 @@ def groups(wanted: str, cpu_mib: Sequence[Sequence[int]]) -> list[Group]:
     if wanted == "cpu":
         numbers = itertools.count()
         return [{f"cpu:{next(numbers)}": mib * MIB for mib in group} for group in cpu_mib]
+    if not wanted.startswith("cuda"):
+        raise Invalid(f'there is no device {wanted!r}: it is cpu, cuda, or GPUs by name, "cuda:0,cuda:1"')
     there = [f"cuda:{number}" for number in range(_gpus())]
     named = [[name] for name in there] if wanted == "cuda" else [group.split("+") for group in wanted.split(",")]
     names = list(itertools.chain(*named))

@@ -143,10 +143,11 @@ async def test_a_model_is_added_by_its_absolute_path_with_its_settings(run, tmp_
         quota_bytes=2 << 20,
         devices=2,
     )
-    result = await run("models", "add", "m", "/m", "--context-tokens", "64", "--json")
+    result = await run("models", "add", "m", "/m", "--context-tokens", "64", "--tool-parser", "hermes", "--json")
     told = json.loads(result.stdout)
     assert (told["model"], told["path"], told["context_tokens"], told["weights_bytes"]) == ("m", "/m", 64, 3 << 20)
     assert not run.asked[-1].HasField("quota_bytes") and told["added"]
+    assert run.asked[-1].tool_parser == "hermes"
 
 
 async def test_what_is_only_checked_is_not_said_to_be_added(run):

@@ -32,3 +32,8 @@ def test_images_may_take_half_of_what_the_host_has_free():
     with open("/proc/meminfo") as file:
         total = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
     assert 0 < devices.host_bytes_for_images() <= total // 2
+
+
+def test_another_kind_of_device_is_refused_with_those_there_are_also_without_a_gpu():
+    with pytest.raises(Invalid, match="there is no device 'gpu': it is cpu, cuda, or GPUs by name"):
+        devices.groups("gpu", [[512]])
