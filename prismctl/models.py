@@ -71,7 +71,7 @@ def add_model(
     quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
     devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
     task: Annotated[str, typer.Option(help="embed or generate; left out: its folder says.")] = "",
-    tool_parser: Annotated[str, typer.Option(help="How it calls tools, e.g. hermes; left out: its template says.")] = "",
+    tool_parser: Annotated[str, typer.Option(help="How it calls tools (hermes); left out: its template says.")] = "",
     check: Annotated[bool, typer.Option("--check", help="Say what it needs, if it fits; add nothing.")] = False,
     json_: Json = False,
 ) -> None:
