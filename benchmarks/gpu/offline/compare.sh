@@ -49,7 +49,7 @@ targets() {
         case $word in -- | /) ;; *) wanted="$wanted $word" ;; esac
     done
     for number in $(seq 1 $((GPUS / 2))); do
-        echo "timeout 500 $(on "$number" calibrate "$wanted" --part "$number/$((GPUS / 2))") >$OUT_OF_ALL/log.alone.$number 2>&1 &"
+        echo "timeout 700 $(on "$number" calibrate "$wanted" --part "$number/$((GPUS / 2))") >$OUT_OF_ALL/log.alone.$number 2>&1 &"
     done
     echo "wait; python3 -m benchmarks.gpu.compare targets --out $OUT_OF_ALL --commit $COMMIT"
 }

@@ -12,8 +12,9 @@ ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
 # left GPUS: what compare.sh is given
 left() {
-    echo "prism:quiet:* / static:quiet:*"
-    [ "$1" -lt 4 ] || echo "-- muxserve:quiet:* / serverlessllm:quiet:*"
+    echo "static:quiet:6 / serverlessllm:quiet:6"
+    # With what engines believe of their decode steps since (policy/step_alone.py).
+    [ "$1" -lt 4 ] || echo "-- prism:quiet:6 / prism:busy:6 / prism:hyperbolic:24"
 }
 
 case $1 in
