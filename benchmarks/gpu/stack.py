@@ -23,7 +23,7 @@ from services.errors import PrismError
 from tests.end_to_end.world import World, world
 
 _WARM_S = 400.0
-"""Kernels are compiled when a machine first sees them: for 73 to 190 s of eight engines on each of two pairs of GPUs."""
+"""Kernels are compiled when a machine first sees them: 73 to 190 s of eight engines on each of two pairs of GPUs."""
 _OF_A_RESIDENT = (
     *("waiting", "late", "running", "kv_used_bytes", "kv_held_bytes", "kv_cached_bytes", "kv_limit_bytes"),
     *("prefill_tokens", "decode_tokens", "retractions", "evicted_tokens", "hibernations"),
