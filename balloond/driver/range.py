@@ -429,6 +429,10 @@ class ElasticRange:
     # --- the lease's thread
 
     def _on_limit(self) -> None:
+        with self._changed:
+            # Whoever waits for growth does not wait for what is not asked for any more.
+            self._missing = min(self._missing, max(self._asked, self._allowed_more()))
+            self._changed.notify_all()
         self._tend(answer=True)
         self._wake()
 

@@ -465,6 +465,21 @@ def test_an_offer_is_of_small_extents(lease):
 # --- limits and reclaims
 
 
+def test_who_waits_for_growth_does_not_wait_for_what_a_limit_that_falls_meanwhile_leaves_out(lease):
+    kv, gate, got = make(lease), threading.Event(), []
+    lease.loop.call(gate.wait)
+    waiting = threading.Thread(target=lambda: got.append(kv.acquire(8, timeout_s=TIMEOUT_S)))
+    waiting.start()
+    while kv._missing != 8:
+        waiting.join(0.001)
+    lease.limit = type(lease.limit)(2, 5 * PAGE_BYTES)
+    lease.loop.call(lambda: lease.on_limit())
+    gate.set()
+    waiting.join(TIMEOUT_S / 2)
+    assert not waiting.is_alive() and len(got[0]) == 5
+    kv.close()
+
+
 def test_a_lowered_limit_takes_the_reserve_without_the_engine_and_leaves_the_rest_to_it(lease):
     kv = make(lease, low=4, high=4)
     mine = kv.acquire(6, timeout_s=TIMEOUT_S)
