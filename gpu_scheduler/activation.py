@@ -266,8 +266,7 @@ class Activation:
         self.warm.forget()
         for resident in self._residents:
             if resident.engine is not None and resident.change is None:
-                awake = resident.residency == common_pb2.ACTIVE
-                tasks.spawn(self.rebook(resident, awake), f"book {resident.spec.name} again")
+                self._rebook_soon(resident)
 
     async def rebook(self, resident: Resident, awake: bool) -> None:
         """Books what nothing depends on: balloond may be away, and is told again when it is back."""
@@ -285,7 +284,11 @@ class Activation:
                 if resident.change is not None:
                     self._behind[name] = resident
                 else:
-                    tasks.spawn(self.rebook(resident, resident.residency == common_pb2.ACTIVE), f"book {name} again")
+                    self._rebook_soon(resident)
+
+    def _rebook_soon(self, resident: Resident) -> None:
+        awake = resident.residency == common_pb2.ACTIVE
+        tasks.spawn(self.rebook(resident, awake), f"book {resident.spec.name} again")
 
     def books(self, name: str) -> bool:
         """Whether something is, or may be, booked under this name: a model's, or that of idle engines."""

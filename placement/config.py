@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from placement import names
 from placement.policy.decisions import LifecycleRules
 from services.addresses import Address
 from services.config import Config
@@ -102,13 +101,6 @@ class PlacementConfig(Config):
     def members(self) -> dict[str, list[str]]:
         """The addresses of each kind."""
         return {kind: getattr(self, kind) for kind in MEMBERS}
-
-    @field_validator(*MEMBERS)
-    @classmethod
-    def _names_can_be_looked_up(cls, addresses: list[str]) -> list[str]:
-        for address in addresses:
-            names.parse(address)
-        return addresses
 
     @model_validator(mode="after")
     def _the_short_window_is_the_shorter_one(self) -> PlacementConfig:

@@ -11,10 +11,9 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from services import log
+from services import addresses, log
 
 _log = log.get(__name__)
-_PREFIX = "dns:"
 LookUp = Callable[[str], Awaitable[Sequence[str]]]
 """Host -> its addresses. Raises OSError, UnicodeError."""
 Spawn = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
@@ -28,13 +27,9 @@ class Name(NamedTuple):
 
 
 def parse(address: str) -> Name | None:
-    """None: it stands for itself. Raises ValueError with one line."""
-    if not address.startswith(_PREFIX):
-        return None
-    host, _, port = address.removeprefix(_PREFIX).removeprefix("///").rpartition(":")
-    if not host or set(host) & set("/:[]") or not port.isdecimal():
-        raise ValueError(f"{address!r} is not dns:HOST:PORT")
-    return Name(host, int(port))
+    """Of one that was checked (`services/addresses.py`). None: it stands for itself."""
+    name = addresses.of_several(address)
+    return None if name is None else Name(*addresses.host_and_port(name))
 
 
 async def look_up(host: str) -> list[str]:

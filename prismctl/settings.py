@@ -23,6 +23,16 @@ from pydantic_core import PydanticUndefined
 REQUIRED = "required"
 NONE = "none"
 _UNITS = {"_bytes": "bytes", "_ms": "milliseconds", "_s": "seconds"}
+_BOUNDS: dict[type, tuple[str, str]] = {
+    annotated_types.Ge: (">=", "ge"),
+    annotated_types.Gt: (">", "gt"),
+    annotated_types.Le: ("<=", "le"),
+    annotated_types.Lt: ("<", "lt"),
+    annotated_types.MultipleOf: ("a multiple of", "multiple_of"),
+    annotated_types.MinLen: ("of at least", "min_length"),
+    annotated_types.MaxLen: ("of at most", "max_length"),
+}
+"""In words, and where the number is."""
 _BINARY = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -190,21 +200,9 @@ def _flat(metadata: Iterable[Any]) -> Iterator[Any]:
 
 def _bounds(metadata: Iterable[Any]) -> Iterator[str]:
     for each in metadata:
-        match each:
-            case annotated_types.Ge(ge=bound):
-                yield f">= {_toml(bound)}"
-            case annotated_types.Gt(gt=bound):
-                yield f"> {_toml(bound)}"
-            case annotated_types.Le(le=bound):
-                yield f"<= {_toml(bound)}"
-            case annotated_types.Lt(lt=bound):
-                yield f"< {_toml(bound)}"
-            case annotated_types.MultipleOf(multiple_of=number):
-                yield f"a multiple of {_toml(number)}"
-            case annotated_types.MinLen(min_length=length):
-                yield f"of at least {length}"
-            case annotated_types.MaxLen(max_length=length):
-                yield f"of at most {length}"
+        if (bound := _BOUNDS.get(type(each))) is not None:
+            words, name = bound
+            yield f"{words} {_toml(getattr(each, name))}"
 
 
 # Defaults, as a file has them.

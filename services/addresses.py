@@ -21,8 +21,8 @@ def grpc(address: str) -> str:
         return address
     if address.startswith(_UNIX):
         socket_path(address.removeprefix(_UNIX))
-    elif address.startswith(_NAME):
-        if not _is_host_and_port(address.removeprefix(_NAME).removeprefix("///")):
+    elif (name := of_several(address)) is not None:
+        if "[" in name or not _is_host_and_port(name):  # an address is not looked up
             raise ValueError(f'"{address}" is not "dns:HOST:PORT"')
     elif not _is_host_and_port(address):
         raise ValueError(f'"{address}" is neither "unix:PATH" nor "HOST:PORT"')
@@ -45,6 +45,11 @@ def socket_path(path: str) -> str:
     if len(path.encode()) > _MOST_PATH:
         raise ValueError(f'"{path}" has {len(path.encode())} bytes; a socket\'s path may have {_MOST_PATH}')
     return path
+
+
+def of_several(address: str) -> str | None:
+    """The "HOST:PORT" of one that stands for several, as gRPC writes names; None for any other."""
+    return address.removeprefix(_NAME).removeprefix("///") if address.startswith(_NAME) else None
 
 
 def host_and_port(address: str) -> tuple[str, int]:

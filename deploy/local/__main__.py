@@ -21,7 +21,7 @@ from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from protos import common_pb2
-from services import log
+from services import addresses, log
 from services.errors import PrismError
 
 _WARM_S = 120.0
@@ -89,7 +89,9 @@ async def main() -> int:
     options = arguments()
     log.configure("local", "warning")
     state = options.state.resolve()
-    if len(str(state / "gpu_scheduler-cpu-0.sock")) > 100:
+    try:
+        addresses.socket_path(str(state / "gpu_scheduler-cpu-0.sock"))
+    except ValueError:
         say(f"{state} is too long a path for Unix sockets; name a shorter one with --state")
         return 1
     if not options.catalogue.is_file():

@@ -50,6 +50,20 @@ class FakeGroup:
         finally:
             self.held -= 1
 
+    def come_up_slowly(self, begun=lambda: None):
+        """From now on. (Set when a model was told to come up, behind `begun`; to be set for it to be up.)"""
+        bring, asked, up = self.set_residency, asyncio.Event(), asyncio.Event()
+
+        async def slowly(spec, target, *rest, **more):
+            if target == common_pb2.ACTIVE:
+                begun()
+                asked.set()
+                await up.wait()
+            return await bring(spec, target, *rest, **more)
+
+        self.set_residency = slowly
+        return asked, up
+
     def remove(self, model):
         kept = [resident for resident in self.state.residents if resident.model != model]
         del self.state.residents[:]

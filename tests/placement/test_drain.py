@@ -69,18 +69,13 @@ async def test_a_drain_waits_for_a_model_that_moves_there(told):
     source, target = world.groups
     source.put("m", running=1)
     world.tell()
-    bring, asked, up = target.set_residency, asyncio.Event(), asyncio.Event()
 
-    async def slowly(spec, residency, *rest, **more):
-        if residency == common_pb2.ACTIVE:
-            if told:
-                target.put("m", common_pb2.WAKING)
-                world.tell()
-            asked.set()
-            await up.wait()
-        return await bring(spec, residency, *rest, **more)
+    def begun():
+        if told:
+            target.put("m", common_pb2.WAKING)
+            world.tell()
 
-    target.set_residency = slowly
+    asked, up = target.come_up_slowly(begun)
     move = tasks.spawn(world.reconciler.migrate("m", "g1"), "move")
     await asked.wait()
     drain = tasks.spawn(world.drain.begin("g1"), "drain")

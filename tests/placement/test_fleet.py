@@ -307,18 +307,10 @@ async def test_a_model_that_came_up_elsewhere_while_its_move_lost_its_source_sta
     world = FakeCluster(groups=3, rebalance=False)
     world.model("m")
     world.model("busy", weights=60 * MIB)
-    source, target, third = world.groups
+    source, target, _ = world.groups
     source.put("m", running=1)
     world.tell()
-    bring, asked, up = target.set_residency, asyncio.Event(), asyncio.Event()
-
-    async def slowly(spec, residency, *rest, **more):
-        if residency == common_pb2.ACTIVE:
-            asked.set()
-            await up.wait()
-        return await bring(spec, residency, *rest, **more)
-
-    target.set_residency = slowly
+    asked, up = target.come_up_slowly()
     move = tasks.spawn(world.reconciler.migrate("m", "g1"), "move")
     await asked.wait()
     # The source is gone before the target has said that the model wakes there, and is the fuller one by now.

@@ -24,7 +24,7 @@ def test_other_addresses_stand_for_themselves(address):
 @pytest.mark.parametrize("address", ["dns:nodes", "dns:nodes:", "dns::7010", "dns://8.8.8.8/nodes:7010", "dns:[::1]:7"])
 def test_a_name_without_host_or_port_is_refused_in_placements_file(address):
     text = f'name = "p"\nlisten = "unix:x"\nloaders = ["unix:l"]\ngroups = ["{address}"]\n'
-    with pytest.raises(ValueError, match=r'f.toml: groups(\.0)?: .*is not "?dns:HOST:PORT'):
+    with pytest.raises(ValueError, match=r'f.toml: groups\.0: .*is not "dns:HOST:PORT"'):
         parse_config(PlacementConfig, text, "f.toml")
 
 
