@@ -12,9 +12,12 @@ ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
 # left GPUS: what compare.sh is given
 left() {
-    echo "static:quiet:6 / serverlessllm:quiet:6"
-    # With what engines believe of their decode steps since (policy/step_alone.py).
-    [ "$1" -lt 4 ] || echo "-- prism:quiet:6 / prism:busy:6 / prism:hyperbolic:24"
+    # Prism's anew, with what engines believe of their decode steps since (policy/step_alone.py).
+    if [ "$1" -ge 4 ]; then
+        echo "static:quiet:6 / serverlessllm:quiet:6 / prism:hyperbolic:* -- prism:busy:* / prism:quiet:*"
+    else
+        echo "static:quiet:6 / serverlessllm:quiet:6 / prism:quiet:*"
+    fi
 }
 
 case $1 in
