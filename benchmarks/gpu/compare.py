@@ -380,10 +380,11 @@ def show(out: Path) -> None:
             failed = sum(of["failures"].values())
             # Of runs from before this was counted it is not known.
             brought = _weights_gb(found) if "came_up" in found else "-"
-            more = [f"{every['output_tokens_per_s']:.0f}", did, brought]
+            host = found.get("host", {}).get("work_ms", {}).get("p50")
+            more = [f"{every['output_tokens_per_s']:.0f}", did, brought, "-" if host is None else f"{host:.2f}"]
             rows.append([each.slice, f"{each.rate:g}", each.system, every["requests"], failed, *shares, *shown, *more])
     header = ["slice", "rate", "system", "requests", "failed", "both", "TTFT", "TPOT"]
-    header += ["TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "tokens/s", "placement", "weights brought, GB"]
+    header += ["TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "tokens/s", "placement", "weights brought, GB", "host ms"]
     report.table("attainment", header, rows)
 
 

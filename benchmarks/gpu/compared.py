@@ -19,6 +19,7 @@ from benchmarks import replay
 from benchmarks.gpu import report, shapes
 from benchmarks.gpu.slices import GRAPH_BYTES
 from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
+from benchmarks.host_pulse import HostPulse
 from benchmarks.systems import CPU, GPU, Model
 from sim import trace
 from tests.end_to_end.world import World
@@ -75,8 +76,8 @@ async def replayed(
     settle: bool = True,
 ) -> dict[str, Any]:
     """What came of the trace (`valid` says whether its schedule was kept), with what the groups told about every
-    `watch_s` and what placement did. `settle`: waits until all queues are empty, those of others too. Raises
-    ReplayFailed; TimeoutError where requests never end."""
+    `watch_s`, how fast the host was meanwhile, and what placement did. `settle`: waits until all queues are empty,
+    those of others too. Raises ReplayFailed; TimeoutError where requests never end."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -86,7 +87,7 @@ async def replayed(
         if names is not None:
             (folder / "names.json").write_text(json.dumps(names))
             given += ["--models", str(folder / "names.json")]
-        async with Timeline(at, watch_s) as timeline:
+        async with HostPulse() as pulse, Timeline(at, watch_s) as timeline:
             process = await asyncio.create_subprocess_exec(sys.executable, "-m", "benchmarks.replay", *given)
             try:
                 status = await process.wait()
@@ -98,6 +99,7 @@ async def replayed(
             if settle:
                 await quiet(at, TIME_OUT_S)
         found: dict[str, Any] = json.loads((folder / "out.json").read_text())
+    found["host"] = pulse.found
     found["timeline"] = timeline.rows
     found["began"] = at_first(timeline.rows)
     found["came_up"] = came_up(timeline.rows)
