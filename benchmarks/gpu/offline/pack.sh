@@ -3,7 +3,8 @@
 # host lacks, as OUT/prism.tgz and OUT/wheels/. SGLang and its kernels come there as an archive of their own.
 #   benchmarks/gpu/offline/pack.sh OUT [PYTHON] [TRACES]
 # PYTHON: of the environment that `make env` made. TRACES: a folder of whole traces; the slices that benchmarks.gpu.compare
-# replays then go along, as slices/ of the archive.
+# replays then go along, as slices/ of the archive. OTHER=COMMIT in the environment: OUT/other.tgz has what that commit has
+# otherwise, to be measured beside HEAD on the same host (compare.sh).
 set -eu
 out=$1 python=${2:-.venv/bin/python} traces=${3:+$(cd "$3" && pwd)}
 cd "$(dirname "$0")/../../.."
@@ -31,4 +32,13 @@ METADATA
     limits==5.8.0 deprecated==1.3.1 wrapt==2.5.2 \
     fastsafetensors==0.5.0 runai-model-streamer==0.16.1
 tar -C "$tree" -czf "$out/prism.tgz" .
+rm -f "$out/other.tgz"
+if [ -n "${OTHER:-}" ]; then
+    other=$(mktemp -d)
+    trap 'rm -rf "$tree" "$other"' EXIT
+    git diff --name-only --diff-filter=d HEAD "$OTHER" -- ':!benchmarks/results' ':!docs' ':!protos' >"$other/.names"
+    git archive "$OTHER" $(cat "$other/.names") | tar -x -C "$other"
+    git rev-parse "$OTHER" >"$other/COMMIT"
+    tar -C "$other" --exclude=.names -czf "$out/other.tgz" .
+fi
 ls -l "$out"

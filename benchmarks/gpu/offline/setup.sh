@@ -1,12 +1,13 @@
 #!/bin/sh
-# On the host: what pack.sh made becomes SRC; SGLang's archive (parts in numeric order) and the wheels become SITE. Compiled
+# On the host: what pack.sh made becomes SRC, and SRC.other where it made other.tgz; SGLang's archive (parts in numeric order) and the wheels become SITE. Compiled
 # kernels of an earlier time, if IN/kernels.txz has them, go to their places. Safe to repeat.
 #   sh setup.sh IN SRC SITE PART...
 set -eu
 in=$1 src=$2 site=$3
 shift 3
-rm -rf "$src" && mkdir -p "$src" "$site"
+rm -rf "$src" "$src.other" && mkdir -p "$src" "$site"
 tar -xzf "$in/prism.tgz" -C "$src"
+if [ -e "$in/other.tgz" ]; then cp -r "$src" "$src.other" && tar -xzf "$in/other.tgz" -C "$src.other"; fi
 if [ ! -e "$site/.complete" ]; then
     # On all cores where it was packed in blocks (`xz --block-size`), half a minute quicker.
     cat "$@" | xz -dc -T0 | tar -x -C "$site"

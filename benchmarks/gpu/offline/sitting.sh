@@ -12,11 +12,12 @@ ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
 # left GPUS: what compare.sh is given
 left() {
-    # Prism's anew, with what engines believe of their decode steps since (policy/step_alone.py).
+    # What engines believe of their decode steps (policy/step_alone.py), as it is beside as it was (OTHER of pack.sh).
     if [ "$1" -ge 4 ]; then
-        echo "static:quiet:6 / serverlessllm:quiet:6 / prism:hyperbolic:* -- prism:busy:* / prism:quiet:*"
+        echo "prism:hyperbolic:24 prism:quiet:6 / other prism:hyperbolic:24 prism:quiet:6"
+        echo "-- other prism:hyperbolic:24 prism:quiet:6 / prism:hyperbolic:24 prism:quiet:6"
     else
-        echo "static:quiet:6 / serverlessllm:quiet:6 / prism:quiet:*"
+        echo "prism:quiet:6 / other prism:quiet:6 / prism:hyperbolic:24 / other prism:hyperbolic:24"
     fi
 }
 
@@ -40,11 +41,12 @@ case $1 in
     look)
         sh $SRC/benchmarks/gpu/offline/compare.sh look "$2" || true
         cd $RESULTS
-        find . -name 'prism*.json' | tar -czf "$3/prism.tgz" -T -
-        find . -name '*.json' ! -name 'prism*' -o -name 'log*' -o -name commands | tar -czf "$3/others.tgz" -T -
+        find . -name 'prism*.json' ! -path '*.other.*' | tar -czf "$3/prism.tgz" -T -
+        find . -name '*.json' ! -name 'prism*' -o -path '*.other.*' -name '*.json' -o -name 'log*' -o -name commands |
+            tar -czf "$3/others.tgz" -T -
         # The newest, of those that may come.
         find . -name '*.logs.txz' -size -15M -printf '%T@ %p\n' | sort -rn | head -n 6 | while read -r _ path; do
-            cp "$path" "$3"
+            cp "$path" "$3/$(echo "$path" | tr / - | cut -c3-)"
         done
         echo "$(($(date +%s) - $(cat /tmp/begun))) s after the first call"
         ;;
