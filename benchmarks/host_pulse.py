@@ -2,9 +2,9 @@
 
     python -m benchmarks.host_pulse [--every-s 0.25]        # until its standard input ends; then a line of JSON
 
-Steps of small models take as long as their host takes to launch them, and hosts differ: of two halves of one host, on
-the same day with the same program, the one took 1.6 ms for a 1B model's decode step and the other 2.1. A result that
-carries this can be told from one of another host. It costs a two-hundredth of a core.
+Steps of small models take as long as their host takes to launch them, and hosts differ, and so do halves of one: a 1B
+model's decode step of six requests took 1.6 ms on one host, and 1.8 and 2.1 on the halves of another (docs/gpu.md). A
+result that carries this can be told from one of another host. It costs a few thousandths of a core.
 
 `work_ms` is by the wall clock and `cpu_ms` by the process's own: what the first has more, others had the core for. A
 slow clock, or somebody on the core's other thread, shows in both. `late_ms` is how late it woke. Quantiles.
@@ -30,7 +30,7 @@ _KEYS = 4000
 
 
 def work() -> int:
-    """What an engine's host does: looking up, counting, comparing. About a millisecond."""
+    """What an engine's host does: looking up, counting, comparing. Half a millisecond."""
     counts: dict[int, int] = {}
     for key in range(_KEYS):
         counts[key * 7919 % 509] = counts.get(key * 7919 % 509, 0) + key

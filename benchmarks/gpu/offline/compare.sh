@@ -71,6 +71,7 @@ targets() {
 
 case $1 in
     begin)
+        case " $* " in *" other "*) [ -d "$SRC.other" ] || { echo "there is no $SRC.other: OTHER of pack.sh" >&2; exit 2; } ;; esac
         end=$(($(date +%s) + $2))
         shift 2
         {
