@@ -8,7 +8,7 @@ same start had before, if DIR has their results: where they left the models is w
 ten points, and so may where models came up at first, and in which order. The places are the run's, under Prism and
 where it says them (`began`), the order is taken in several ways: figures are the means, with the least and the most of
 requests on time. When an idle model leaves under ServerlessLLM's rule is the run's. Ablations are left out that the
-simulator has no setting for, and, without `--all`, runs of policies that are no more (NAME.WHAT.json).
+simulator has no setting for, and, without `--all`, runs of policies that are no more, or further ones (NAME.WHAT.json).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--starts", type=int, default=4, help="orders in which models come up (default: %(default)s)")
-    parser.add_argument("--all", action="store_true", help="also runs of policies that are no more")
+    parser.add_argument("--all", action="store_true", help="also NAME.WHAT.json")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="of Prism's policies")
     given = parser.parse_args()
     settings = dict(each.split("=", 1) for each in given.set)
