@@ -66,6 +66,9 @@ class Hardware:
     (`gpu_scheduler/policy/prefill_graphs.py`)."""
     prefill_graph_layer_s: float = 0.0001975
     """The same for each layer of such a step."""
+    prefill_gap_layer_s: float = 0.001704
+    """For each layer of a step that its host is slower with than the devices: what others have them for meanwhile, if
+    they always want them."""
     prefill_step_s: float = 0.0
     prefill_s_per_token_byte: float = 1.184e-15
     prefill_s_per_token_layer: float = 1.583e-07
@@ -229,6 +232,13 @@ class Cost:
     def prefill_host(self, tokens: int) -> float:
         """Seconds that the host needs for a step of so many tokens."""
         return self._host_graph if tokens <= self._graph_tokens else self._host
+
+    def prefill_gaps(self, parts: float, tokens: int) -> float:
+        """Seconds that a step with these parts takes longer beside decodes that leave the devices nothing and do not
+        stand still: after each piece that its host gives to the devices those have a slice, and what the host is ahead
+        by is no piece of its own."""
+        alone = max(0.0, 1 - self.prefill_devices(parts) / self.prefill_host(tokens))
+        return alone * self.shape.layers * self.hardware.prefill_gap_layer_s
 
     def prefill_after(self, tokens: int) -> float:
         """Seconds of the host's after a step of so many tokens, before it can begin with another."""

@@ -365,6 +365,7 @@ class Engine:
             first=min(len(self._waiting), most_at_once),
             first_s=self._precedence_s,
             host_s=host_until - self._clock.now,
+            gaps_s=self.cost.prefill_gaps(seconds, tokens),
         )
         return True
 

@@ -10,8 +10,9 @@ GPUs that load at once (`gpu_load_group`), how much longer the first token of a 
 request takes than that of a 1B (`gpu_residency_two_shapes`: the launch of a layer), and than with prefill graphs
 (`gpu_residency_graphs`; cold starts and the way through a gateway too), one engine at 28 requests/s
 (`gpu_overhead_one_graphs`: TPOT, what else the host does in a step), an 8B engine that decodes beside one that prefills
-(`gpu_prefill_turn`: both), how far apart first tokens of prompts are that came to a 1B model at once
-(`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
+(`gpu_prefill_turn`: both), how much later the first step of a prompt is through beside engines that decode and do not
+stand still (`first_steps_compare`: what a gap costs), how far apart first tokens of prompts are that came to a 1B model
+at once (`compare_2gib/static-busy-6.graphs512`, from before larger graphs: what the host does before another step).
 Requests of those loads go past the gateway; what is left of the way is fitted by the first one's TTFT, and is no number
 of the model.
 The rest of what it prints was held out.
@@ -51,6 +52,7 @@ _STEPS = "decode_steps_compare"
 """Of ten other runs than `decode_steps`, with hosts as they are now."""
 _SIDE_BY_SIDE = "decode_sharing_compare"
 _PREFILL_STEPS = "prefill_steps_compare"
+_FIRST_STEPS = "first_steps_compare"
 _BIN, _LEAST_WINDOWS = 16, 4
 """Decode steps of so many numbers of requests are looked at together, where there are so many."""
 _CHUNK_TOKENS = H200.prefill_chunk
@@ -286,6 +288,20 @@ def _between_s(shape: Shape, hardware: Hardware) -> float:
     return (firsts[_BURST - 1] - firsts[0]) / (_BURST - 1)
 
 
+def later_beside_s(results: Results) -> dict[str, float]:
+    """By shape: how much later the first prefill step of an idle engine is through beside one that decodes for many
+    requests, in the middle."""
+    shapes = results.read(_FIRST_STEPS)["shapes"]
+    return {shape: kinds["many"]["p50_s"] - kinds["alone"]["p50_s"] for shape, kinds in shapes.items()}
+
+
+def modelled_later_s(shape: str, hardware: Hardware) -> float:
+    """The same by the cost model: a slice behind each piece, and for all of it every other one."""
+    cost = Cost(SHAPES[shape], hardware)
+    part = cost.prefill_part(_SHORT, 0)
+    return cost.prefill_gaps(part, _SHORT) + cost.prefill_devices(part)
+
+
 def fit(results: Results) -> Hardware:
     eight, one = SHAPES["8b"], SHAPES["1b"]
     shapes = results.read("gpu_residency_two_shapes")
@@ -350,7 +366,14 @@ def fit(results: Results) -> Hardware:
     hardware = replace(hardware, prefill_after_s=between - host)
     shared = fmean(beside_prefill(results, replace(hardware, sharing=1.0)))
     path = lone_s(graphs) - lone_prefill_s(eight, hardware, _SHORT)
-    return replace(hardware, sharing=shared, path_s=max(0.0, path))
+    hardware = replace(hardware, sharing=shared, path_s=max(0.0, path))
+    later = later_beside_s(results)
+
+    def off_s(gap_layer_s: float) -> float:
+        gaps = replace(hardware, prefill_gap_layer_s=gap_layer_s)
+        return fmean(modelled_later_s(shape, gaps) - later_s for shape, later_s in later.items())
+
+    return replace(hardware, prefill_gap_layer_s=solve(off_s, 0.0, 0.01))
 
 
 def compare(results: Results, hardware: Hardware) -> list[Line]:
@@ -416,6 +439,9 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
     step, prefill = beside_prefill(results, hardware)
     line("step beside a prefill, of what is measured", 1.0, step, True)
     line("prefill beside decodes, of what is measured", 1.0, prefill, True)
+    for shape, later_s in later_beside_s(results).items():
+        what = f"first prefill step of {shape.upper()} beside decodes for many, later by, s"
+        line(what, later_s, modelled_later_s(shape, hardware), True)
     for shape in ("8b", "3b", "1b"):
         cost = Cost(SHAPES[shape], hardware)
         modelled = cost.prefill(cost.prefill_part(_CHUNK_TOKENS, 0), _CHUNK_TOKENS)

@@ -7,14 +7,14 @@ Who leaves them idle for a part of its time, as decodes of small models do, whos
 slice: the others share what is left of it.
 
 A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
-devices have something to do for it or not.
+devices have something to do for it or not. Where its host is slower than its devices it reaches them piece by piece,
+and who decodes beside it has them for a slice after each piece (`Task.gaps_s`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from operator import attrgetter
 from typing import Protocol
 
 from gpu_scheduler.policy.decode_turn import Want
@@ -37,8 +37,11 @@ class Task:
         "ended",
         "first",
         "first_until",
+        "gaps_s",
+        "host_s",
         "host_until",
         "timer",
+        "work_s",
     )
 
     def __init__(self, done: Callable[[], None]) -> None:
@@ -53,6 +56,10 @@ class Task:
         """Of its time alone, what the devices are busy."""
         self.host_until = 0.0
         """By the clock, when its host is through with what it is at."""
+        self.host_s = self.work_s = 0.0
+        """What it is at keeps its host and, alone, its devices busy for so long."""
+        self.gaps_s = 0.0
+        """How much longer it takes beside decodes that always have something for the devices to do."""
         self.computed = False
         """Its devices are, and the host is not."""
         self.ended = False
@@ -123,10 +130,12 @@ class Processor:
         decodes: bool = False,
         devices: float = 1.0,
         host_s: float = 0.0,
+        gaps_s: float = 0.0,
     ) -> None:
         """`task.done` is called when so much work is through, and `host_s` from now at the earliest. Replaces what it
         was at. `first`: for so many prompts others stand still for `first_s` at most, but for those that decode for too
-        many requests. `devices`: which part of its time alone the devices are busy with it."""
+        many requests. `devices`: which part of its time alone the devices are busy with it. `gaps_s`: how much longer
+        it takes beside decodes that leave the devices nothing, if those do not stand still."""
         self._stop(task)
         if not task.busy:
             task.busy = True
@@ -134,6 +143,7 @@ class Processor:
         task._left, task.decodes, task.devices = seconds, decodes, devices
         task.ended = task.computed = False
         task.host_until = self._clock.now + host_s
+        task.work_s, task.host_s, task.gaps_s = seconds, host_s, gaps_s
         self._goes_first(task, first if first_s > 0 else 0, first_s)
         self._share(new=task)
         if task.first:
@@ -225,8 +235,17 @@ class Processor:
             return {tasks[0]: 1.0}
         left = self._decode_sharing if all(task.decodes for task in tasks) else self._sharing
         rates = dict[Task, float]()
-        for number, task in enumerate(sorted(tasks, key=attrgetter("devices"))):
+        decodes = sum(task.devices for task in tasks if task.decodes)
+        for number, task in enumerate(sorted(tasks, key=lambda task: (task.gaps_s == 0, task.devices))):
             got = min(task.devices, left / (len(tasks) - number))
+            if task.gaps_s and decodes:
+                got /= 1 + got * _slices_s(task, decodes) / task.work_s
             left -= got
             rates[task] = got / task.devices
         return rates
+
+
+def _slices_s(task: Task, decodes: float) -> float:
+    """How much longer a prefill step takes beside decodes that keep the devices busy for such a part of the time: each
+    of its pieces waits for a slice of theirs, but for those that come while they have nothing to do."""
+    return min(task.gaps_s, task.host_s * decodes / (1 - decodes)) if decodes < 1 else task.gaps_s

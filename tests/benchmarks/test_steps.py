@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from benchmarks import decode_sharing, decode_steps, prefill_steps
+from benchmarks import decode_sharing, decode_steps, first_steps, prefill_steps
 
 SHAPES = {"one": "1b", "other": "3b", "third": "8b"}
 
@@ -71,3 +72,43 @@ def test_a_prefill_step_counts_that_waited_whole_when_the_one_before_began() -> 
     found = list(prefill_steps.steps(lines))
     assert [step.shape for step in found] == ["3b", "3b"]
     assert [step.seconds for step in found] == pytest.approx([0.024, 0.025], abs=1e-5)
+
+
+def test_first_steps_of_idle_engines_count_by_what_decodes_beside_them() -> None:
+    begun = 1000.0
+
+    def line(at_s: float, model: str, event: str) -> str:
+        at = datetime.fromtimestamp(begun + at_s, UTC).isoformat()
+        return json.dumps({"timestamp": at, "event": event, "model": model})
+
+    def prefill(at_s: float, model: str, tokens: int = 16) -> str:
+        return line(at_s, model, f"Prefill batch, #new-seq: 1, #new-token: {tokens}, #cached-token: 0")
+
+    def decode(at_s: float, model: str, requests: int) -> str:
+        return line(at_s, model, f"Decode batch, #running-req: {requests}, #token: 9")
+
+    group = [
+        prefill(1.03, "3b-1"),
+        prefill(3.03, "3b-1"),
+        decode(3.4, "3b-1", 24),
+        prefill(3.73, "3b-1"),  # was not idle
+        decode(6.0, "8b-1", 12),
+        prefill(6.13, "3b-1"),
+        decode(9.0, "8b-1", 24),
+        prefill(9.09, "3b-1"),
+        prefill(12.09, "3b-1", tokens=2048),  # not small
+        "not ours",
+    ]
+    elsewhere = [decode(1.0, "8b-2", 24), prefill(15.05, "3b-1")]  # it had moved
+    arrived = (1.0, 3.0, 3.7, 6.1, 9.0, 12.0, 15.0)
+    firsts = (1.031, 3.031, 3.731, 6.131, 9.091, 12.091, 15.051)
+    rows = [[at, "3b-1", 16, 8, first - at, 0.01, ""] for at, first in zip(arrived, firsts, strict=True)]
+    result = {
+        "circumstances": {"date": datetime.fromtimestamp(begun + 20.5, UTC).isoformat()},
+        "seconds": 20.0,
+        "systems": [{"samples": {"rows": rows}}],
+    }
+    found = list(first_steps.firsts_of(result, [first_steps.read(group), first_steps.read(elsewhere)]))
+    assert [(each.shape, each.beside) for each in found] == [("3b", 0), ("3b", 0), ("3b", 12), ("3b", 24), ("3b", 0)]
+    assert [each.seconds for each in found] == pytest.approx([0.03, 0.03, 0.03, 0.09, 0.05], abs=0.004)
+    assert [first_steps.kind(each.beside) for each in found] == ["alone", "alone", "few", "many", "alone"]

@@ -88,3 +88,10 @@ def test_an_h100_has_less_memory_and_reads_it_slower():
     assert eight.decode(1, 64, 64_000) > 1.25 * EIGHT.decode(1, 64, 64_000)
     assert eight.prefill(eight.prefill_part(2048, 0), 2048) == EIGHT.prefill(EIGHT.prefill_part(2048, 0), 2048)
     assert H100.capacity_bytes < 0.6 * H200.capacity_bytes
+
+
+def test_gaps_are_of_layers_and_only_where_the_host_is_slower_than_the_devices():
+    small, whole = EIGHT.prefill_part(16, 0), EIGHT.prefill_part(2048, 0)
+    most = 32 * H200.prefill_gap_layer_s
+    assert 0.9 * most < EIGHT.prefill_gaps(small, 16) < most
+    assert EIGHT.prefill_gaps(whole, 2048) == 0.0

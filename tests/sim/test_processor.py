@@ -127,6 +127,36 @@ def test_what_goes_first_does_so_until_its_host_is_through_and_no_longer_than_it
     assert not processor.stands_still(1)
 
 
+def test_who_decodes_has_the_devices_in_the_gaps_of_a_prefill_step_that_goes_first_for_nobody():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+    decodes = Task(lambda: None)
+    processor.work(decodes, 100.0, decodes=True)
+    processor.work(task("prefill", processor, clock, ended), 0.5, gaps_s=3.0)
+    clock.run(until=10.0)
+    # Every other slice is its own for a second, and 3 s go by in gaps; the decodes have had all the rest.
+    assert ended == {"prefill": pytest.approx(4.0)}
+    assert processor.left(decodes) == pytest.approx(100.0 - (10.0 - 0.5))
+
+
+def test_decodes_that_leave_the_devices_idle_are_in_the_way_of_few_pieces():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+    processor.work(Task(lambda: None), 100.0, decodes=True, devices=0.5)
+    processor.work(task("prefill", processor, clock, ended), 0.5, host_s=0.6, gaps_s=3.0)
+    clock.run(until=10.0)
+    assert ended == {"prefill": pytest.approx(1.0 + 0.6)}, "for as long as its host is at it they are busy"
+
+
+def test_gaps_cost_nothing_alone_nor_beside_another_prefill_step():
+    clock = Clock()
+    processor, ended = Processor(clock, sharing=1.0), {}
+    for name in ("a", "b"):
+        processor.work(task(name, processor, clock, ended), 0.5, gaps_s=3.0)
+    clock.run()
+    assert ended == {"a": pytest.approx(1.0), "b": pytest.approx(1.0)}
+
+
 def test_a_prefill_stands_still_for_nobody():
     clock = Clock()
     processor, ended = Processor(clock, sharing=1.0), {}
