@@ -51,7 +51,7 @@ POLICIES: dict[str, tuple[str, dict[str, str]]] = {
 }
 WARM_GAP_S = 60.0
 HEADER = ("run", "", "both %", "TTFT", "TPOT", "TTFT p50 ms", "p99", "TPOT p50 ms", "p99", "both, from to")
-WIDTHS = (44, 22, 8, 8, 8, 13, 10, 13, 8, 14)
+WIDTHS = (52, 22, 8, 8, 8, 13, 10, 13, 8, 14)
 BETWEEN_S = 15.0
 """From the end of a run to the next one of the same start: queues are emptied."""
 SHARES = ("attainment", "ttft_attainment", "tpot_attainment")

@@ -4,7 +4,8 @@
 #   benchmarks/gpu/offline/pack.sh OUT [PYTHON] [TRACES]
 # PYTHON: of the environment that `make env` made. TRACES: a folder of whole traces; the slices that benchmarks.gpu.compare
 # replays then go along, as slices/ of the archive. OTHER=COMMIT in the environment: OUT/other.tgz has what that commit has
-# otherwise, to be measured beside HEAD on the same host (compare.sh).
+# otherwise, to be measured beside HEAD on the same host (compare.sh); HEAD itself where it is systems that are to be
+# measured at the same seconds, in either order.
 set -eu
 out=$1 python=${2:-.venv/bin/python} traces=${3:+$(cd "$3" && pwd)}
 cd "$(dirname "$0")/../../.."
@@ -37,7 +38,7 @@ if [ -n "${OTHER:-}" ]; then
     other=$(mktemp -d)
     trap 'rm -rf "$tree" "$other"' EXIT
     git diff --name-only --diff-filter=d HEAD "$OTHER" -- ':!benchmarks/results' ':!docs' ':!protos' >"$other/.names"
-    git archive "$OTHER" $(cat "$other/.names") | tar -x -C "$other"
+    if [ -s "$other/.names" ]; then git archive "$OTHER" $(cat "$other/.names") | tar -x -C "$other"; fi
     git rev-parse "$OTHER" >"$other/COMMIT"
     tar -C "$other" --exclude=.names -czf "$out/other.tgz" .
 fi

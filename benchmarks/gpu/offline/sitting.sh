@@ -12,13 +12,13 @@ ENDS_S=${ENDS_S:-1740} # after `first`; the host goes back half a minute later
 
 # left GPUS: what compare.sh is given
 left() {
-    # What engines believe of their decode steps (policy/step_alone.py), as it is beside as it was: OTHER of pack.sh is
-    # a commit of today's tree in which one undisturbed step is enough, and no mean of the last ones bounds it.
+    # The two cells in which hosts decide (docs/gpu.md, "A host is not the same"), at the same seconds: with OTHER=HEAD
+    # of pack.sh each pair has folders of its own.
     if [ "$1" -ge 4 ]; then
-        echo "prism:hyperbolic:24 prism:quiet:6 / other prism:hyperbolic:24 prism:quiet:6"
-        echo "-- other prism:hyperbolic:24 prism:quiet:6 / prism:hyperbolic:24 prism:quiet:6"
+        echo "prism:hyperbolic:24 prism:quiet:6 / muxserve:hyperbolic:24 muxserve:quiet:6"
+        echo "-- muxserve:hyperbolic:24 muxserve:quiet:6 / prism:hyperbolic:24 prism:quiet:6"
     else
-        echo "prism:quiet:6 / other prism:quiet:6 / prism:hyperbolic:24 / other prism:hyperbolic:24"
+        echo "prism:quiet:6 / muxserve:quiet:6 / prism:hyperbolic:24 / muxserve:hyperbolic:24"
     fi
 }
 
