@@ -20,11 +20,11 @@ prefill and decode steps.
 
 Checked against H200s by `python -m sim.fit --results benchmarks/results --keep`: of 50 figures that nothing was fitted
 to half are met within 3 %, the worst within 42 %: two engines on a GPU (TTFT a fifth too short, two fifths where both
-are given all that they can take), one under 256 endless requests of equal length (TTFT 14 % more than was measured; TPOT 6 % less), what an engine measures of its own
-prefill (17 % more), a wake-up while other GPUs of the host are busy (15 % too fast). Decode steps of 1 to 192 requests
-and nothing else are met within 6 % (8B, 3B), what three engines that decode at once make of a GPU within 8 %. Fitted
-with models of 1B, 3B and 8B only. Whole systems, and two models that share a GPU: `benchmarks/sim_check.py`,
-docs/gpu.md.
+are given all that they can take), one under 256 endless requests of equal length (TTFT 14 % more than was measured;
+TPOT 6 % less), what an engine measures of its own prefill (17 % more), a wake-up while other GPUs of the host are busy
+(15 % too fast). Decode steps of 1 to 192 requests and nothing else are met within 6 % (8B, 3B), what three engines that
+decode at once make of a GPU within 8 %. Fitted with models of 1B, 3B and 8B only. Whole systems, and two models that
+share a GPU: `benchmarks/sim_check.py`, docs/gpu.md.
 
 An H100 (`cost.py`) differs by its memory alone. Of nine runs of whole systems on two of them, four of one sitting are
 within 5 points of requests on time, five of another, beside two more GPUs at work, 2 to 13 below what it says. Of
