@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import tarfile
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,9 +23,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+from benchmarks import _engine_logs
 from benchmarks.gpu import report
 
 STANDS_STILL = 16
@@ -80,14 +80,10 @@ class First:
 
 def read(lines: Iterable[str]) -> Log:
     log = Log()
-    for line in lines:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            continue  # not all that a process writes is ours
+    for said in _engine_logs.events(lines):
         for pattern, steps in ((_PREFILL, log.prefills), (_DECODE, log.decodes)):
             if "model" in said and (found := pattern.match(said.get("event", ""))):
-                steps[said["model"]].append((datetime.fromisoformat(said["timestamp"]).timestamp(), int(found[1])))
+                steps[said["model"]].append((_engine_logs.at(said), int(found[1])))
     return log
 
 
@@ -115,8 +111,9 @@ def beginning(firsts: Mapping[tuple[float, str], float], ends: Mapping[str, Sequ
     for within_s, step_s, to_s in ((0.02, 0.03, 60.0), (0.003, 0.002, 0.06)):
         tries = [around + number * step_s for number in range(-round(to_s / step_s), round(to_s / step_s) + 1)]
         scores = [met(at, within_s) for at in tries]
+        most = max(scores)
         # The middle of those that are as good.
-        around = median(at for at, score in zip(tries, scores, strict=True) if score == max(scores))
+        around = median(at for at, score in zip(tries, scores, strict=True) if score == most)
     return around
 
 
@@ -138,16 +135,6 @@ def firsts_of(result: Mapping[str, Any], logs: Iterable[Log]) -> Iterator[First]
             yield First(model.partition("-")[0], log.beside(model, begun + at), end - begun - at)
 
 
-def of_archive(path: Path) -> list[Log]:
-    """Of each group."""
-    found = []
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if "gpu_scheduler" in member.name and (file := archive.extractfile(member)) is not None:
-                found.append(read(line.decode(errors="replace") for line in file))
-    return found
-
-
 def kind(beside: int) -> str:
     return "alone" if beside == 0 else "few" if beside <= STANDS_STILL else "many"
 
@@ -161,20 +148,13 @@ def main() -> None:
     given = parser.parse_args()
     took: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for result, logs in given.runs:
-        for first in firsts_of(json.loads(Path(result).read_text()), of_archive(Path(logs))):
+        for first in firsts_of(json.loads(Path(result).read_text()), map(read, _engine_logs.of_groups(Path(logs)))):
             took[first.shape][kind(first.beside)].append(first.seconds)
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for shape, kinds in sorted(took.items()):
-        found[shape] = {
-            name: dict(zip(("p25_s", "p50_s", "p75_s"), quantiles(of, n=4), strict=True)) | {"steps": len(of)}
-            for name, of in sorted(kinds.items())
-            if len(of) >= _LEAST
-        }
-    rows = [
-        (shape, name, of["steps"], *(f"{1e3 * of[key]:.1f}" for key in ("p25_s", "p50_s", "p75_s")))
-        for shape, kinds in found.items()
-        for name, of in kinds.items()
-    ]
+    found = {
+        shape: {name: _engine_logs.quartiles(of) for name, of in sorted(kinds.items()) if len(of) >= _LEAST}
+        for shape, kinds in sorted(took.items())
+    }
+    rows = [(shape, name, *_engine_logs.shown(of)) for shape, kinds in found.items() for name, of in kinds.items()]
     title = "from arrival to the end of the first prefill step of an idle engine, ms"
     report.table(title, ("shape", "beside", "steps", "p25", "p50", "p75"), rows)
     if given.out is not None:

@@ -13,14 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import tarfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
-from statistics import quantiles
 
+from benchmarks import _engine_logs
 from benchmarks.gpu import report
 
 CHUNK_TOKENS = 2048
@@ -41,31 +39,18 @@ def steps(lines: Iterable[str]) -> Iterator[Step]:
     """Of one group's log."""
     model = ""
     last: tuple[float, int] | None = None
-    for line in lines:
-        try:
-            said = json.loads(line)
-        except ValueError:
-            continue  # not all that a process writes is ours
+    for said in _engine_logs.events(lines):
         event = said.get("event", "")
         if event == "model active":
             model, last = said["model"], None
         elif event == "residency" or "Decode batch" in event:
             last = None
         elif model and (found := _PREFILL.match(event)):
-            at = datetime.fromisoformat(said["timestamp"]).timestamp()
+            at = _engine_logs.at(said)
             tokens, pending = (int(number) for number in found.groups())
             if last is not None and last[1] >= tokens >= _NEARLY * CHUNK_TOKENS and at - last[0] < _MOST_S:
                 yield Step(model.partition("-")[0], at - last[0])
             last = at, pending
-
-
-def of_archive(path: Path) -> list[Step]:
-    found: list[Step] = []
-    with tarfile.open(path) as archive:
-        for member in archive:
-            if "gpu_scheduler" in member.name and (file := archive.extractfile(member)) is not None:
-                found += steps(line.decode(errors="replace") for line in file)
-    return found
 
 
 def main() -> None:
@@ -77,17 +62,13 @@ def main() -> None:
     given = parser.parse_args()
     by_shape: dict[str, list[float]] = defaultdict(list)
     for path in given.logs:
-        for step in of_archive(path):
-            by_shape[step.shape].append(step.seconds)
+        for lines in _engine_logs.of_groups(path):
+            for step in steps(lines):
+                by_shape[step.shape].append(step.seconds)
     if not by_shape:
         parser.error("no whole prefill step in these logs: they are of engines that say nothing of steps")
-    found = {}
-    for shape, took in sorted(by_shape.items()):
-        found[shape] = dict(zip(("p25_s", "p50_s", "p75_s"), quantiles(took, n=4), strict=True)) | {"steps": len(took)}
-    rows = [
-        (shape, of["steps"], *(f"{1e3 * of[name]:.1f}" for name in ("p25_s", "p50_s", "p75_s")))
-        for shape, of in found.items()
-    ]
+    found = {shape: _engine_logs.quartiles(took) for shape, took in sorted(by_shape.items())}
+    rows = [(shape, *_engine_logs.shown(of)) for shape, of in found.items()]
     report.table(f"prefill steps of {CHUNK_TOKENS} tokens, ms", ("shape", "steps", "p25", "p50", "p75"), rows)
     if given.out is not None:
         runs = [path.name.partition(".")[0] for path in given.logs]

@@ -8,7 +8,7 @@ slice: the others share what is left of it.
 
 A prefill step also keeps its host busy, which nobody shares: until that is through the step goes on, whether the
 devices have something to do for it or not. Where its host is slower than its devices it reaches them piece by piece,
-and who decodes beside it has them for a slice after each piece (`Task.gaps_s`).
+and who decodes beside it has them for a slice after each piece (`Task.gaps`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ class Task:
         "ended",
         "first",
         "first_until",
-        "gaps_s",
-        "host_s",
+        "gaps",
+        "host",
         "host_until",
         "timer",
-        "work_s",
     )
 
     def __init__(self, done: Callable[[], None]) -> None:
@@ -56,10 +55,9 @@ class Task:
         """Of its time alone, what the devices are busy."""
         self.host_until = 0.0
         """By the clock, when its host is through with what it is at."""
-        self.host_s = self.work_s = 0.0
-        """What it is at keeps its host and, alone, its devices busy for so long."""
-        self.gaps_s = 0.0
-        """How much longer it takes beside decodes that always have something for the devices to do."""
+        self.host = self.gaps = 0.0
+        """For each second of its work alone: of its host's, and how much longer it takes beside decodes that always
+        have something for the devices to do."""
         self.computed = False
         """Its devices are, and the host is not."""
         self.ended = False
@@ -143,7 +141,7 @@ class Processor:
         task._left, task.decodes, task.devices = seconds, decodes, devices
         task.ended = task.computed = False
         task.host_until = self._clock.now + host_s
-        task.work_s, task.host_s, task.gaps_s = seconds, host_s, gaps_s
+        task.host, task.gaps = (host_s / seconds, gaps_s / seconds) if gaps_s > 0 else (0.0, 0.0)
         self._goes_first(task, first if first_s > 0 else 0, first_s)
         self._share(new=task)
         if task.first:
@@ -236,16 +234,17 @@ class Processor:
         left = self._decode_sharing if all(task.decodes for task in tasks) else self._sharing
         rates = dict[Task, float]()
         decodes = sum(task.devices for task in tasks if task.decodes)
-        for number, task in enumerate(sorted(tasks, key=lambda task: (task.gaps_s == 0, task.devices))):
+        for number, task in enumerate(sorted(tasks, key=lambda task: (task.gaps == 0, task.devices))):
             got = min(task.devices, left / (len(tasks) - number))
-            if task.gaps_s and decodes:
-                got /= 1 + got * _slices_s(task, decodes) / task.work_s
+            if task.gaps and decodes:
+                got /= 1 + got * _slices(task, decodes)
             left -= got
             rates[task] = got / task.devices
         return rates
 
 
-def _slices_s(task: Task, decodes: float) -> float:
-    """How much longer a prefill step takes beside decodes that keep the devices busy for such a part of the time: each
-    of its pieces waits for a slice of theirs, but for those that come while they have nothing to do."""
-    return min(task.gaps_s, task.host_s * decodes / (1 - decodes)) if decodes < 1 else task.gaps_s
+def _slices(task: Task, decodes: float) -> float:
+    """How much longer each second of a prefill step's work takes beside decodes that keep the devices busy for such a
+    part of the time: each of its pieces waits for a slice of theirs, but for those that come while they have nothing
+    to do."""
+    return min(task.gaps, task.host * decodes / (1 - decodes)) if decodes < 1 else task.gaps
