@@ -56,6 +56,10 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "precedence_batch": ("0", "4", "8", "16", "32"),
     "decode_turn_ms": ("0", "10", "20", "50", "200"),
     "stop_decodes": ("false", "true"),
+    "late_share": ("0", "0.02", "0.05", "0.1", "0.2"),
+    "forecast_tokens": ("0", "16", "128", "512", "2048"),
+    "forecast_weight": ("0", "0.02", "0.1", "0.5", "1"),
+    "hibernate": ("false", "true"),
 }
 KEPT = ("attainment", "ttft_attainment", "tpot_attainment", "ttft_s", "counts", "parked", "requests")
 Workload = tuple[str, str, int, float]

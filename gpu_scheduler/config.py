@@ -13,6 +13,7 @@ from gpu_scheduler.engines.sglang.errors import CommandError
 from gpu_scheduler.engines.sglang.options import Options
 from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import BacklogRules
+from gpu_scheduler.policy.forecast import ForecastRules
 from services.addresses import AddressOrNone, SocketPathOrNone
 from services.config import Config, Section
 
@@ -107,6 +108,11 @@ class Arbitration(Section):
     stop_decodes: bool = False
     """Running requests of other models stop, and are computed again later, for one that can still meet its TTFT target
     and whose model is past its floor. Up to its floor a model always gets its memory so."""
+    forecast_tokens: int = Field(default=128, ge=0)
+    """Output tokens for which a request must find memory beside its prompt to start, before any request of its model
+    has ended (policy/forecast.py); never more than it may generate."""
+    forecast_weight: float = Field(default=0.1, ge=0, le=1)
+    """Of each request that ended, in the moving average that takes its place. 0: `forecast_tokens` stays."""
     default_tpot_ms: float = Field(default=100.0, gt=0)
     """What is kept for requests whose model and client name no TPOT target."""
     default_prefill_tokens_per_s: float = Field(default=2000.0, gt=0)
@@ -122,6 +128,11 @@ class Arbitration(Section):
     def backlog(self) -> BacklogRules:
         """Of the queue."""
         return BacklogRules(order=self.order, late_share=self.late_share)
+
+    @property
+    def forecast(self) -> ForecastRules:
+        """Of output lengths."""
+        return ForecastRules(self.forecast_tokens, self.forecast_weight)
 
 
 class GpuSchedulerConfig(Config):

@@ -25,7 +25,7 @@ from gpu_scheduler.policy.backlog import Backlog, State
 from gpu_scheduler.policy.brought import Brought
 from gpu_scheduler.policy.decisions import Drop, NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
-from gpu_scheduler.policy.forecast import OutputForecast
+from gpu_scheduler.policy.forecast import ForecastRules, OutputForecast
 from gpu_scheduler.policy.lack import Lack
 from gpu_scheduler.policy.pace import FREE, Pace
 from gpu_scheduler.policy.protection import Protection
@@ -50,10 +50,10 @@ _TOGETHER_S = 0.002
 class Counters:
     """What one model's requests did here, for the group's report."""
 
-    def __init__(self) -> None:
+    def __init__(self, forecast: ForecastRules) -> None:
         self.ttft_met = 0
         self.ttft_missed = 0
-        self.forecast = OutputForecast()
+        self.forecast = OutputForecast(forecast)
         self.last_event = time.monotonic()
         self.tpot_ms = 0
         self.rate = TokenRate()
@@ -106,7 +106,7 @@ class Dispatcher:
         """Whether a plan is due; also before and after `run`."""
         self._timer: asyncio.TimerHandle | None = None
         self._failed: asyncio.Future[None] = self._loop.create_future()
-        self.counters: defaultdict[str, Counters] = defaultdict(Counters)
+        self.counters: defaultdict[str, Counters] = defaultdict(lambda: Counters(rules.forecast))
         self._cold_s: dict[str, float] = {}
         """What the last cold start of a model took."""
         self._away: dict[str, None] = {}

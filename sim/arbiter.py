@@ -17,7 +17,7 @@ from gpu_scheduler.policy import admission, holdings
 from gpu_scheduler.policy.backlog import Backlog
 from gpu_scheduler.policy.decisions import NeedMemory, Start
 from gpu_scheduler.policy.demand import TokenRate, weight
-from gpu_scheduler.policy.forecast import OutputForecast
+from gpu_scheduler.policy.forecast import ForecastRules, OutputForecast
 from gpu_scheduler.policy.lack import Lack
 from gpu_scheduler.policy.pace import Pace
 from gpu_scheduler.policy.protection import Protection
@@ -41,9 +41,9 @@ many bytes free) and the request still lack memory (admission has set these byte
 class _Model:
     """What one model's requests did here."""
 
-    def __init__(self, speed: PrefillSpeed, now: float) -> None:
+    def __init__(self, speed: PrefillSpeed, forecast: ForecastRules, now: float) -> None:
         self.speed = speed
-        self.forecast = OutputForecast()
+        self.forecast = OutputForecast(forecast)
         self.rate = TokenRate()
         self.tpot_s = inf
         self.last_event = now
@@ -157,7 +157,7 @@ class Arbiter:
         if model is None:
             now = self._clock.now
             speed = PrefillSpeed(self._rules.default_prefill_tokens_per_s)
-            model = self._models[name] = _Model(speed, now)
+            model = self._models[name] = _Model(speed, self._rules.forecast, now)
             self._backlog.add_model(name, speed)
             self._backlog.model_waking(name, now + self._rules.wake_estimate_s)
             self._protection.measured(name, self._rules.default_prefill_tokens_per_s, 0.0)

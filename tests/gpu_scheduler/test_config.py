@@ -4,6 +4,7 @@ import pytest
 
 from gpu_scheduler.config import Arbitration, Engines, GpuSchedulerConfig
 from gpu_scheduler.policy.backlog import BacklogRules
+from gpu_scheduler.policy.forecast import ForecastRules
 
 MIB = 1 << 20
 
@@ -68,3 +69,11 @@ def test_the_share_of_late_requests_is_a_setting_with_the_policy_s_default():
     assert Arbitration(late_share=0.2, order="arrival").backlog == BacklogRules(order="arrival", late_share=0.2)
     with pytest.raises(ValueError, match="late_share"):
         Arbitration(late_share=1.5)
+
+
+def test_the_forecast_of_output_lengths_is_a_setting_with_the_policy_s_defaults():
+    assert Arbitration().forecast == ForecastRules()
+    assert Arbitration(forecast_tokens=512, forecast_weight=0.5).forecast == ForecastRules(first=512, weight=0.5)
+    for name, value in {"forecast_tokens": -1, "forecast_weight": 1.5}.items():
+        with pytest.raises(ValueError, match=name):
+            Arbitration(**{name: value})

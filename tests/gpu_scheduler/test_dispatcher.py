@@ -549,6 +549,29 @@ async def test_a_request_that_lacks_memory_asks_for_room_and_starts_when_there_i
     assert len(engine.started) == 1
 
 
+async def test_room_is_asked_for_by_the_forecast_which_is_a_setting_until_a_request_has_ended():
+    desk = Desk(forecast_tokens=8, forecast_weight=1.0)
+    running = tasks.spawn(desk.dispatcher.run(), "dispatcher")
+    engine = desk.model("a")
+    state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=20)
+    state.bookings.add(model="a", limit_bytes=1000)
+    desk.memory.update([state])
+    desk.submit("r1", tokens=20, new=50)
+    await desk.settle()
+    assert [need.bytes for need in desk.needs] == [(20 + 8) * 10]
+    state.free_bytes = 500
+    desk.memory.update([state])
+    desk.dispatcher.changed()
+    await desk.settle()
+    desk.answer(engine, tokens=range(30), finish=common_pb2.STOP)
+    state.free_bytes = 20
+    desk.memory.update([state])
+    desk.submit("r2", tokens=20, new=50)
+    await desk.settle()
+    assert [need.bytes for need in desk.needs][1:] == [(20 + 30) * 10]
+    await tasks.cancel(running)
+
+
 async def test_what_neighbours_hold_idle_counts_as_room(desk):
     engine = desk.model("a")
     state = balloond_pb2.DeviceState(device="cpu:0", capacity_bytes=1000, free_bytes=0)
