@@ -1,10 +1,10 @@
 #!/bin/sh
 # The comparison on a host of two or four GPUs that one has for half an hour, in a tree that came there without .git:
 #   sh sitting.sh first PACK          what pack.sh made is put in place, with compare_*/slos.json beside it; the time counts
-#   sh sitting.sh begin               after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...
+#   sh sitting.sh begin [WORD...]     after the parts of SGLang's archive lie in /tmp/b/0, /tmp/b/1, ...; words of compare.sh
 #   sh sitting.sh look SECONDS OUT    waits until all is done, or so long; results so far come to OUT, in eight files at most
-# What is begun is in `left`: all systems of a slice and rate are to have the same cards. Where there are no targets of
-# its slices on these, models are measured alone first.
+# What is begun without words is in `left`: all systems of a slice and rate are to have the same cards. Where there are no
+# targets of its slices on these, models are measured alone first.
 set -eu
 IN=/tmp/in
 export SRC=/tmp/src SITE=/tmp/site RESULTS=/tmp/results
@@ -34,9 +34,10 @@ case $1 in
         # In order of their numbers, whatever those are.
         sh "$(dirname "$0")/setup.sh" $IN $SRC $SITE $(ls -v /tmp/b/*)
         set -f
+        shift
         # shellcheck disable=SC2046  # words
-        sh $SRC/benchmarks/gpu/offline/compare.sh begin $(($(cat /tmp/begun) + ENDS_S - $(date +%s))) \
-            $(left "$(nvidia-smi -L | wc -l)")
+        [ $# -gt 0 ] || set -- $(left "$(nvidia-smi -L | wc -l)")
+        sh $SRC/benchmarks/gpu/offline/compare.sh begin $(($(cat /tmp/begun) + ENDS_S - $(date +%s))) "$@"
         echo "begun $(($(date +%s) - $(cat /tmp/begun))) s after the first call"
         ;;
     look)
