@@ -9,8 +9,9 @@ instances, all of which have a placement, for which none was found. Every 25th o
 
 Then the paper's bound at tau = 0, on equal devices and models of one part: the bound over what Algorithm 1 came to.
 
-Then a constant load: models are where other demands had them, and placement runs every ten seconds with tau, a
-cool-down of a minute and one move at a time: how many moves, and how many clusters never come to rest.
+Then a constant load on clusters of several groups: models are where other demands had them, and placement runs every
+ten seconds with tau, a cool-down of a minute and one move at a time, finishing what was begun or deciding all anew
+after each move: how many moves, and how many clusters never come to rest.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +97,20 @@ def bounds(number: int) -> dict[str, Any]:
 def loads(number: int) -> list[dict[str, Any]]:
     found = []
     for family in FAMILIES:
-        for tau in (0.0, 0.2):
+        if family.groups[1] == 1:
+            continue
+        for tau, finish in product((0.0, 0.2), (False, True)):
             draw = random.Random(SEED)
             clusters = moves = restless = 0
             for _ in range(number):
                 instance = draw_instance(family, draw)
                 places = elsewhere(instance, draw)
-                if len(places) < len(instance.models):
+                if len(places) < len(instance.models) or len(instance.groups) < 2:
                     continue
-                made, still = still_moves(instance, places, tau)
+                made, still, _ = still_moves(instance, places, tau, finish=finish)
                 clusters, moves, restless = clusters + 1, moves + made, restless + still
-            found.append(
-                {"family": family.name, "tau": tau, "clusters": clusters, "moves": moves, "restless": restless}
-            )
+            counted = {"clusters": clusters, "moves": moves, "restless": restless}
+            found.append({"family": family.name, "tau": tau, "finish": finish, **counted})
     return found
 
 

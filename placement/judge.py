@@ -14,7 +14,7 @@ from placement.policy.kvpr import Model
 from placement.policy.lifecycle import Activation
 from placement.policy.moves import MoveRules
 from placement.policy.promises import Promises
-from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
+from placement.policy.rebalance import NONE, RebalanceRules, Round, Wanted, rebalance
 from placement.policy.standing import Standing
 from placement.standings import Standings
 from protos import common_pb2, placement_pb2
@@ -57,6 +57,8 @@ class Judge:
         self._now = now
         self._standings = Standings(config, cluster, now, on_their_way)
         self._cool_downs = CoolDowns(config.cool_down_s)
+        self._rounds: dict[int, Round] = {}
+        """Of moves, the last that were wanted, by the size of groups."""
         self._promises: dict[int, Promises] = {}
         """By the number of devices of a group."""
 
@@ -175,9 +177,9 @@ class Judge:
         """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
         moves to one of another."""
         self._standings.listen()
-        return [move for _, there in sorted(self._standings.by_size.items()) for move in self._moves(there)]
+        return [move for size, there in sorted(self._standings.by_size.items()) for move in self._moves(size, there)]
 
-    def _moves(self, there: Standing) -> list[Verdict]:
+    def _moves(self, size: int, there: Standing) -> list[Verdict]:
         wanted = rebalance(
             there.groups,
             there.residents,
@@ -189,8 +191,11 @@ class Judge:
                 self._config.least_pressure,
                 self._config.least_share,
             ),
+            self._rounds.get(size, NONE),
         )
-        return [verdict for each in wanted if (verdict := self._move(there, each)) is not None]
+        moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
+        self._rounds[size] = wanted if moves else NONE
+        return moves
 
     def _move(self, there: Standing, wanted: Wanted) -> Verdict | None:
         """With those who make way at the target; None: there is no room after all."""

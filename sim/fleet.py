@@ -18,9 +18,9 @@ from placement.policy.assign import AssignRules
 from placement.policy.cool_down import CoolDowns
 from placement.policy.decisions import Activate, GoCold
 from placement.policy.lifecycle import Activation
-from placement.policy.moves import MoveRules
+from placement.policy.moves import Move, MoveRules
 from placement.policy.promises import Promises
-from placement.policy.rebalance import RebalanceRules, Wanted, rebalance
+from placement.policy.rebalance import NONE, RebalanceRules, Round, rebalance
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
 from sim.clock import Clock
@@ -70,6 +70,8 @@ class Fleet:
         self._home: dict[str, Group] = {}
         """Where a model's requests go."""
         self._cool_downs = CoolDowns(config.cool_down_s)
+        self._rounds: dict[int, Round] = {}
+        """Of moves, the last that were wanted, by the size of groups."""
         self._began: set[str] = set()
         """Models that have come up once."""
         self._moving: set[str] = set()
@@ -179,25 +181,29 @@ class Fleet:
         at_once = self._config.migrations_at_once
         if self._activating or len(self._moving) >= at_once or self._wait():
             return
-        wanted: list[Wanted] = []
-        moved_at = self._cool_downs.moved_at()
+        moves: list[Move] = []
+        moved_at, now = self._cool_downs.moved_at(), self._clock.now
         for size in self._standings.sizes:
-            there = self._standings.of(size)
-            wanted += rebalance(there.groups, there.residents, moved_at, self._clock.now, self._rebalance)
-        for each in wanted[:at_once]:
-            self._migrate(each.move.model, self._by_name[each.move.source.group], self._by_name[each.move.target.group])
+            there, last = self._standings.of(size), self._rounds.get(size, NONE)
+            wanted = rebalance(there.groups, there.residents, moved_at, now, self._rebalance, last)
+            self._rounds[size] = wanted
+            moves += [each.move for each in wanted.begin]
+        for move in moves[:at_once]:
+            if not self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group]):
+                del self._rounds[self.specs[move.model].parts]
 
     def _wait(self) -> bool:
         """Whether a model waits: what moves then would be in its way."""
         return any(promises.any(self._clock.now) for promises in self._promises.values())
 
-    def _migrate(self, name: str, source: Group, target: Group) -> None:
+    def _migrate(self, name: str, source: Group, target: Group) -> bool:
+        """Whether it begins."""
         if name in self._moving:
-            return
+            return False
         spec = self.specs[name]
         answer = self._standings.of(spec.parts).activate(self._standings.models[name], target.name)
         if not isinstance(answer.outcome, Activate):
-            return
+            return False
         self._moving.add(name)
         yields = self._yields(target, answer)
 
@@ -214,6 +220,7 @@ class Fleet:
             source.bring_down(name, True, lambda: self._moved(name), self._config.drain_ms / 1e3)
 
         target.activate(spec, prepared, yields)
+        return True
 
     def _moved(self, name: str) -> None:
         self._moving.discard(name)

@@ -10,7 +10,7 @@ to decide.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -67,14 +67,14 @@ def plan_moves(
     *,
     moved_at: Mapping[str, float] | None = None,
     under_way: Sequence[Move] = (),
-    most_waves: float = inf,
+    enough: Callable[[tuple[Move, ...]], bool] = lambda wave: False,
 ) -> MovePlan:
     """How to bring the models of `booked` to their places in `target` (those not named there stay).
 
     `booked` is all that holds memory. A model may be there more than once: asleep beside its active place, which is the
     one that moves, or active twice in the middle of a move, then it is left alone. `moved_at`: when a model last moved
     (seconds). `under_way`: moves that run already, with the model booked at its source; they count as part of the first
-    wave. What would come after `most_waves` is neither planned nor held.
+    wave. `enough` is asked with each wave in turn; what would come after it says so is neither planned nor held.
     """
     rules = rules or MoveRules()
     moved_at = moved_at or {}
@@ -125,7 +125,7 @@ def plan_moves(
         for move in (*running, *wave):
             books.release(models[move.model], move.source.devices)
         running, pending = [], waiting
-        if len(waves) >= most_waves:
+        if enough(waves[-1]):
             return MovePlan(tuple(waves), tuple(held))
     held += [Held(move.model, move.target, _lack(books, models[move.model], move)) for move in pending]
     return MovePlan(tuple(waves), tuple(held))

@@ -1,4 +1,6 @@
-"""Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there.
+"""Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there, `rounds` how
+many of them it takes until the cluster is better off. A round that was begun is finished before anything else is
+wanted, as long as that is still for the better and can be done.
 
 A model that nobody has asked for lately neither moves nor is in the way: it sleeps where its memory is wanted. So it
 counts as asleep, and who moves to where it is has it make way (`Standing.activate`).
@@ -15,6 +17,10 @@ from placement.policy.assign import AssignRules, Candidate, Reason, assign
 from placement.policy.decisions import Resident
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.moves import Move, MoveRules, plan_moves
+from placement.policy.rounds import Outlook
+
+_MOST_WAVES = 64
+"""That are looked at for a round. Nearly all end with the first or the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +37,22 @@ class RebalanceRules:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A migration that can begin now."""
+    """A migration, and why."""
 
     move: Move
     reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Moves that are one change: the cluster is better off after all of them."""
+
+    moves: tuple[Wanted, ...] = ()
+    begin: tuple[Wanted, ...] = ()
+    """Those of them that can begin now."""
+
+
+NONE = Round()
 
 
 def rebalance(
@@ -43,17 +61,33 @@ def rebalance(
     moved_at: Mapping[str, float],
     now: float,
     rules: RebalanceRules | None = None,
-) -> list[Wanted]:
+    last: Round = NONE,
+) -> Round:
     """Migrations among `groups`. `residents`: all that holds memory there. `moved_at`: when a model last moved
-    (seconds)."""
+    (seconds). `last`: what was wanted the time before."""
     rules = rules or RebalanceRules()
     active: dict[str, Resident] = {}
     for resident in residents:
         if not resident.hibernating:
             active.setdefault(resident.model.name, resident)
     booked = [(_counted(r), r.place) for r in residents]
-    if len(groups) < 2 or not active or not _relievable(groups, booked, rules):
-        return []
+    if len(groups) < 2 or not active:
+        return NONE
+
+    def beginning(wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
+        """What can go now; nothing where not all can be made, one after the other."""
+        target = {each.move.model: each.move.target for each in wanted}
+        plan = plan_moves(groups, booked, target, now, rules.moves, moved_at=moved_at)
+        first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
+        return tuple(each for each in wanted if each.move.model in first)
+
+    if left := _left(groups, active, last):
+        outlook = Outlook(groups, booked)
+        outlook.make(each.move for each in left)
+        if outlook.better(0.0, rules.least_pressure) and (begin := beginning(left)):
+            return Round(last.moves, begin)
+    if not _relievable(groups, booked, rules):
+        return NONE
     moving = _worth_moving(groups, booked, active, rules)
     assignment = assign(
         groups,
@@ -62,12 +96,60 @@ def rebalance(
         replace(rules.assign, least_pressure=rules.least_pressure),
         [each for r, each in zip(residents, booked, strict=True) if r is not moving.get(r.model.name)],
     )
-    if all(assignment.places.get(name, r.place) == r.place for name, r in active.items()):
+    target = {
+        name: assignment.places[name]
+        for name, r in active.items()
+        if assignment.places.get(name, r.place) != r.place
+        and not assignment.reasons[name].stay_pressure < rules.least_pressure
+    }
+    if not target:
+        return NONE
+    moves = _round(groups, booked, target, moved_at, now, rules)
+    wanted = tuple(Wanted(move, assignment.reasons[move.model]) for move in moves)
+    return Round(wanted, beginning(wanted))
+
+
+def _round(
+    groups: Sequence[Group],
+    booked: Sequence[tuple[Model, Place]],
+    target: Mapping[str, Place],
+    moved_at: Mapping[str, float],
+    now: float,
+    rules: RebalanceRules,
+) -> list[Move]:
+    """The first on the way to `target` after which the devices are better off by tau; none where no such are found."""
+    outlook = Outlook(groups, booked)
+    found: list[Move] = []
+    looked_at = 0
+
+    def enough(wave: tuple[Move, ...]) -> bool:
+        nonlocal looked_at
+        outlook.make(wave)
+        for move in wave:
+            if outlook.better(rules.assign.tau, rules.least_pressure, move):
+                found.extend(outlook.with_it(move))
+                return True
+        looked_at += 1
+        return looked_at >= _MOST_WAVES
+
+    plan_moves(groups, booked, target, now, rules.moves, moved_at=moved_at, enough=enough)
+    return found
+
+
+def _left(groups: Sequence[Group], active: Mapping[str, Resident], last: Round) -> list[Wanted]:
+    """What is still to be made of a round of which something was made."""
+    at = {each.move.model: active[each.move.model] for each in last.moves if each.move.model in active}
+    if not any(each.move.model in at and at[each.move.model].place == each.move.target for each in last.moves):
         return []
-    plan = plan_moves(groups, booked, assignment.places, now, rules.moves, moved_at=moved_at, most_waves=1)
-    first = plan.waves[0] if plan.waves else ()
-    wanted = (Wanted(move, assignment.reasons[move.model]) for move in first)
-    return [each for each in wanted if not each.reason.stay_pressure < rules.least_pressure]
+    known = {device.name for group in groups for device in group.devices}
+    return [
+        each
+        for each in last.moves
+        if (resident := at.get(each.move.model)) is not None
+        and resident.place == each.move.source
+        and not _idle(resident)
+        and known.issuperset(each.move.target.devices)
+    ]
 
 
 def _idle(resident: Resident) -> bool:

@@ -219,6 +219,40 @@ async def test_pressure_on_one_group_moves_a_model_to_the_other_and_cools_down()
     assert world.judge.moves() == []
 
 
+@pytest.mark.parametrize("room", [True, False])
+async def test_a_change_of_two_moves_is_finished_unless_there_is_no_room(room, monkeypatch):
+    """As in policy/test_rebalance.py: a and b change places."""
+    world = FakeCluster(capacity=1000 * MIB, load_weight=0, least_pressure=0.0, cool_down_s=60)
+    weights = {"a": 200, "b": 200, "c": 400, "d": 500}
+    tokens = {"a": 600, "b": 100, "c": 600, "d": 900}
+    on = {"a": 0, "b": 1, "c": 1, "d": 0}
+    for name, size in weights.items():
+        world.model(name, weights=size * MIB, floor=0, quota=0)
+
+    def wanted():
+        for name, i in on.items():
+            group = world.groups[i]
+            told = sum(r.decode_tokens for r in group.state.residents if r.model == name)
+            group.put(name, weights_bytes=weights[name] * MIB, decode_tokens=told + tokens[name])
+        world.tell()
+        world.time += 1
+        world.judge.observe()
+        return [(move.model, move.group.name) for move in world.judge.moves()]
+
+    wanted()
+    assert wanted() == [("a", "g1")]
+    told = next(r.decode_tokens for r in world.groups[0].state.residents if r.model == "a")
+    world.groups[0].remove("a")
+    on["a"] = 1
+    world.groups[1].put("a", weights_bytes=200 * MIB, decode_tokens=told)
+    world.judge.moved("a")
+    if not room:
+        monkeypatch.setattr(world.judge, "_move", lambda there, wanted: None)
+        assert wanted() == []
+        monkeypatch.undo()
+    assert wanted() == ([("b", "g0")] if room else [])
+
+
 async def test_a_move_that_failed_is_tried_again_after_twice_as_long_each_time_and_at_most_the_cool_down():
     world = FakeCluster(cool_down_s=12)
     for name in "ab":

@@ -35,7 +35,7 @@ def test_the_source_keeps_its_memory_until_the_wave_is_through():
 def test_of_a_plan_as_many_waves_are_made_as_are_wanted():
     booked = [(model("a", 60, demand=9.0), at("A")), (model("b", 60), at("B"))]
     target = {"a": at("B"), "b": at("C")}
-    plan = plan_moves(cluster(A=100, B=100, C=100), booked, target, 0.0, most_waves=1)
+    plan = plan_moves(cluster(A=100, B=100, C=100), booked, target, 0.0, enough=lambda wave: True)
     assert plan.waves == ((Move("b", at("B"), at("C")),),) and plan.held == ()
 
 
