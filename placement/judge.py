@@ -194,7 +194,7 @@ class Judge:
             self._rounds.get(size, NONE),
         )
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
-        self._rounds[size] = wanted if moves else NONE
+        self._rounds[size] = wanted if moves or not wanted.begin else NONE
         return moves
 
     def _move(self, there: Standing, wanted: Wanted) -> Verdict | None:

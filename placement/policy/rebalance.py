@@ -21,6 +21,8 @@ from placement.policy.rounds import Outlook
 
 _MOST_WAVES = 64
 """That are looked at for a round. Nearly all end with the first or the second."""
+_HEARD_S = 5.0
+"""How long a round waits until the source of what has moved says that it let go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +83,13 @@ def rebalance(
         first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
         return tuple(each for each in wanted if each.move.model in first)
 
-    if left := _left(groups, active, last):
+    left = _left(groups, residents, last)
+    if not left.heard and any(now - moved_at.get(each.move.model, -inf) < _HEARD_S for each in last.moves):
+        return Round(last.moves)
+    if left.wanted:
         outlook = Outlook(groups, booked)
-        outlook.make(each.move for each in left)
-        if outlook.better(0.0, rules.least_pressure) and (begin := beginning(left)):
+        outlook.make(each.move for each in left.wanted)
+        if outlook.better(0.0, rules.least_pressure) and (begin := beginning(left.wanted)):
             return Round(last.moves, begin)
     if not _relievable(groups, booked, rules):
         return NONE
@@ -136,20 +141,35 @@ def _round(
     return found
 
 
-def _left(groups: Sequence[Group], active: Mapping[str, Resident], last: Round) -> list[Wanted]:
-    """What is still to be made of a round of which something was made."""
-    at = {each.move.model: active[each.move.model] for each in last.moves if each.move.model in active}
-    if not any(each.move.model in at and at[each.move.model].place == each.move.target for each in last.moves):
-        return []
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Of a round."""
+
+    wanted: list[Wanted]
+    """What is still to be made; nothing where nothing was made."""
+    heard: bool
+    """Whether all has left that moved, as far as its group has said."""
+
+
+def _left(groups: Sequence[Group], residents: Sequence[Resident], last: Round) -> _Left:
+    names = {each.move.model for each in last.moves}
+    at: dict[str, dict[Place, Resident]] = {}
+    for r in residents if names else ():
+        if r.model.name in names and not r.hibernating:
+            at.setdefault(r.model.name, {})[r.place] = r
+    came = [each.move for each in last.moves if each.move.target in at.get(each.move.model, {})]
+    if not came:
+        return _Left([], True)
     known = {device.name for group in groups for device in group.devices}
-    return [
+    wanted = [
         each
         for each in last.moves
-        if (resident := at.get(each.move.model)) is not None
-        and resident.place == each.move.source
+        if each.move not in came
+        and (resident := at.get(each.move.model, {}).get(each.move.source)) is not None
         and not _idle(resident)
         and known.issuperset(each.move.target.devices)
     ]
+    return _Left(wanted, not any(move.source in at[move.model] for move in came))
 
 
 def _idle(resident: Resident) -> bool:

@@ -120,6 +120,15 @@ def test_a_round_ends_early_where(why, residents, groups, moved_at):
     assert rebalance(groups, residents, moved_at, 110.0, RULES, found) == NONE
 
 
+def test_a_round_goes_on_when_the_source_has_said_that_it_let_go_or_should_have():
+    found = rebalance(GROUPS, where(BEFORE), {}, 100.0, RULES)
+    lagging = [*where(BEFORE), *where({"a": "B"})]
+    then = rebalance(GROUPS, lagging, {"a": 100.0}, 102.0, RULES, found)
+    assert then == Round(found.moves)
+    assert models(rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 103.0, RULES, then).begin) == ["b"]
+    assert rebalance(GROUPS, lagging, {"a": 100.0}, 106.0, RULES, then) == NONE
+
+
 def test_a_round_whose_target_is_gone_ends():
     three = [*GROUPS, Group("C", (Device("C", 1000),))]
     found = Round(
