@@ -235,6 +235,12 @@ class Field:
         found[self.demand <= 0] = 0.0
         return found
 
+    def single(self, number: int) -> Place:
+        """The device with this number."""
+        block = next(each for each in self._blocks if number < each.first + len(each.result))
+        row, column = divmod(number - block.first, block.size)
+        return block.place(row, [column])
+
     def has(self, place: Place) -> bool:
         """Whether the place is still part of the cluster."""
         for device in place.devices:  # a plain loop: asked for every model of every decision

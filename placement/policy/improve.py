@@ -2,8 +2,10 @@
 
 Algorithm 1 decides once for each model and never looks back, and first-fit-decreasing does not look at pressure at
 all. Here the device with the highest pressure is relieved: one of its models goes elsewhere, or changes places with
-another one, whichever leaves the least pressure on the devices that it touches. If nothing does, the device with the
-next highest pressure is looked at. A step is one device looked at; their number is bounded, and there is no clock.
+another one, whichever leaves the least pressure on the devices that it touches. If nothing does, its models and those
+of another place are divided anew between the two, all ways tried (`divide.py`). If that does not help either, the
+device with the next highest pressure is looked at. A step is one device looked at; their number is bounded, and there
+is no clock.
 
 A change has to leave all devices that it touches below the pressure that it set out to relieve: by more than tau where
 it takes a model from the place where it is active, by anything where its models are to be placed or moved anyway. So
@@ -23,11 +25,17 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from placement.policy.field import Field, pressures_of
+from placement.policy import divide
+from placement.policy.field import Field, Floats, pressures_of
 from placement.policy.kvpr import Model, Place
 
 _STRICTLY = 1e-9
 """Share by which a pressure has to be lower to count as lower."""
+_PARTNERS = 16
+"""Places whose models a pressed place's are divided with, at most."""
+
+Numbers = tuple[int, ...]
+"""Of the devices of a place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +76,15 @@ def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> b
 
 
 def make_room(field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256) -> dict[str, Place]:
-    """Places for models of one part that fit nowhere, by moving one model elsewhere or having two change places for
-    each. Changes the field, in which `placed` are booked. Returns all new places: of those that found one, and of those
-    that went out of the way. `tries`: how many models may be looked at as the one that goes, for all together."""
+    """Places for models of one part that fit nowhere, by moving one model elsewhere, having two change places, or
+    gathering room on one device for each. Changes the field, in which `placed` are booked. Returns all new places: of
+    those that found one, and of those that went out of the way. `tries`: how many models may be looked at as the one
+    that goes, and how many pairs of devices, for all together."""
     search = _Search(field, placed, 0.0)
     search.tries = tries
     found: dict[str, Place] = {}
     for model in sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name)):
-        place = field.first(model) or search.vacate(model)
+        place = field.first(model) or search.vacate(model) or search.gather(model)
         if place is not None:
             field.book(model, place.devices)
             found[model.name] = place
@@ -88,7 +97,7 @@ class _Search:
         self._placed = placed
         self._tau = tau
         self.tries = 0
-        """That `vacate` has left."""
+        """That `vacate` and `gather` have left."""
         self._places = [p.place for p in placed]
         self._numbers = [field.numbers(p.place) for p in placed]
         self._steps_of: dict[int, tuple[float, float]] = {}
@@ -176,6 +185,34 @@ class _Search:
                 return here
         return None
 
+    def gather(self, model: Model) -> Place | None:
+        """A place for a model of one part that fits nowhere: the room of several devices is brought together on one,
+        by dividing its models and those of another one anew, and then of the next; those with the most room first."""
+        if 1 not in self._columns or self.tries == 0:
+            return None
+        roomy = [(number,) for number in map(int, _least(-self._field.room, _PARTNERS))]
+        for here in roomy:
+            before: dict[int, Numbers] = {}
+            for there in roomy:
+                if there == here or self.tries == 0:
+                    continue
+                self.tries -= 1
+                those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
+                if len(those) > divide.MOST:
+                    continue
+                models = [self._placed[i].model for i in those]
+                on = divide.gather(models, self._side(here, those), self._side(there, those))
+                if on is None:
+                    continue
+                to = [here if is_here else there for is_here in on]
+                moved = [(i, n) for i, n in zip(those, to, strict=True) if self._numbers[i] != n]
+                before = {i: self._numbers[i] for i, _ in moved} | before
+                self._place_at(moved)
+                if self._field.room[here[0]] >= model.needed and self._field.left[here[0]] > model.fixed:
+                    return self._field.single(here[0])
+            self._place_at(list(before.items()))
+        return None
+
     def _relieve(self, device: int, pressure: float) -> list[int]:
         """The best change for the device, if there is one. Returns the devices that it touched."""
         best: tuple[float, int, int, Place | None] = (inf, -1, -1, None)
@@ -192,7 +229,7 @@ class _Search:
                 best = worst, i, other, None
         worst, i, other, place = best
         if i < 0:
-            return []
+            return self._divide(device, pressure)
         touched = {*self._numbers[i]}
         if place is None:
             touched |= {*self._numbers[other]}
@@ -204,6 +241,75 @@ class _Search:
             touched |= {*self._numbers[i]}
         self._steps_of[i] = (pressure, worst)
         return sorted(touched)
+
+    def _divide(self, device: int, pressure: float) -> list[int]:
+        """The best division of a place of the device and one of others that relieves it, if there is one. Returns the
+        devices that it touched."""
+        limit, home_limit = self._limit(pressure, False), self._limit(pressure, True)
+        best: tuple[float, divide.Division, list[int], Numbers, Numbers] | None = None
+        for here in {self._numbers[i] for i in self._on.get(device, ())}:
+            for there, least in self._partners(here):
+                if least >= min(limit, best[0] if best else inf):
+                    break
+                those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
+                those = sorted(those, key=lambda i: -self._demand[i])[: divide.MOST]
+                found = divide.divide(
+                    [self._placed[i].model for i in those],
+                    [self._numbers[i] == here for i in those],
+                    [bool(self._at_home[i]) for i in those],
+                    self._side(here, those),
+                    self._side(there, those),
+                    limit,
+                    home_limit,
+                )
+                if found is not None and (best is None or found.pressure < best[0]):
+                    best = found.pressure, found, those, here, there
+        if best is None:
+            return []
+        worst, found, those, here, there = best
+        moves = [(i, here if on else there) for i, on in zip(those, found.there, strict=True)]
+        moved = [(i, to) for i, to in moves if self._numbers[i] != to]
+        self._place_at(moved)
+        for i, _ in moved:
+            self._steps_of[i] = (pressure, worst)
+        return sorted({*here, *there})
+
+    def _place_at(self, moves: Sequence[tuple[int, Numbers]]) -> None:
+        """`_put` by numbers: for models of several parts those of a place that one has."""
+        self._put([(i, self._field.single(to[0]) if len(to) == 1 else self._place_of(to)) for i, to in moves])
+
+    def _place_of(self, numbers: Numbers) -> Place:
+        return next(self._places[i] for i in self._on[numbers[0]] if self._numbers[i] == numbers)
+
+    def _partners(self, here: Numbers) -> list[tuple[Numbers, float]]:
+        """Other places for as many parts, and below which pressure no division with them can come: those first that
+        can come lowest. Of models of one part all devices, of others the places that such models have."""
+        field, parts = self._field, len(here)
+        mine = list(here)
+        if parts == 1:
+            columns = np.arange(len(field.demand))[None]
+        elif parts in self._columns:
+            columns = np.unique(self._columns[parts], axis=1)
+        else:
+            return []
+        demand = field.demand[columns].sum(axis=0) + field.demand[mine].sum()
+        left = field.left[columns].sum(axis=0) + field.left[mine].sum()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least = np.where(left > 0, demand / left, inf)
+            by_load = demand / ((1 / field.load[columns]).sum(axis=0) + (1 / field.load[mine]).sum())
+        np.maximum(least, by_load, out=least)
+        least[np.isin(columns, mine).any(axis=0)] = inf
+        return [(tuple(map(int, columns[:, k])), float(least[k])) for k in _least(least, _PARTNERS)]
+
+    def _side(self, numbers: Numbers, without: Iterable[int]) -> divide.Side:
+        field, rows = self._field, list(numbers)
+        gone = [i for i in without if self._numbers[i] == numbers]
+        return divide.Side(
+            field.demand[rows] - self._demand[gone].sum(),
+            field.left[rows] + self._fixed[gone].sum(),
+            field.room[rows] + self._needed[gone].sum(),
+            field.load[rows],
+        )
 
     def _limit(self, pressure: float, at_home: bool) -> float:
         return pressure * (1 - (max(self._tau, _STRICTLY) if at_home else _STRICTLY))
@@ -276,3 +382,10 @@ class _Search:
             field.room[rows] -= self._needed[i]
             for row in rows:
                 self._on.setdefault(row, []).append(i)
+
+
+def _least(values: Floats, count: int) -> NDArray[np.int64]:
+    """Numbers of the least values, in order."""
+    found = np.argpartition(values, count)[:count] if len(values) > count else np.arange(len(values))
+    ordered: NDArray[np.int64] = found[np.argsort(values[found], kind="stable")]
+    return ordered

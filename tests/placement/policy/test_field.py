@@ -82,3 +82,12 @@ def test_a_place_is_known_by_its_group_and_devices():
     assert not field.has(Place("a", ("gone",)))
     with pytest.raises(ValueError, match="two groups"):
         Field([*GROUPS, Group("d", (Device("a0", 1),))], {})
+
+
+def test_a_device_is_found_by_its_number():
+    groups = [Group("wide", (Device("w0", 100), Device("w1", 100))), Group("a", (Device("a0", 100),))]
+    field = Field(groups, {})
+    for group in groups:
+        for device in group.devices:
+            place = Place(group.name, (device.name,))
+            assert field.single(*field.numbers(place)) == place

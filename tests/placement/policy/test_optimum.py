@@ -6,6 +6,7 @@ A few hundred instances; `benchmarks/placement_optimum.py` has thousands, and th
 import random
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 from math import inf
 
 import pytest
@@ -92,9 +93,9 @@ def test_assignments_hold_and_are_near_the_optimum(family):
         ratios.append(float(reached / best))
         if greedy is not None:
             greedy_ratios.append(float(greedy / best))
-    tight = "tight" in family.name or family.name == "full"
-    assert without <= (0.4 if family.name == "full" else 0.1) * number
-    assert sum(ratios) / len(ratios) <= (1.8 if tight else 1.05)
+    tight_parts = "tight" in family.name and family.size > 1
+    assert without <= (0.2 if family.name == "full" else 0.1) * number
+    assert sum(ratios) / len(ratios) <= (1.8 if tight_parts else 1.1 if family.name == "full" else 1.05)
     assert sum(ratios) / len(ratios) < sum(greedy_ratios) / len(greedy_ratios)
 
 
@@ -332,6 +333,71 @@ def test_a_model_that_fits_nowhere_gets_room_when_another_goes_elsewhere():
     for p in placed:
         field.book(p.model, p.place.devices)
     assert make_room(field, placed, [Model("new", 1.0, 40)]) == {"b": at("B"), "new": at("A")}
+
+
+def booked(groups, facts):
+    """`facts`: demand, weights, device."""
+    field = Field(groups, {})
+    placed = [Placed(Model(name, float(w), size), at(on), None) for name, (w, size, on) in facts.items()]
+    for p in placed:
+        field.book(p.model, p.place.devices)
+    return field, placed
+
+
+def test_a_model_that_fits_nowhere_gets_room_that_several_devices_had():
+    """A, B and C have 21, 21 and 6 of the 41 that it needs. No move and no exchange of two is enough."""
+    sizes = {"A": (30, 20, 30), "B": (10, 30, 40), "C": (15, 40, 40)}
+    facts = {f"{on}{i}": (1, size, on) for on, each in sizes.items() for i, size in enumerate(each)}
+    field, placed = booked(devices(A=101, B=101, C=101), facts)
+    found = make_room(field, placed, [Model("new", 1.0, 41)])
+    assert found["new"] == at("A")
+    assert sorted(field.room) == [1.0, 1.0, 5.0]
+    field, placed = booked(devices(A=101, B=101, C=101), facts)
+    room = list(field.room)
+    assert make_room(field, placed, [Model("new", 1.0, 49)]) == {}
+    assert list(field.room) == room, "what was tried in vain is undone"
+
+
+def test_a_large_model_changes_places_with_two_small_ones():
+    """B has 10 / 2.47 = 4.05 of pressure and A 10: no move and no exchange of two lowers that."""
+    facts = {"a": (20, 30, "A"), "b": (5, 30, "A"), "c": (80, 30, "B"), "d": (5, 50, "B")}
+    facts |= {"e": (80, 10, "A"), "f": (5, 20, "A")}
+    field, placed = booked(devices(A=101, B=101), facts)
+    assert max(field.pressures()) == 10
+    found = improve(field, placed, 1, 0.0)
+    assert {name: change.place for name, change in found.items()} == {"b": at("B"), "c": at("A"), "e": at("B")}
+    assert max(field.pressures()) < 8.2
+
+
+@pytest.mark.parametrize("family", [FAMILIES[3], FAMILIES[5]], ids=lambda family: family.name)
+def test_after_a_search_no_division_with_another_device_relieves_the_most_pressed_one(family):
+    seen = 0
+    for _, instance in instances(30, SEED, [family]):
+        places = placed(instance).places
+        if len(places) < len(instance.models):
+            continue
+        worst = descending(instance, places)[0]
+        on = {
+            group.name: [m for m in instance.models if places[m.name].group == group.name] for group in instance.groups
+        }
+        capacity = {group.name: group.devices[0].capacity for group in instance.groups}
+        pressed = max(on, key=lambda name: kvpr_of(capacity[name], on[name]))
+        for other in on.keys() - {pressed}:
+            those = on[pressed] + on[other]
+            for way in product((False, True), repeat=len(those)) if len(those) <= 8 else ():
+                here = [m for m, is_here in zip(those, way, strict=True) if is_here]
+                there = [m for m, is_here in zip(those, way, strict=True) if not is_here]
+                then = max(kvpr_of(capacity[pressed], here), kvpr_of(capacity[other], there))
+                assert then >= worst * (1 - 1e-9)
+                seen += 1
+    assert seen > 1000
+
+
+def kvpr_of(capacity, models):
+    left = capacity - sum(m.fixed for m in models)
+    if left <= 0 or sum(m.needed for m in models) > capacity:
+        return inf
+    return sum(m.demand for m in models) / left
 
 
 def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():

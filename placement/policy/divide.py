@@ -1,0 +1,87 @@
+"""The best way to divide a few models between two places, all ways tried: where memory is tight a large model has to
+change places with two small ones, and neither a move nor an exchange of two finds that.
+
+Twelve models can be divided in 4,096 ways; their pressures are a few products of small matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.policy.kvpr import Model
+
+Floats = NDArray[np.float64]
+MOST = 12
+"""Models that are divided at a time."""
+_EACH = 0.01
+"""Share of the pressure that the move of each model that is active has to bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The devices of a place without the models that are to be divided: a number for each device."""
+
+    demand: Floats
+    left: Floats
+    room: Floats
+    load: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Which of the models are on the one side, and the highest pressure on the devices of both."""
+
+    there: tuple[bool, ...]
+    pressure: float
+
+
+def divide(
+    models: list[Model], there: list[bool], home: list[bool], one: Side, other: Side, limit: float, home_limit: float
+) -> Division | None:
+    """The division with the least pressure, that below `limit` and, where one leaves the place where it is active,
+    below `home_limit`. `there`: who is on the side `one`; `home`: who is active where it is. None: there is none."""
+    assert len(models) <= MOST
+    ways = _ways(len(models))
+    demand, fixed, needed = (
+        np.array([float(getattr(model, name)) for model in models]) for name in ("part_demand", "fixed", "needed")
+    )
+    worst = np.zeros(len(ways))
+    for side, on in ((one, ways), (other, 1.0 - ways)):
+        more, less, taken = on @ demand, on @ fixed, on @ needed
+        for w, left, room, load in zip(side.demand, side.left, side.room, side.load, strict=True):
+            total, then = w + more, left - less
+            with np.errstate(divide="ignore", invalid="ignore"):
+                pressure = total / then + total * load
+            pressure[(room < taken) | (then <= 0)] = inf
+            np.maximum(worst, pressure, out=worst)
+    leave = np.abs(ways - np.array(there, dtype=float)) @ np.array(home, dtype=float)
+    worst_of_those = np.where(worst < np.where(leave > 0, home_limit, limit), worst * (1 + _EACH * leave), inf)
+    best = int(worst_of_those.argmin())
+    if worst_of_those[best] == inf:
+        return None
+    return Division(tuple(bool(on) for on in ways[best]), float(worst[best]))
+
+
+def gather(models: list[Model], one: Side, other: Side) -> tuple[bool, ...] | None:
+    """Who is to be on the side `one` so that the device there has the most room: one device a side. None: however they
+    are divided, somebody does not fit."""
+    assert len(models) <= MOST
+    ways = _ways(len(models))
+    fixed, needed = (np.array([float(getattr(model, name)) for model in models]) for name in ("fixed", "needed"))
+    room = one.room[0] - ways @ needed
+    fits = (room >= 0) & (one.left[0] > ways @ fixed)
+    fits &= (other.room[0] >= (1.0 - ways) @ needed) & (other.left[0] > (1.0 - ways) @ fixed)
+    best = int(np.where(fits, room, -inf).argmax())
+    return tuple(bool(on) for on in ways[best]) if fits[best] else None
+
+
+@lru_cache
+def _ways(number: int) -> Floats:
+    """A row for each way to choose of so many: 1 for those that are chosen."""
+    found: Floats = (np.arange(2**number)[:, None] >> np.arange(number) & 1).astype(float)
+    return found
