@@ -115,6 +115,8 @@ class _Search:
         for parts in {p.model.parts for p in placed}:
             self._alike[parts] = np.array([i for i, p in enumerate(placed) if p.model.parts == parts])
             self._columns[parts] = np.array([self._numbers[i] for i in self._alike[parts]]).T.copy()
+        self._apart: dict[int, NDArray[np.int64]] = {}
+        """Of models of so many parts, as they were when it was asked first: the devices of their places, each once."""
         self._row = {int(i): row for alike in self._alike.values() for row, i in enumerate(alike)}
 
     def run(self, steps: int, least: float) -> None:
@@ -288,10 +290,10 @@ class _Search:
         mine = list(here)
         if parts == 1:
             columns = np.arange(len(field.demand))[None]
-        elif parts in self._columns:
-            columns = np.unique(self._columns[parts], axis=1)
         else:
-            return []
+            if parts not in self._apart:
+                self._apart[parts] = np.unique(self._columns[parts], axis=1)
+            columns = self._apart[parts]
         demand = field.demand[columns].sum(axis=0) + field.demand[mine].sum()
         left = field.left[columns].sum(axis=0) + field.left[mine].sum()
         with np.errstate(divide="ignore", invalid="ignore"):
