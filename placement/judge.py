@@ -180,7 +180,7 @@ class Judge:
         return [move for size, there in sorted(self._standings.by_size.items()) for move in self._moves(size, there)]
 
     def _moves(self, size: int, there: Standing) -> list[Verdict]:
-        wanted = rebalance(
+        wanted = self._rounds[size] = rebalance(
             there.groups,
             there.residents,
             self._cool_downs.moved_at(),
@@ -194,7 +194,6 @@ class Judge:
             self._rounds.get(size, NONE),
         )
         moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
-        self._rounds[size] = wanted if moves or not wanted.begin else NONE
         return moves
 
     def _move(self, there: Standing, wanted: Wanted) -> Verdict | None:

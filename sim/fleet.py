@@ -189,21 +189,19 @@ class Fleet:
             self._rounds[size] = wanted
             moves += [each.move for each in wanted.begin]
         for move in moves[:at_once]:
-            if not self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group]):
-                del self._rounds[self.specs[move.model].parts]
+            self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group])
 
     def _wait(self) -> bool:
         """Whether a model waits: what moves then would be in its way."""
         return any(promises.any(self._clock.now) for promises in self._promises.values())
 
-    def _migrate(self, name: str, source: Group, target: Group) -> bool:
-        """Whether it begins."""
+    def _migrate(self, name: str, source: Group, target: Group) -> None:
         if name in self._moving:
-            return False
+            return
         spec = self.specs[name]
         answer = self._standings.of(spec.parts).activate(self._standings.models[name], target.name)
         if not isinstance(answer.outcome, Activate):
-            return False
+            return
         self._moving.add(name)
         yields = self._yields(target, answer)
 
@@ -220,7 +218,6 @@ class Fleet:
             source.bring_down(name, True, lambda: self._moved(name), self._config.drain_ms / 1e3)
 
         target.activate(spec, prepared, yields)
-        return True
 
     def _moved(self, name: str) -> None:
         self._moving.discard(name)

@@ -79,15 +79,17 @@ def make_room(field: Field, placed: Sequence[Placed], homeless: Sequence[Model],
     """Places for models of one part that fit nowhere, by moving one model elsewhere, having two change places, or
     gathering room on one device for each. Changes the field, in which `placed` are booked. Returns all new places: of
     those that found one, and of those that went out of the way. `tries`: how many models may be looked at as the one
-    that goes, and how many pairs of devices, for all together."""
+    that goes, for all together, and a quarter of how many pairs of devices."""
     search = _Search(field, placed, 0.0)
-    search.tries = tries
+    search.tries, search.pairs = tries, 4 * tries
     found: dict[str, Place] = {}
-    for model in sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name)):
-        place = field.first(model) or search.vacate(model) or search.gather(model)
-        if place is not None:
-            field.book(model, place.devices)
-            found[model.name] = place
+    left = sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name))
+    for way in (search.vacate, search.gather):  # of the second, who needs much may take all that there is to try
+        for model in [m for m in left if m.name not in found]:
+            place = field.first(model) or way(model)
+            if place is not None:
+                field.book(model, place.devices)
+                found[model.name] = place
     return found | search.places()
 
 
@@ -97,9 +99,13 @@ class _Search:
         self._placed = placed
         self._tau = tau
         self.tries = 0
-        """That `vacate` and `gather` have left."""
+        """That `vacate` has left."""
+        self.pairs = 0
+        """That `gather` has left."""
         self._places = [p.place for p in placed]
         self._numbers = [field.numbers(p.place) for p in placed]
+        self._known = dict(zip(self._numbers, self._places, strict=True))
+        """Places by their devices, also those that nobody has any more."""
         self._steps_of: dict[int, tuple[float, float]] = {}
         self._on: dict[int, list[int]] = {}
         for i, numbers in enumerate(self._numbers):
@@ -155,7 +161,7 @@ class _Search:
         """A place for a model of one part that fits nowhere, after one change of others that makes it fit: the
         device that lacks least first, and of the changes there the one that moves the fewest bytes."""
         field, ones = self._field, self._alike.get(1)
-        if ones is None:
+        if ones is None or self.tries == 0:
             return None
         at, needed, fixed = self._columns[1][0], self._needed[ones], self._fixed[ones]
         room, left = field.room[at], field.left[at]
@@ -190,18 +196,18 @@ class _Search:
     def gather(self, model: Model) -> Place | None:
         """A place for a model of one part that fits nowhere: the room of several devices is brought together on one,
         by dividing its models and those of another one anew, and then of the next; those with the most room first."""
-        if 1 not in self._columns or self.tries == 0:
+        if 1 not in self._columns or self.pairs == 0:
             return None
         roomy = [(number,) for number in map(int, _least(-self._field.room, _PARTNERS))]
+        if sum(float(self._field.room[number]) for (number,) in roomy) < model.needed:
+            return None
         for here in roomy:
             before: dict[int, Numbers] = {}
             for there in roomy:
-                if there == here or self.tries == 0:
-                    continue
-                self.tries -= 1
                 those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
-                if len(those) > divide.MOST:
+                if there == here or self.pairs == 0 or len(those) > divide.MOST:
                     continue
+                self.pairs -= 1
                 models = [self._placed[i].model for i in those]
                 on = divide.gather(models, self._side(here, those), self._side(there, those))
                 if on is None:
@@ -277,11 +283,8 @@ class _Search:
         return sorted({*here, *there})
 
     def _place_at(self, moves: Sequence[tuple[int, Numbers]]) -> None:
-        """`_put` by numbers: for models of several parts those of a place that one has."""
-        self._put([(i, self._field.single(to[0]) if len(to) == 1 else self._place_of(to)) for i, to in moves])
-
-    def _place_of(self, numbers: Numbers) -> Place:
-        return next(self._places[i] for i in self._on[numbers[0]] if self._numbers[i] == numbers)
+        """`_put` by numbers: for models of several parts those of a place that one has had."""
+        self._put([(i, self._field.single(to[0]) if len(to) == 1 else self._known[to]) for i, to in moves])
 
     def _partners(self, here: Numbers) -> list[tuple[Numbers, float]]:
         """Other places for as many parts, and below which pressure no division with them can come: those first that
@@ -376,6 +379,7 @@ class _Search:
                 if not self._on[row] and abs(field.demand[row]) < _STRICTLY * self._demand[i]:
                     field.demand[row] = 0.0  # what adding and taking away left over
             self._places[i], self._numbers[i] = place, field.numbers(place)
+            self._known[self._numbers[i]] = place
             self._columns[len(rows)][:, self._row[i]] = self._numbers[i]
             self._at_home[i] = place == self._placed[i].home
             rows = list(self._numbers[i])

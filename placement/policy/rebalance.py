@@ -13,16 +13,20 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy import kvpr
-from placement.policy.assign import AssignRules, Candidate, Reason, assign
+from placement.policy.assign import AssignRules, Candidate, Kind, Reason, assign
 from placement.policy.decisions import Resident
+from placement.policy.field import Field, pressures_of
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.moves import Move, MoveRules, plan_moves
 from placement.policy.rounds import Outlook
 
 _MOST_WAVES = 64
 """That are looked at for a round. Nearly all end with the first or the second."""
-_HEARD_S = 5.0
-"""How long a round waits until the source of what has moved says that it let go."""
+_PRESSED = 8
+"""Devices off which one move is looked for, where no round is found."""
+_GO_ON_S = 30.0
+"""After a move, in which nothing but the rest of its round is wanted: until the source says that it let go, an engine
+that failed is there again, an idle model has been idle for long enough to make way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +87,13 @@ def rebalance(
         first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
         return tuple(each for each in wanted if each.move.model in first)
 
-    left = _left(groups, residents, last)
-    if not left.heard and any(now - moved_at.get(each.move.model, -inf) < _HEARD_S for each in last.moves):
-        return Round(last.moves)
-    if left.wanted:
-        outlook = Outlook(groups, booked)
-        outlook.make(each.move for each in left.wanted)
-        if outlook.better(0.0, rules.least_pressure) and (begin := beginning(left.wanted)):
-            return Round(last.moves, begin)
+    left, came = _left(groups, residents, last)
+    if left and came and now - max(moved_at.get(name, -inf) for name in came) < _GO_ON_S:
+        lingers = {(each.move.model, each.move.source) for each in last.moves if each.move.model in came}
+        outlook = Outlook(groups, [(m, place) for m, place in booked if (m.name, place) not in lingers])
+        outlook.make(each.move for each in left)
+        if outlook.better(0.0, rules.least_pressure):
+            return Round(last.moves, beginning(left))
     if not _relievable(groups, booked, rules):
         return NONE
     moving = _worth_moving(groups, booked, active, rules)
@@ -107,11 +110,13 @@ def rebalance(
         if assignment.places.get(name, r.place) != r.place
         and not assignment.reasons[name].stay_pressure < rules.least_pressure
     }
-    if not target:
-        return NONE
-    moves = _round(groups, booked, target, moved_at, now, rules)
+    moves = _round(groups, booked, target, moved_at, now, rules) if target else []
     wanted = tuple(Wanted(move, assignment.reasons[move.model]) for move in moves)
-    return Round(wanted, beginning(wanted))
+    if begin := beginning(wanted):
+        return Round(wanted, begin)
+    # Where all would have to change places there may be no room for it, and still some for one of them.
+    one = _single(groups, booked, moving, moved_at, now, rules)
+    return NONE if one is None else Round((one,), (one,))
 
 
 def _round(
@@ -141,35 +146,61 @@ def _round(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """Of a round."""
+def _single(
+    groups: Sequence[Group],
+    booked: Sequence[tuple[Model, Place]],
+    moving: Mapping[str, Resident],
+    moved_at: Mapping[str, float],
+    now: float,
+    rules: RebalanceRules,
+) -> Wanted | None:
+    """The best move of one model off one of the most pressed devices that can be made as things are."""
+    field = Field(groups, {})
+    for model, place in booked:
+        field.book(model, place.devices)
+    pressures = field.pressures()
+    pressed = {int(number): float(pressures[number]) for number in (-pressures).argsort(kind="stable")[:_PRESSED]}
+    best: tuple[float, Wanted] | None = None
+    for name, r in moving.items():
+        worst = max((pressed.get(number, 0.0) for number in field.numbers(r.place)), default=0.0)
+        rests = moved_at.get(name, -inf) + rules.moves.cool_down_s > now
+        if r.model.pinned or rests or worst <= 0 or worst < rules.least_pressure:
+            continue
+        behind = _left_behind(field, r)
+        for option in field.best(r.model, 2):
+            after = max(behind, option.pressure)
+            elsewhere = not set(option.place.devices) & set(r.place.devices)
+            if elsewhere and after < worst * (1 - rules.assign.tau) and (best is None or after < best[0]):
+                reason = Reason(Kind.IMPROVED, name, option.place, r.model.demand, after, worst)
+                best = after, Wanted(Move(name, r.place, option.place), reason)
+    return None if best is None else best[1]
 
-    wanted: list[Wanted]
-    """What is still to be made; nothing where nothing was made."""
-    heard: bool
-    """Whether all has left that moved, as far as its group has said."""
+
+def _left_behind(field: Field, resident: Resident) -> float:
+    """The highest pressure on the devices of a model without it."""
+    rows, model = list(field.numbers(resident.place)), resident.model
+    demand, left = field.demand[rows] - model.part_demand, field.left[rows] + model.fixed
+    return float(pressures_of(demand, left, field.load[rows]).max()) if (left > 0).all() else inf
 
 
-def _left(groups: Sequence[Group], residents: Sequence[Resident], last: Round) -> _Left:
+def _left(groups: Sequence[Group], residents: Sequence[Resident], last: Round) -> tuple[list[Wanted], list[str]]:
+    """What is still to be made of a round, and the models that have moved."""
     names = {each.move.model for each in last.moves}
     at: dict[str, dict[Place, Resident]] = {}
     for r in residents if names else ():
         if r.model.name in names and not r.hibernating:
             at.setdefault(r.model.name, {})[r.place] = r
-    came = [each.move for each in last.moves if each.move.target in at.get(each.move.model, {})]
-    if not came:
-        return _Left([], True)
-    known = {device.name for group in groups for device in group.devices}
-    wanted = [
+    came = [each.move.model for each in last.moves if each.move.target in at.get(each.move.model, {})]
+    known = {device.name for group in groups for device in group.devices} if came else set()
+    left = [
         each
         for each in last.moves
-        if each.move not in came
+        if each.move.model not in came
         and (resident := at.get(each.move.model, {}).get(each.move.source)) is not None
         and not _idle(resident)
         and known.issuperset(each.move.target.devices)
     ]
-    return _Left(wanted, not any(move.source in at[move.model] for move in came))
+    return left, came
 
 
 def _idle(resident: Resident) -> bool:

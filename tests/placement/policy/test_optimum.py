@@ -400,6 +400,36 @@ def kvpr_of(capacity, models):
     return sum(m.demand for m in models) / left
 
 
+def test_a_place_that_models_of_two_parts_have_left_can_be_divided_with_again():
+    """P, Q and H are groups of two devices; on the way everybody leaves P."""
+    groups = [Group(name, (Device(f"{name}0", size), Device(f"{name}1", size))) for name, size in WIDE.items()]
+    field, placed = Field(groups, {}), []
+    for name, (demand, weights, on) in WIDE_MODELS.items():
+        place = Place(on, (f"{on}0", f"{on}1"))
+        placed.append(Placed(Model(name, 2.0 * demand, 2 * weights, parts=2), place, place))
+        field.book(placed[-1].model, place.devices)
+    before = sorted(field.pressures(), reverse=True)
+    assert improve(field, placed, 32, 0.2)
+    assert sorted(field.pressures(), reverse=True) < before
+
+
+WIDE = {"T": 300, "P": 100, "Q": 200, "H": 200}
+WIDE_MODELS = {"t": (9000, 285, "T"), "m": (300, 85, "P"), "x": (12, 1, "H"), "y": (12, 1, "H"), "z": (100, 115, "H")}
+
+
+def test_one_that_can_not_be_helped_takes_nothing_from_those_that_can():
+    groups = devices(**{f"A{i}": 100 for i in range(20)}, **{f"E{i}": 101 for i in range(20)})
+    facts = {
+        f"{n}{i}": (1, size, f"{on}{i}")
+        for i in range(20)
+        for n, size, on in (("a", 50, "A"), ("b", 30, "A"), ("e", 70, "E"))
+    }
+    field, placed = booked(groups, facts)
+    homeless = [Model("huge", 1.0, 99), *(Model(f"new{i}", 1.0, 45) for i in range(20))]
+    found = make_room(field, placed, homeless)
+    assert {f"new{i}" for i in range(20)} <= found.keys()
+
+
 def test_a_search_with_no_steps_or_nothing_to_search_changes_nothing():
     field = Field(devices(A=100, B=100), {})
     assert improve(field, [], 10, 0.2) == {}
