@@ -54,6 +54,8 @@ class AssignRules:
     """How many of the best places a reason names."""
     improve_steps: int = 32
     """How many steps local search may take; 0: Algorithm 1 alone."""
+    divide: bool = True
+    """Whether it may divide the models of two places anew; False: moves and exchanges of two alone."""
     least_pressure: float = 0.0
     """Local search relieves no device that has less."""
 
@@ -213,16 +215,18 @@ def _algorithm_1(field: Field, free: Sequence[Candidate], rules: AssignRules) ->
             if not _unplaced(chosen):
                 break
         if rules.improve_steps and _unplaced(chosen):
-            chosen = _room_made(field, free, chosen)
+            chosen = _room_made(field, free, chosen, rules)
     return chosen
 
 
-def _room_made(field: Field, free: Sequence[Candidate], reasons: dict[str, Reason]) -> dict[str, Reason]:
+def _room_made(
+    field: Field, free: Sequence[Candidate], reasons: dict[str, Reason], rules: AssignRules
+) -> dict[str, Reason]:
     """Where packing left models out, others make room for them."""
     after = _booked(field, free, reasons)
     homeless = [c.model for c in free if reasons[c.model.name].place is None and field.best(c.model)]
     found = dict(reasons)
-    for name, place in make_room(after, _placed(free, reasons), homeless).items():
+    for name, place in make_room(after, _placed(free, reasons), homeless, divides=rules.divide).items():
         found[name] = replace(reasons[name], kind=Kind.PACKED, place=place)
     return found
 
@@ -267,7 +271,8 @@ def _search(
     """Local search from the places of `reasons`, and the field as it is then."""
     after = _booked(field, free, reasons)
     found = dict(reasons)
-    changes = improve(after, _placed(free, reasons), rules.improve_steps, rules.tau, rules.least_pressure)
+    placed = _placed(free, reasons)
+    changes = improve(after, placed, rules.improve_steps, rules.tau, rules.least_pressure, divides=rules.divide)
     for name, change in changes.items():
         old = found[name]
         found[name] = replace(

@@ -57,10 +57,13 @@ class Change:
     after: float
 
 
-def improve(field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0) -> dict[str, Change]:
+def improve(
+    field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0, *, divides: bool = True
+) -> dict[str, Change]:
     """Lower the largest pressures of `field`, in which all of `placed` are booked beside what cannot move. Changes it.
     A device with less than `least` is not relieved. Returns the models that end elsewhere."""
     search = _Search(field, placed, tau)
+    search.divides = divides
     search.run(steps, least)
     return search.changes()
 
@@ -75,7 +78,9 @@ def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> b
     return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
 
 
-def make_room(field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256) -> dict[str, Place]:
+def make_room(
+    field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256, *, divides: bool = True
+) -> dict[str, Place]:
     """Places for models of one part that fit nowhere, by moving one model elsewhere, having two change places, or
     gathering room on one device for each. Changes the field, in which `placed` are booked. Returns all new places: of
     those that found one, and of those that went out of the way. `tries`: how many models may be looked at as the one
@@ -84,7 +89,9 @@ def make_room(field: Field, placed: Sequence[Placed], homeless: Sequence[Model],
     search.tries, search.pairs = tries, 4 * tries
     found: dict[str, Place] = {}
     left = sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name))
-    for way in (search.vacate, search.gather):  # of the second, who needs much may take all that there is to try
+    for way in (
+        (search.vacate, search.gather) if divides else (search.vacate,)
+    ):  # of the second, who needs much may take all that there is to try
         for model in [m for m in left if m.name not in found]:
             place = field.first(model) or way(model)
             if place is not None:
@@ -100,6 +107,7 @@ class _Search:
         self._tau = tau
         self.tries = 0
         """That `vacate` has left."""
+        self.divides = True
         self.pairs = 0
         """That `gather` has left."""
         self._places = [p.place for p in placed]
@@ -237,7 +245,7 @@ class _Search:
                 best = worst, i, other, None
         worst, i, other, place = best
         if i < 0:
-            return self._divide(device, pressure)
+            return self._divide(device, pressure) if self.divides else []
         touched = {*self._numbers[i]}
         if place is None:
             touched |= {*self._numbers[other]}

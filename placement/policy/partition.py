@@ -2,9 +2,10 @@
 there.
 
 Places are Algorithm 1's (`assign.py`), with local search, for models that are nowhere yet, by the paper's KVPR (devices
-have no `load` here: these systems did no better with it); demands are what each is expected to have in the mean. What a
-device has left after weights and engine quotas is divided among its models in proportion to demand, not below a model's
-floor. Prism itself never asks for this: the systems that it is compared with do.
+have no `load` here: these systems did no better with it, nor with the models of two places divided anew); demands are
+what each is expected to have in the mean. What a device has left after weights and engine quotas is divided among its
+models in proportion to demand, not below a model's floor. Prism itself never asks for this: the systems that it is
+compared with do.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from placement.policy.assign import Candidate, assign
+from placement.policy.assign import AssignRules, Candidate, assign
 from placement.policy.kvpr import Group, Model, Place, share
 
 
@@ -27,7 +28,7 @@ class Part:
 
 def partition(groups: Sequence[Group], models: Sequence[Model]) -> dict[str, Part]:
     """By model; those that find no room are not in it."""
-    places = assign(groups, [Candidate(model) for model in models], 0.0).places
+    places = assign(groups, [Candidate(model) for model in models], 0.0, AssignRules(divide=False)).places
     by_name = {model.name: model for model in models}
     shares: dict[str, int] = {}
     for group in groups:

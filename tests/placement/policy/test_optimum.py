@@ -367,6 +367,8 @@ def test_a_large_model_changes_places_with_two_small_ones():
     found = improve(field, placed, 1, 0.0)
     assert {name: change.place for name, change in found.items()} == {"b": at("B"), "c": at("A"), "e": at("B")}
     assert max(field.pressures()) < 8.2
+    field, placed = booked(devices(A=101, B=101), facts)
+    assert improve(field, placed, 32, 0.0, divides=False) == {}
 
 
 @pytest.mark.parametrize("family", [FAMILIES[3], FAMILIES[5]], ids=lambda family: family.name)
