@@ -29,7 +29,7 @@ from placement.policy import divide
 from placement.policy.field import Field, Floats, pressures_of
 from placement.policy.kvpr import Model, Place
 
-_STRICTLY = 1e-9
+STRICTLY = 1e-9
 """Share by which a pressure has to be lower to count as lower."""
 _PARTNERS = 16
 """Places whose models a pressed place's are divided with, at most."""
@@ -74,7 +74,7 @@ def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> b
     time they become lexicographically less."""
     ours, theirs = -np.sort(-one.pressures()), -np.sort(-other.pressures())
     lower = np.flatnonzero((ours < theirs * (1 - tau)) & (theirs >= least))
-    higher = np.flatnonzero(ours > theirs * (1 + _STRICTLY))
+    higher = np.flatnonzero(ours > theirs * (1 + STRICTLY))
     return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
 
 
@@ -262,10 +262,10 @@ class _Search:
         """The best division of a place of the device and one of others that relieves it, if there is one. Returns the
         devices that it touched."""
         limit, home_limit = self._limit(pressure, False), self._limit(pressure, True)
-        best: tuple[float, divide.Division, list[int], Numbers, Numbers] | None = None
+        best: tuple[divide.Division, list[int], Numbers, Numbers] | None = None
         for here in {self._numbers[i] for i in self._on.get(device, ())}:
             for there, least in self._partners(here):
-                if least >= min(limit, best[0] if best else inf):
+                if least >= min(limit, best[0].pressure if best else inf):
                     break
                 those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
                 those = sorted(those, key=lambda i: -self._demand[i])[: divide.MOST]
@@ -278,16 +278,16 @@ class _Search:
                     limit,
                     home_limit,
                 )
-                if found is not None and (best is None or found.pressure < best[0]):
-                    best = found.pressure, found, those, here, there
+                if found is not None and (best is None or found.pressure < best[0].pressure):
+                    best = found, those, here, there
         if best is None:
             return []
-        worst, found, those, here, there = best
+        found, those, here, there = best
         moves = [(i, here if on else there) for i, on in zip(those, found.there, strict=True)]
         moved = [(i, to) for i, to in moves if self._numbers[i] != to]
         self._place_at(moved)
         for i, _ in moved:
-            self._steps_of[i] = (pressure, worst)
+            self._steps_of[i] = (pressure, found.pressure)
         return sorted({*here, *there})
 
     def _place_at(self, moves: Sequence[tuple[int, Numbers]]) -> None:
@@ -325,7 +325,7 @@ class _Search:
         )
 
     def _limit(self, pressure: float, at_home: bool) -> float:
-        return pressure * (1 - (max(self._tau, _STRICTLY) if at_home else _STRICTLY))
+        return pressure * (1 - (max(self._tau, STRICTLY) if at_home else STRICTLY))
 
     def _left_behind(self, i: int) -> float:
         """The highest pressure on the devices of a model without it."""
@@ -384,7 +384,7 @@ class _Search:
             field.room[rows] += self._needed[i]
             for row in rows:
                 self._on[row].remove(i)
-                if not self._on[row] and abs(field.demand[row]) < _STRICTLY * self._demand[i]:
+                if not self._on[row] and abs(field.demand[row]) < STRICTLY * self._demand[i]:
                     field.demand[row] = 0.0  # what adding and taking away left over
             self._places[i], self._numbers[i] = place, field.numbers(place)
             self._known[self._numbers[i]] = place

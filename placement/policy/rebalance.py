@@ -1,6 +1,6 @@
 """Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there, `rounds` how
-many of them it takes until the cluster is better off. A round that was begun is finished before anything else is
-wanted, as long as that is still for the better and can be done.
+many of them it takes until the cluster is better off. For half a minute after each move of a round nothing but its rest
+is wanted, as long as that is still for the better.
 
 A model that nobody has asked for lately neither moves nor is in the way: it sleeps where its memory is wanted. So it
 counts as asleep, and who moves to where it is has it make way (`Standing.activate`).
@@ -8,16 +8,16 @@ counts as asleep, and who moves to where it is has it make way (`Standing.activa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from placement.policy import kvpr
-from placement.policy.assign import AssignRules, Candidate, Kind, Reason, assign
+from placement.policy.assign import AssignRules, Candidate, Kind, Reason, assign, held
 from placement.policy.decisions import Resident
 from placement.policy.field import Field, pressures_of
 from placement.policy.kvpr import Books, Group, Model, Place
-from placement.policy.moves import Move, MoveRules, plan_moves
+from placement.policy.moves import Move, MovePlan, MoveRules, plan_moves
 from placement.policy.rounds import Outlook
 
 _MOST_WAVES = 64
@@ -31,7 +31,7 @@ that failed is there again, an idle model has been idle for long enough to make 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceRules:
-    """Numbers of both."""
+    """Numbers of all."""
 
     assign: AssignRules = AssignRules()
     moves: MoveRules = MoveRules()
@@ -80,20 +80,14 @@ def rebalance(
     if len(groups) < 2 or not active:
         return NONE
 
-    def beginning(wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
-        """What can go now; nothing where not all can be made, one after the other."""
-        target = {each.move.model: each.move.target for each in wanted}
-        plan = plan_moves(groups, booked, target, now, rules.moves, moved_at=moved_at)
-        first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
-        return tuple(each for each in wanted if each.move.model in first)
-
+    there = _There(groups, booked, moved_at, now, rules)
     left, came = _left(groups, residents, last)
     if left and came and now - max(moved_at.get(name, -inf) for name in came) < _GO_ON_S:
         lingers = {(each.move.model, each.move.source) for each in last.moves if each.move.model in came}
         outlook = Outlook(groups, [(m, place) for m, place in booked if (m.name, place) not in lingers])
         outlook.make(each.move for each in left)
         if outlook.better(0.0, rules.least_pressure):
-            return Round(last.moves, beginning(left))
+            return Round(last.moves, there.beginning(left))
     if not _relievable(groups, booked, rules):
         return NONE
     moving = _worth_moving(groups, booked, active, rules)
@@ -110,70 +104,78 @@ def rebalance(
         if assignment.places.get(name, r.place) != r.place
         and not assignment.reasons[name].stay_pressure < rules.least_pressure
     }
-    moves = _round(groups, booked, target, moved_at, now, rules) if target else []
+    moves = there.first_round(target) if target else []
     wanted = tuple(Wanted(move, assignment.reasons[move.model]) for move in moves)
-    if begin := beginning(wanted):
+    if begin := there.beginning(wanted):
         return Round(wanted, begin)
     # Where all would have to change places there may be no room for it, and still some for one of them.
-    one = _single(groups, booked, moving, moved_at, now, rules)
+    one = there.single(moving.values())
     return NONE if one is None else Round((one,), (one,))
 
 
-def _round(
-    groups: Sequence[Group],
-    booked: Sequence[tuple[Model, Place]],
-    target: Mapping[str, Place],
-    moved_at: Mapping[str, float],
-    now: float,
-    rules: RebalanceRules,
-) -> list[Move]:
-    """The first on the way to `target` after which the devices are better off by tau; none where no such are found."""
-    outlook = Outlook(groups, booked)
-    found: list[Move] = []
-    looked_at = 0
+@dataclass(frozen=True, slots=True)
+class _There:
+    """Where everything is."""
 
-    def enough(wave: tuple[Move, ...]) -> bool:
-        nonlocal looked_at
-        outlook.make(wave)
-        for move in wave:
-            if outlook.better(rules.assign.tau, rules.least_pressure, move):
-                found.extend(outlook.with_it(move))
-                return True
-        looked_at += 1
-        return looked_at >= _MOST_WAVES
+    groups: Sequence[Group]
+    booked: Sequence[tuple[Model, Place]]
+    moved_at: Mapping[str, float]
+    now: float
+    rules: RebalanceRules
 
-    plan_moves(groups, booked, target, now, rules.moves, moved_at=moved_at, enough=enough)
-    return found
+    def plan(self, target: Mapping[str, Place], enough: Callable[[tuple[Move, ...]], bool]) -> MovePlan:
+        return plan_moves(
+            self.groups, self.booked, target, self.now, self.rules.moves, moved_at=self.moved_at, enough=enough
+        )
 
+    def beginning(self, wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
+        """What can go now; nothing where not all can be made, one after the other."""
+        plan = self.plan({each.move.model: each.move.target for each in wanted}, lambda wave: False)
+        first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
+        return tuple(each for each in wanted if each.move.model in first)
 
-def _single(
-    groups: Sequence[Group],
-    booked: Sequence[tuple[Model, Place]],
-    moving: Mapping[str, Resident],
-    moved_at: Mapping[str, float],
-    now: float,
-    rules: RebalanceRules,
-) -> Wanted | None:
-    """The best move of one model off one of the most pressed devices that can be made as things are."""
-    field = Field(groups, {})
-    for model, place in booked:
-        field.book(model, place.devices)
-    pressures = field.pressures()
-    pressed = {int(number): float(pressures[number]) for number in (-pressures).argsort(kind="stable")[:_PRESSED]}
-    best: tuple[float, Wanted] | None = None
-    for name, r in moving.items():
-        worst = max((pressed.get(number, 0.0) for number in field.numbers(r.place)), default=0.0)
-        rests = moved_at.get(name, -inf) + rules.moves.cool_down_s > now
-        if r.model.pinned or rests or worst <= 0 or worst < rules.least_pressure:
-            continue
-        behind = _left_behind(field, r)
-        for option in field.best(r.model, 2):
-            after = max(behind, option.pressure)
-            elsewhere = not set(option.place.devices) & set(r.place.devices)
-            if elsewhere and after < worst * (1 - rules.assign.tau) and (best is None or after < best[0]):
-                reason = Reason(Kind.IMPROVED, name, option.place, r.model.demand, after, worst)
-                best = after, Wanted(Move(name, r.place, option.place), reason)
-    return None if best is None else best[1]
+    def first_round(self, target: Mapping[str, Place]) -> list[Move]:
+        """The first moves on the way to `target` after which the devices are better off by tau; none where no such are
+        found."""
+        outlook = Outlook(self.groups, self.booked)
+        found: list[Move] = []
+        looked_at = 0
+
+        def enough(wave: tuple[Move, ...]) -> bool:
+            nonlocal looked_at
+            outlook.make(wave)
+            for move in wave:
+                if outlook.better(self.rules.assign.tau, self.rules.least_pressure, move):
+                    found.extend(outlook.with_it(move))
+                    return True
+            looked_at += 1
+            return looked_at >= _MOST_WAVES
+
+        self.plan(target, enough)
+        return found
+
+    def single(self, moving: Iterable[Resident]) -> Wanted | None:
+        """The best move of one model off one of the most pressed devices that can be made as things are."""
+        field = Field(self.groups, {})
+        for model, place in self.booked:
+            field.book(model, place.devices)
+        pressures = field.pressures()
+        pressed = {int(number): float(pressures[number]) for number in (-pressures).argsort(kind="stable")[:_PRESSED]}
+        best: Wanted | None = None
+        for r in moving:
+            worst = max((pressed.get(number, 0.0) for number in field.numbers(r.place)), default=0.0)
+            candidate = Candidate(r.model, r.place, self.moved_at.get(r.model.name, -inf))
+            if worst <= 0 or worst < self.rules.least_pressure or held(candidate, self.now, self.rules.assign):
+                continue
+            behind = _left_behind(field, r)
+            for option in field.best(r.model, 2):
+                after = max(behind, option.pressure)
+                elsewhere = not set(option.place.devices) & set(r.place.devices)
+                least = worst * (1 - self.rules.assign.tau)
+                if elsewhere and after < least and (best is None or after < best.reason.pressure):
+                    reason = Reason(Kind.IMPROVED, r.model.name, option.place, r.model.demand, after, worst)
+                    best = Wanted(Move(r.model.name, r.place, option.place), reason)
+        return best
 
 
 def _left_behind(field: Field, resident: Resident) -> float:

@@ -18,11 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from placement.policy.improve import STRICTLY
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.moves import Move
-
-_STRICTLY = 1e-9
-"""Share by which a pressure has to be lower to count as lower."""
 
 Strain = tuple[int, float]
 """Of a device: the bytes that it lacks for what is promised, then its pressure."""
@@ -80,9 +78,9 @@ class Outlook:
         for (lacked, was), (lacks, becomes) in zip(before, after, strict=True):
             if lacks != lacked:
                 return lacks < lacked
-            if becomes < was * (1 - max(tau, _STRICTLY)) and (was >= least or lacked):
+            if becomes < was * (1 - max(tau, STRICTLY)) and (was >= least or lacked):
                 return True
-            if becomes > was * (1 + _STRICTLY):
+            if becomes > was * (1 + STRICTLY):
                 return False
         return False
 
