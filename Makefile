@@ -25,7 +25,7 @@ endif
 
 env: $(VENV)/.complete ## the Python environment, pinned (DEVICE=cuda: with a GPU)
 
-$(VENV)/.complete: requirements/base.txt requirements/engine-$(KIND).txt requirements/engine-$(KIND)-nodeps.txt requirements/dev.txt pyproject.toml
+$(VENV)/.complete: requirements/base.txt requirements/engine-$(KIND).txt requirements/engine-$(KIND)-nodeps.txt requirements/dev.txt requirements/models.txt pyproject.toml
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" DEVICE="$(KIND)" TORCH="$(TORCH)" sh deploy/local/install.sh
 	@touch $@
 
@@ -35,7 +35,7 @@ $(GENERATED) &: $(PROTOS) | env
 	@echo "generating protobuf code"
 	@$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folders" or CATALOGUE=file, ARGS=--help)
+serve: env protos ## the whole system, until Ctrl-C (DEVICE=cuda, MODELS="folders" or MODELS=smollm2, CATALOGUE=file, ARGS=--help)
 	@$(BIN)/python -m deploy.local --device $(DEVICE) $(if $(CATALOGUE),--catalogue $(CATALOGUE)) $(if $(MODELS),--models $(MODELS)) $(ARGS)
 
 test: env protos ## all tests that need no GPU

@@ -6,6 +6,7 @@ import services.forking  # noqa: F401  (before grpc: tests start processes)
 
 import signal  # isort: skip
 import subprocess  # isort: skip
+from pathlib import Path  # isort: skip
 from typing import Any  # isort: skip
 
 import pytest  # isort: skip
@@ -18,6 +19,15 @@ settings.load_profile("prism")
 # In a shell's background it is ignored, and so it would be by what tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of SmolLM2-135M-Instruct, which `make serve MODELS=smollm2` serves. It is made once and stays."""
+    from deploy.local.smollm2 import folder
+
+    folder.make()
+    return folder.FOLDER
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -99,7 +99,11 @@ def test_the_simulator_has_no_clock_but_its_own_and_of_the_services_only_what_de
     ("library", "where"),
     [
         ("sglang", r"^gpu_scheduler/engines/sglang/"),
-        ("torch", r"^(gpu_scheduler/engines/sglang/|balloond/driver/|balloond/backends/|loader/transfers/)"),
+        (
+            "torch",
+            r"^(gpu_scheduler/engines/sglang/|balloond/driver/|balloond/backends/|loader/transfers/|"
+            r"deploy/local/smollm2/checkpoint)",  # a process of its own
+        ),
         ("cuda", r"^(balloond/backends/|loader/transfers/)"),
         ("pynvml", r"^balloond/backends/"),
         ("starlette", r"^gateway/"),

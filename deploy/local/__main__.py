@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from deploy.local.devices import groups, host_bytes_for_images
-from deploy.local.models import write_catalogue
+from deploy.local import sizing
+from deploy.local.devices import Group, groups, host_bytes_for_images, host_bytes_free
+from deploy.local.models import BUNDLED, named, read_all, write_catalogue
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from gpu_scheduler.client import GpuSchedulerClient
@@ -56,7 +58,11 @@ def arguments() -> argparse.Namespace:
         "--catalogue", type=Path, default=Path(__file__).with_name("catalogue.toml"), help="the models, TOML"
     )
     models.add_argument(
-        "--models", nargs="+", metavar="[NAME=]FOLDER", help="or their folders; a model is named as its folder"
+        "--models",
+        nargs="+",
+        metavar="[NAME=]FOLDER",
+        help="or their folders; a model is named as its folder. The word smollm2 stands for a folder too: that of "
+        "SmolLM2-135M-Instruct, which is made when it is first asked for",
     )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
     parser.add_argument(
@@ -68,9 +74,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--device-mib",
         type=sizes,
-        default=sizes("27,13"),
         metavar="A,B",
-        help="memory of the CPU devices (default 27,13; 13+13: two that serve models together)",
+        help="memory of the CPU devices (default 27,13, or as much as larger models need; 13+13: two that serve models "
+        "together)",
     )
     parser.add_argument(
         "--idle-s",
@@ -97,7 +103,7 @@ async def main() -> int:
     if not options.catalogue.is_file():
         say(f"no catalogue at {options.catalogue}")
         return 1
-    there = groups(options.device, options.device_mib)
+    there = groups(options.device, options.device_mib or sizing.SMALL)
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = open(state / "lock", "w")
@@ -115,25 +121,28 @@ async def main() -> int:
         state=state,
         catalogue=options.catalogue.resolve(),
         http=options.http,
-        devices={device: size for group in there for device, size in group.items()},
-        groups=tuple(tuple(group) for group in there),
+        **_devices(there),
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
     )
     if local.on_gpus:
         local = local.with_(engines=_GPU_ENGINES, host_capacity_bytes=host_bytes_for_images())
-    if options.models:
-        local = local.with_(catalogue=state / "models.toml")
-        write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stopping = asyncio.get_running_loop().create_task(stop.wait())
+    if options.models:
+        if status := await _make_bundled(options.models, stopping):
+            return status
+        local = local.with_(catalogue=state / "models.toml")
+        write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
+    if not local.on_gpus and options.device_mib is None:
+        local = local.with_(**_devices(_sized(local.catalogue)))
     system = System(local.processes(), state / "logs", say)
     say(f"starting; logs in {os.path.relpath(state / 'logs')}")
     began = time.monotonic()
     starting = asyncio.get_running_loop().create_task(system.start())
-    stopping = asyncio.get_running_loop().create_task(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     try:
         if not starting.done():
@@ -153,6 +162,45 @@ async def main() -> int:
     finally:
         await system.end()
         say("everything has ended")
+    return 0
+
+
+def _devices(there: list[Group]) -> dict[str, Any]:
+    """As `Local` has them."""
+    return {
+        "devices": {device: size for group in there for device, size in group.items()},
+        "groups": tuple(tuple(group) for group in there),
+    }
+
+
+def _sized(catalogue: Path) -> list[Group]:
+    """CPU devices for the models of a catalogue file."""
+    found = sizing.sized(read_all(catalogue), host_bytes_free())
+    there = groups("cpu", found.mib)
+    if found.needed_mib:
+        sizes = ", ".join(f"{device} has {_size(size or 0)}" for group in there for device, size in group.items())
+        say(f"{sizes}: the models need {_size(found.needed_mib << 20)} together; --device-mib sets another size")
+    return there
+
+
+async def _make_bundled(models: Sequence[str], stopping: asyncio.Task[bool]) -> int:
+    """Makes the folders of those models whose folders are made when they are first asked for. Returns the exit status
+    of the process that did: not 0 where it failed, and it has said why."""
+    wanted = {named(argument)[1] for argument in models}
+    for name in (name for name, folder in BUNDLED.items() if folder in wanted):
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", f"deploy.local.{name}"),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+        )
+        ended = asyncio.get_running_loop().create_task(child.wait())
+        await asyncio.wait([ended, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            child.terminate()
+            await ended
+            return 130
+        if ended.result():
+            return ended.result()
     return 0
 
 
@@ -178,6 +226,13 @@ async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
         await asyncio.gather(warming, return_exceptions=True)
 
 
+def _question(model: str) -> str:
+    """What the demonstration models know is one subject each."""
+    return {"llama-debian": "What is Debian?", "qwen2-python": "What is a list?"}.get(
+        model, "What is the capital of France?"
+    )
+
+
 def _size(nbytes: int) -> str:
     return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"
 
@@ -201,17 +256,18 @@ async def _introduce(local: Local, system: System, seconds: float) -> None:
         state = common_pb2.Residency.Name(route.residency).lower().replace("_", " ")
         print(f"  {route.model.name:<24} {_size(route.model.weights_bytes):>9}   {state} {route.error}")
     names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
+    first, second = names[0], names[len(names) // 2]
     address = f"http://{local.http}"
     print(
         f"""
 Try, in another shell:
 
   curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{names[0]}", "temperature": 0, "messages": [{{"role": "user", "content": "What is Debian?"}}]}}'
+    -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{_question(first)}"}}]}}'
 
   curl -sN {address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{names[len(names) // 2]}", "temperature": 0, "stream": true,
-         "messages": [{{"role": "user", "content": "What is a list?"}}]}}'
+    -d '{{"model": "{second}", "temperature": 0, "stream": true,
+         "messages": [{{"role": "user", "content": "{_question(second)}"}}]}}'
 
   {os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)} status
 

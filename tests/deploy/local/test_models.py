@@ -1,7 +1,7 @@
 import pytest
 
-from deploy.local.models import named, write_catalogue
-from loader import catalogue
+from deploy.local.models import BUNDLED, named, read_all, write_catalogue
+from loader import catalogue, checkpoint
 from services.errors import Invalid
 from tests.loader import checkpoints
 
@@ -16,6 +16,26 @@ def test_a_model_is_named_as_its_folder_unless_told_otherwise(tmp_path):
 def test_a_folder_may_be_relative_or_in_the_home(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert named("~/m/") == ("m", (tmp_path / "m").resolve())
+
+
+def test_a_bundled_name_stands_for_its_folder_and_a_path_never_does(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert named("smollm2") == ("smollm2", BUNDLED["smollm2"])
+    assert named("chat=smollm2") == ("chat", BUNDLED["smollm2"])
+    assert named("./smollm2") == ("smollm2", tmp_path / "smollm2")
+
+
+def test_models_of_a_catalogue_are_read_as_a_loader_on_the_cpu_reads_them(tmp_path):
+    folder = checkpoints.write(tmp_path / "m")
+    (tmp_path / "c.toml").write_text(
+        f'[[model]]\nname = "m"\npath = "{folder}"\n[[model]]\nname = "away"\npath = "/nowhere"\n'
+    )
+    here, away = read_all(tmp_path / "c.toml")
+    assert here.checkpoint == checkpoint.read(folder, 4) and here.quota_bytes == 1 << 20
+    assert "does not exist" in away.error
+    (tmp_path / "c.toml").write_text("[[model]]")
+    with pytest.raises(Invalid, match="c.toml"):
+        read_all(tmp_path / "c.toml")
 
 
 def test_a_folder_that_is_no_model_is_one_clear_line(tmp_path):

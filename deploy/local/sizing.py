@@ -1,0 +1,54 @@
+"""Memory of CPU devices where the user names none: what the models of the catalogue need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deploy.local.devices import MIB
+from loader.models import Model
+from services.errors import Unavailable
+
+SMALL = ((27,), (13,))
+"""MiB of the devices that the demonstration models share: `Local.devices` says why."""
+_MORE = 1 / 8
+"""Of what models need, for the KV of several requests at once."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """Devices that were sized for models."""
+
+    mib: Sequence[Sequence[int]]
+    """MiB of each device of each group."""
+    needed_mib: int = 0
+    """MiB that the models need together; 0 for `SMALL`."""
+
+
+def sized(models: Sequence[Model], free_bytes: int) -> Sized:
+    """`SMALL` where each model alone fits its larger device. Else a group for each number of devices that models are
+    spread over, which holds all of them at once; where that would be more than half of the host's `free_bytes`, it is
+    smaller and holds each of them alone. Models with an error are left out. Raises Unavailable where the host has not
+    enough free for one of them."""
+    known = [model for model in models if model.checkpoint is not None]
+    if all(model.listed.devices == 1 and needed_mib(model) <= max(SMALL)[0] for model in known):
+        return Sized(SMALL)
+    largest = max(known, key=lambda model: needed_mib(model) * model.listed.devices)
+    most = needed_mib(largest) * largest.listed.devices
+    if most * MIB > free_bytes:
+        raise Unavailable(
+            f"{largest.listed.name} needs {most:,} MiB on the CPU, where weights and KV are float32, and the host has "
+            f"{free_bytes // MIB:,} MiB free; a smaller context_tokens in a catalogue makes its KV smaller, and "
+            "--device-mib is taken as it is"
+        )
+    spreads = sorted({model.listed.devices for model in known})
+    each = {spread: [needed_mib(model) for model in known if model.listed.devices == spread] for spread in spreads}
+    needed = sum(spread * sum(needs) for spread, needs in each.items())
+    share = min(1 + _MORE, free_bytes / 2 / (needed * MIB))
+    return Sized([[max(int(share * sum(needs)), *needs)] * spread for spread, needs in each.items()], needed)
+
+
+def needed_mib(model: Model) -> int:
+    """MiB that a model needs on each of its devices: weights, the KV of its longest request, its engine's quota."""
+    assert model.checkpoint is not None
+    return -(-(model.checkpoint.weights_bytes + model.floor_bytes + model.quota_bytes) // MIB)

@@ -1,0 +1,60 @@
+import pytest
+
+from deploy.local.sizing import SMALL, needed_mib, sized
+from loader.catalogue import Listed
+from loader.checkpoint import Checkpoint
+from loader.models import Model, Sizes
+from services.errors import Unavailable
+
+MIB = 1 << 20
+SIZES = Sizes(4, 256 << 10, MIB)
+
+
+def model(name, weights_mib, *, devices=1, context=1024, token_bytes=1024):
+    """Needs its weights, two MiB at most of KV, and one of quota."""
+    found = Checkpoint(1, "Llama", context, 1, 1, 1, 1, weights_mib * MIB, token_bytes)
+    return Model(Listed(name=name, path="/m", devices=devices), SIZES, found)
+
+
+def broken(name):
+    return Model(Listed(name=name, path="/m"), SIZES, None, "no config.json")
+
+
+def test_a_model_needs_weights_the_kv_of_its_longest_request_and_a_quota():
+    assert needed_mib(model("m", 10, context=1024 - 192)) == 12
+    assert needed_mib(model("m", 10, context=8192 - 192, token_bytes=MIB)) == 10 + 8192 + 1
+
+
+@pytest.mark.parametrize("models", [[], [broken("b")], [model("a", 10), model("b", 24), model("c", 10)]])
+def test_models_that_fit_share_the_small_devices(models):
+    found = sized(models, 1 << 40)
+    assert (found.mib, found.needed_mib) == (SMALL, 0)
+
+
+def test_one_device_holds_all_of_the_larger_ones_at_once():
+    models = [model("large", 500), model("small", 10), broken("b")]
+    found = sized(models, 1 << 40)
+    needed = sum(map(needed_mib, models[:2]))
+    ((mib,),) = found.mib
+    assert found.needed_mib == needed and needed < mib <= 1.25 * needed
+
+
+def test_models_that_are_spread_have_a_group_of_as_many_devices():
+    found = sized([model("one", 100), model("two", 50, devices=2), model("three", 60, devices=2)], 1 << 40)
+    (alone,), (first, second) = found.mib
+    assert first == second > needed_mib(model("two", 50)) + needed_mib(model("three", 60)) and alone > 100
+    assert sized([model("small", 1, devices=2)], 1 << 40).mib == [[4, 4]]
+
+
+def test_where_the_host_has_less_the_models_take_turns():
+    models = [model(name, 300) for name in "abcd"]
+    ((mib,),) = sized(models, 1000 * MIB).mib
+    assert mib == 500
+    ((mib,),) = sized(models, 400 * MIB).mib
+    assert mib == needed_mib(models[0])  # less holds none
+
+
+def test_a_model_that_the_host_cannot_hold_is_one_clear_line():
+    with pytest.raises(Unavailable, match="large needs 30,003 MiB on the CPU.*the host has 16,000 MiB free") as error:
+        sized([model("large", 30_000), model("small", 1)], 16_000 * MIB)
+    assert "\n" not in str(error.value)
