@@ -9,16 +9,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from deploy.local import sizing
-from deploy.local.devices import Group, groups, host_bytes_for_images, host_bytes_free
-from deploy.local.models import BUNDLED, named, read_all, write_catalogue
+from deploy.local import bundled, sizing
+from deploy.local.devices import groups, host_bytes_for_images, host_bytes_free
+from deploy.local.models import named, read_all, write_catalogue
 from deploy.local.processes import StartFailed, System
+from deploy.local.questions import question
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
@@ -121,7 +121,8 @@ async def main() -> int:
         state=state,
         catalogue=options.catalogue.resolve(),
         http=options.http,
-        **_devices(there),
+        devices={device: size for group in there for device, size in group.items()},
+        groups=tuple(tuple(group) for group in there),
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
@@ -133,12 +134,16 @@ async def main() -> int:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     stopping = asyncio.get_running_loop().create_task(stop.wait())
     if options.models:
-        if status := await _make_bundled(options.models, stopping):
-            return status
+        await bundled.make({named(argument)[1] for argument in options.models}, stopping)
+        if stop.is_set():
+            return 130
         local = local.with_(catalogue=state / "models.toml")
         write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
     if not local.on_gpus and options.device_mib is None:
-        local = local.with_(**_devices(_sized(local.catalogue)))
+        sized = sizing.sized(read_all(local.catalogue), host_bytes_free())
+        local = local.with_groups(groups("cpu", sized.mib))
+        if sized.needed_mib:
+            say(f"{sized}; --device-mib sets another size")
     system = System(local.processes(), state / "logs", say)
     say(f"starting; logs in {os.path.relpath(state / 'logs')}")
     began = time.monotonic()
@@ -165,45 +170,6 @@ async def main() -> int:
     return 0
 
 
-def _devices(there: list[Group]) -> dict[str, Any]:
-    """As `Local` has them."""
-    return {
-        "devices": {device: size for group in there for device, size in group.items()},
-        "groups": tuple(tuple(group) for group in there),
-    }
-
-
-def _sized(catalogue: Path) -> list[Group]:
-    """CPU devices for the models of a catalogue file."""
-    found = sizing.sized(read_all(catalogue), host_bytes_free())
-    there = groups("cpu", found.mib)
-    if found.needed_mib:
-        sizes = ", ".join(f"{device} has {_size(size or 0)}" for group in there for device, size in group.items())
-        say(f"{sizes}: the models need {_size(found.needed_mib << 20)} together; --device-mib sets another size")
-    return there
-
-
-async def _make_bundled(models: Sequence[str], stopping: asyncio.Task[bool]) -> int:
-    """Makes the folders of those models whose folders are made when they are first asked for. Returns the exit status
-    of the process that did: not 0 where it failed, and it has said why."""
-    wanted = {named(argument)[1] for argument in models}
-    for name in (name for name, folder in BUNDLED.items() if folder in wanted):
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"deploy.local.{name}"),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-        )
-        ended = asyncio.get_running_loop().create_task(child.wait())
-        await asyncio.wait([ended, stopping], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            child.terminate()
-            await ended
-            return 130
-        if ended.result():
-            return ended.result()
-    return 0
-
-
 async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
     """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever."""
 
@@ -224,13 +190,6 @@ async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
     if not warming.done():
         warming.cancel()
         await asyncio.gather(warming, return_exceptions=True)
-
-
-def _question(model: str) -> str:
-    """What the demonstration models know is one subject each."""
-    return {"llama-debian": "What is Debian?", "qwen2-python": "What is a list?"}.get(
-        model, "What is the capital of France?"
-    )
 
 
 def _size(nbytes: int) -> str:
@@ -263,11 +222,11 @@ async def _introduce(local: Local, system: System, seconds: float) -> None:
 Try, in another shell:
 
   curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{_question(first)}"}}]}}'
+    -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{question(first)}"}}]}}'
 
   curl -sN {address}/v1/chat/completions -H 'content-type: application/json' \\
     -d '{{"model": "{second}", "temperature": 0, "stream": true,
-         "messages": [{{"role": "user", "content": "{_question(second)}"}}]}}'
+         "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'
 
   {os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)} status
 

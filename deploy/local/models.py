@@ -6,21 +6,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.local.smollm2.folder import FOLDER as SMOLLM2
+from deploy.local import bundled
 from loader import catalogue, checkpoint
 from loader.config import LoaderConfig
 from loader.errors import BrokenCheckpoint
 from loader.models import Model, Sizes, read_model
 from services.errors import Invalid
 
-BUNDLED = {"smollm2": SMOLLM2}
-"""Word that stands for a folder -> the folder, which `python -m deploy.local.WORD` makes."""
-
 
 def named(argument: str) -> tuple[str, Path]:
     """("small", /models/small-1b) of "small=/models/small-1b"; without a name it is the folder's."""
     name, given, path = argument.rpartition("=")
-    folder = BUNDLED.get(path) or Path(path).expanduser().resolve()
+    folder = Path(bundled.path_of(path)).expanduser().resolve()
     return (name if given else folder.name), folder
 
 

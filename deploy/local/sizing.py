@@ -24,6 +24,10 @@ class Sized:
     needed_mib: int = 0
     """MiB that the models need together; 0 for `SMALL`."""
 
+    def __str__(self) -> str:
+        groups = ", ".join("+".join(f"{mib:,}" for mib in group) for group in self.mib)
+        return f"devices of {groups} MiB, as the models need {self.needed_mib:,} MiB together"
+
 
 def sized(models: Sequence[Model], free_bytes: int) -> Sized:
     """`SMALL` where each model alone fits its larger device. Else a group for each number of devices that models are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,11 @@ class Local:
             {"http": self.http, "placement": self.unix("placement"), "traces": self.traces, **self.gateway},
         )
         return plan
+
+    def with_groups(self, groups: Sequence[Mapping[str, int | None]]) -> Local:
+        """The same on other devices: capacity in bytes by name, for each group."""
+        devices = {device: size for group in groups for device, size in group.items()}
+        return self.with_(devices=devices, groups=tuple(tuple(group) for group in groups))
 
     def with_(self, **changes: Any) -> Local:
         return dataclasses.replace(self, **changes)

@@ -18,7 +18,7 @@ from tests.end_to_end.world import PATIENCE_S, catalogue, world
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
 MODEL = "smollm2"
-NEW = 24
+NEW = 16
 WEATHER = {
     "type": "function",
     "function": {
@@ -111,7 +111,9 @@ async def system(smollm2, prompts, tokenizer, tmp_path_factory):
     models = {MODEL: {"path": str(smollm2)}}
     listed = read_all(catalogue(tmp_path_factory.mktemp("catalogue"), "sglang", models))
     ((mib,),) = sizing.sized(listed, host_bytes_free()).mib
-    async with world("sglang", models, devices={"cpu:0": mib * MIB}, host_capacity_bytes=1 << 30) as it:
+    local = {"devices": {"cpu:0": mib * MIB}, "host_capacity_bytes": 1 << 30, "warm": 0}
+    async with world("sglang", models, **local) as it:
+        await it.complete(MODEL, TEXTS["prose"], 1)  # it comes up beside the reference
         said = {
             name: (tokenizer.decode(tokens, skip_special_tokens=True), tokens[-1] == tokenizer.eos_token_id)
             for name, tokens in zip(prompts, await reference, strict=True)
@@ -189,7 +191,7 @@ async def test_a_call_that_it_makes_by_itself_is_found(system, stream):
     else:
         (choice,) = (await client.chat.completions.create(**body)).choices
         reason, calls, content = choice.finish_reason, choice.message.tool_calls, choice.message.content
-    assert said["asked"][0].startswith('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}')
+    assert said["asked"][0].startswith('<tool_call>\n{"name": "get_weather"')
     assert reason == "tool_calls" and not content
     assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
         ("get_weather", {"city": "Paris"})

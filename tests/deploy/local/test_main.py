@@ -1,9 +1,13 @@
 import asyncio
 import fcntl
+import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.loader import checkpoints
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,3 +46,12 @@ async def test_impossible_arguments_are_one_clear_line(arguments, words):
     status, out = await start(*arguments)
     assert status != 0
     assert words in out
+
+
+async def test_models_that_the_host_cannot_hold_are_one_clear_line(tmp_path):
+    folder = checkpoints.write(tmp_path / "huge")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 30}))
+    status, out = await start("--state", str(tmp_path), "--models", str(folder))
+    assert status == 1
+    assert re.fullmatch(r"prism: huge needs [0-9,]+ MiB on the CPU.* --device-mib is taken as it is\n", out)

@@ -1,6 +1,7 @@
 import pytest
 
-from deploy.local.models import BUNDLED, named, read_all, write_catalogue
+from deploy.local.bundled import BUNDLED
+from deploy.local.models import named, read_all, write_catalogue
 from loader import catalogue, checkpoint
 from services.errors import Invalid
 from tests.loader import checkpoints
@@ -18,7 +19,7 @@ def test_a_folder_may_be_relative_or_in_the_home(monkeypatch, tmp_path):
     assert named("~/m/") == ("m", (tmp_path / "m").resolve())
 
 
-def test_a_bundled_name_stands_for_its_folder_and_a_path_never_does(monkeypatch, tmp_path):
+def test_a_word_stands_for_its_folder_and_a_path_never_does(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert named("smollm2") == ("smollm2", BUNDLED["smollm2"])
     assert named("chat=smollm2") == ("chat", BUNDLED["smollm2"])

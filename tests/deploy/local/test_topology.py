@@ -9,6 +9,12 @@ def test_configurations_survive_the_way_through_toml():
     assert tomllib.loads(to_toml(config)) == config
 
 
+def test_groups_replace_all_devices(tmp_path):
+    one, two = {"cpu:0": 5}, {"cpu:1": 7, "cpu:2": 7}
+    local = Local(state=tmp_path, catalogue=tmp_path / "c.toml").with_groups([one, two])
+    assert local.devices == one | two and local.group_names == {"cpu:0": ("cpu:0",), "cpu:1+cpu:2": ("cpu:1", "cpu:2")}
+
+
 def test_every_process_comes_after_those_it_needs(tmp_path):
     plan = Local(state=tmp_path, catalogue=tmp_path / "c.toml").processes()
     seen = set()
