@@ -150,7 +150,7 @@ class Endpoints:
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
         if asked.messages is not None:
-            prompt, field = Prompt(messages=[message.model_dump() for message in asked.messages]), "messages"
+            prompt, field = asked.conversation(asked.called()), "messages"
         else:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
         if (characters := prompt.characters) > MOST_CHARACTERS:
