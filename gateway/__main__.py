@@ -88,6 +88,8 @@ async def build(service: Service) -> None:
 
     routes.on_change(keep_ready)
     routes.on_change(metrics.Series())
+    routes.on_change(serving.tell_faults)
+    tokenizers.on_change(serving.tell_faults)
     service.spawn(
         routes.follow(follow_stream(lambda: placement.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")),
         "follow routes",

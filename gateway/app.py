@@ -118,7 +118,7 @@ class Endpoints:
             "architecture": model.architecture,
             "residency": enums.name(common_pb2.Residency, route.residency),
             "groups": [place.group for place in route.places],
-            "error": route.error or None,
+            "error": route.error or self._serving.fault(route) or None,
             "pinned": model.pinned,
             "weights_bytes": model.weights_bytes,
             "kv_bytes_per_token": model.kv_bytes_per_token,

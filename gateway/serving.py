@@ -121,6 +121,19 @@ class Serving:
         answers = sum(most if said else (min(each, UNSAID_TOKENS) for each in most))
         return await caller.hold(sum(map(len, prompts)), answers, said)
 
+    def fault(self, route: Route) -> str:
+        """Why every request for a model is refused, by anybody's word or because this gateway cannot read its
+        tokenizer; empty: it can be served."""
+        if route.faulty:
+            return route.error or "it is in error"
+        failure = self._tokenizers.failure(route.model.path, route.model.generation)
+        return f"at this gateway {failure}" if failure else ""
+
+    def tell_faults(self, *_: object) -> None:
+        """Sets the metric of models that cannot be served. To be called when routes or tokenizers have changed."""
+        for route in self.routes.all():
+            metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
+
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
         try:

@@ -15,12 +15,16 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.errors import TooMany
+from services import log
 from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 
 MOST_ASIDE = 64
 """Texts that wait for a turn aside."""
 R = TypeVar("R")
+Folder = tuple[str, int]
+"""A folder's path, and the generation of its files."""
+_log = log.get(__name__)
 
 
 class Tokenizers:
@@ -37,7 +41,20 @@ class Tokenizers:
         self._kept = kept
         self._inline_characters = inline_characters
         self._loader = loader
-        self._known: OrderedDict[tuple[str, int], asyncio.Future[Tokenizer]] = OrderedDict()
+        self._known: OrderedDict[Folder, asyncio.Future[Tokenizer]] = OrderedDict()
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called in the loop whenever a load has ended, well or not."""
+        self._listeners.append(listener)
+
+    def failure(self, path: str, generation: int) -> str:
+        """Why the last load of a folder failed; empty: it did not, or there was none."""
+        found = self._known.get((path, generation))
+        if found is None or not found.done() or found.cancelled():
+            return ""
+        error = found.exception()
+        return "" if error is None else str(error)
 
     async def get(self, path: str, generation: int) -> Tokenizer:
         """The tokenizer of a folder, loaded once for all who wait for it. Raises Unmet; the next call tries again."""
@@ -51,18 +68,27 @@ class Tokenizers:
                 return found.result()
         return await asyncio.shield(found)
 
-    def prefetch(self, folders: Iterable[tuple[str, int]]) -> None:
-        """Begins to load those that are not loaded: nobody waits for them yet, so nobody hears of a failure either."""
+    def prefetch(self, folders: Iterable[Folder]) -> None:
+        """Begins to load those that are not loaded."""
         for path, generation in folders:
             if (path, generation) not in self._known:
-                self._begin((path, generation)).add_done_callback(_seen)
+                self._begin((path, generation))
 
-    def _begin(self, key: tuple[str, int]) -> asyncio.Future[Tokenizer]:
+    def _begin(self, key: Folder) -> asyncio.Future[Tokenizer]:
+        before = self.failure(*key)
         loading = asyncio.get_running_loop().run_in_executor(self._threads, self._loader, key[0])
         self._known[key] = loading
+        loading.add_done_callback(partial(self._ended, key, before))
         while len(self._known) > self._kept:
             self._known.popitem(last=False)
         return loading
+
+    def _ended(self, key: Folder, before: str, loading: asyncio.Future[Tokenizer]) -> None:
+        why = "" if loading.cancelled() or loading.exception() is None else str(loading.exception())
+        if why and why != before:
+            _log.warning("no tokenizer for a model", folder=key[0], why=why)
+        for listener in self._listeners:
+            listener()
 
     async def run(self, characters: int, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
         """Calls `work`, in a thread when it has to do with more than a few characters."""
@@ -94,9 +120,3 @@ class Tokenizers:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _seen(loading: asyncio.Future[Tokenizer]) -> None:
-    """The next request for it tries again and reports."""
-    if not loading.cancelled():
-        loading.exception()

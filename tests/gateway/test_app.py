@@ -212,3 +212,24 @@ async def test_a_stop_token_beyond_the_vocabulary_is_refused(world: World) -> No
     await world.publish(route)
     answer = await world.complete(model="org/small", stop_token_ids=[3, 400])
     assert refusal(answer, 400)["param"] == "stop_token_ids"
+
+
+async def test_a_model_that_only_this_gateway_cannot_serve_is_listed_with_the_reason_and_counted(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "bad", template="{% if %}")
+    await world.publish(world.route(), fakes.route("bad", folder))
+    assert (await world.http.get("/v1/models/bad")).json()["error"] is None  # nobody has tried
+    answer = await world.http.post("/v1/completions", json={"model": "bad", "prompt": "a"})
+    error = refusal(answer, 503)
+    assert error["code"] == "model_error" and "chat template does not compile" in str(error["message"])
+    assert str(tmp_path) not in answer.text
+    card = (await world.http.get("/v1/models/bad")).json()
+    assert card["error"].startswith("at this gateway its chat template does not compile")
+    text = (await world.http.get("/metrics")).text
+    assert 'prism_gateway_model_unusable{model="bad"} 1.0' in text
+    assert f'prism_gateway_model_unusable{{model="{MODEL}"}} 0.0' in text
+    tokenizers.write(tokenizers.tiny(), tmp_path / "bad")
+    await world.http.post("/tokenize", json={"model": "bad", "prompt": "a"})
+    assert (await world.http.get("/v1/models/bad")).json()["error"] is None
+    assert 'prism_gateway_model_unusable{model="bad"} 0.0' in (await world.http.get("/metrics")).text
