@@ -49,7 +49,7 @@ test-gpu: env protos ## the tests that need a GPU
 
 check: env protos ## format, lint, types
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway prismctl deploy sim
+	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway tokenization prismctl deploy sim
 # What runs for half an hour on GPUs, and then not at all because of a name.
 	@$(BIN)/mypy -m benchmarks.gpu.compare -m benchmarks.gpu.compared -m benchmarks.gpu.stack -m benchmarks.sim_check
 

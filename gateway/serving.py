@@ -19,11 +19,13 @@ from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
-from gateway.tokenizer import Tokenizer, Tokenizers, TooLong
+from gateway.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.tracing import UNTRACED, Span
+from tokenization.chat import UnknownRole
+from tokenization.tokenizer import Tokenizer, TooLong
 
 
 class Serving:
@@ -78,7 +80,10 @@ class Serving:
                 await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
                 for prompt in request.prompts
             ]
-            jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
+            ends = () if request.embeds else sorted(tokenizer.end_ids)
+            jobs = [
+                job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
+            ]
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException as error:
             self.ended(count, caller)
@@ -94,6 +99,7 @@ class Serving:
                 job,
                 Answer(
                     tokenizer,
+                    before=job.token_ids,
                     stops=request.stops,
                     show_special=request.show_special,
                     finder=calls.finder(request.tools, form) if request.tools and form else None,
@@ -114,6 +120,19 @@ class Serving:
         most = (job.sampling.max_new_tokens for job in jobs)
         answers = sum(most if said else (min(each, UNSAID_TOKENS) for each in most))
         return await caller.hold(sum(map(len, prompts)), answers, said)
+
+    def fault(self, route: Route) -> str:
+        """Why every request for a model is refused, by anybody's word or because this gateway cannot read its
+        tokenizer; empty: it can be served."""
+        if route.faulty:
+            return route.error or "it is in error"
+        failure = self._tokenizers.failure(route.model.path, route.model.generation)
+        return f"at this gateway {failure}" if failure else ""
+
+    def tell_faults(self, *_: object) -> None:
+        """Sets the metric of models that cannot be served. To be called when routes or tokenizers have changed."""
+        for route in self.routes.all():
+            metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
 
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
@@ -145,6 +164,8 @@ class Serving:
         except TooLong as error:
             text = f"The prompt has {error}; the model's context is {most}."
             raise BadField(text, field, "context_length_exceeded") from None
+        except UnknownRole as error:
+            raise BadField(str(error), f"{field}[{error.index}].role") from None
         except Invalid as error:
             raise BadField(str(error), field) from None
 
@@ -191,8 +212,11 @@ class Serving:
         caller.leave_in_flight(count)
         self._count(-count)
 
-    def _jobs(self, request: Request, route: Route, index: int, ids: Sequence[int], span: Span) -> list[Job]:
-        """The jobs of one prompt, checked against its model."""
+    def _jobs(
+        self, request: Request, route: Route, index: int, ids: Sequence[int], ends: Sequence[int], span: Span
+    ) -> list[Job]:
+        """The jobs of one prompt, checked against its model. `ends`: what else ends an answer, as in SGLang's own
+        server, whose scheduler knows the tokenizer; engines here know config.json."""
         model = route.model
         room = _room(request, model, ids)
         unknown = [id for id in request.sampling.stop_token_ids if id < 0 or id >= model.vocab_size > 0]
@@ -221,6 +245,11 @@ class Serving:
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(asked)
             sampling.max_new_tokens = 1 if request.embeds else min(limit or room, room)
+            sampling.stop_token_ids.extend(
+                end
+                for end in ends
+                if end not in asked.stop_token_ids and (not model.vocab_size or end < model.vocab_size)
+            )
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
