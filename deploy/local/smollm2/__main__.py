@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def main() -> int:
         "folder", type=Path, nargs="?", default=folder.FOLDER, help="where it is to be (default %(default)s)"
     )
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half made is removed on the way out
 
     def say(text: str) -> None:
         print(f"prism: smollm2: {text}", file=sys.stderr, flush=True)
