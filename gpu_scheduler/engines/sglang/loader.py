@@ -143,10 +143,24 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
-    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own."""
+    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own. Raises
+    BrokenModel, on all ranks, where they are made for fewer positions than the catalogue's context has."""
     instance = current.instance()
+    context = instance.load.model.context_tokens
+    made = min((len(table) for table in _rope_tables(model)), default=context)
+    if made < context:
+        # What SGLang adds to them is of another kind.
+        raise BrokenModel(f"its context is {context} tokens by the catalogue, its rotary embedding is made for {made}")
     reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
     instance.bind_weights(model, copy=copy)
+
+
+def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Those of rotary embeddings, with a row for each position."""
+    for module in model.modules():
+        for name in ("cos_sin_cache", "long_cos_sin_cache"):
+            if isinstance(table := getattr(module, name, None), torch.Tensor):
+                yield table
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
