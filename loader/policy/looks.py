@@ -29,12 +29,15 @@ class Looks:
         self._pauses.forget(name)
         self._due.pop(name, None)
 
-    def due(self, now: float) -> list[str]:
-        """Those whose time has come."""
-        return [name for name, at in self._due.items() if at <= now]
+    def take_due(self, now: float) -> list[str]:
+        """Those whose time has come. They are looked at now, and due again when that has failed."""
+        due = [name for name, at in self._due.items() if at <= now]
+        for name in due:
+            del self._due[name]
+        return due
 
     def next_at(self) -> float:
-        """When the first one is due; +inf: none is."""
+        """When the first one is due; +inf: none will be."""
         return min(self._due.values(), default=inf)
 
     def pause_s(self, name: str) -> float:
