@@ -57,7 +57,9 @@ class LoaderClient:
         request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
         return await self._call(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
 
-    async def look(self, name: str, *, thorough: bool = False, timeout_s: float | None = None) -> loader_pb2.Entry:
+    async def look(
+        self, name: str, *, thorough: bool = False, timeout_s: float | None = None
+    ) -> loader_pb2.LookResponse:
         """A model of the catalogue as its files are now, read again where they are not what they were, and with
         `thorough` in any case. Raises NotFound."""
         request = loader_pb2.LookRequest(model=name, thorough=thorough)

@@ -70,7 +70,7 @@ class Looking:
         before = self._known.get(name)
         self._under_way.add(name)
         try:
-            found = await self._models.look(name)
+            found = (await self._models.look(name)).model
         except NotFound:
             return
         finally:

@@ -20,7 +20,7 @@ from loader.errors import BrokenCheckpoint, PassingFault
 from loader.policy.floor import floor_bytes
 from protos import keeper_pb2
 from services import log
-from services.errors import Exists, NotFound, Unmet
+from services.errors import Exists, NotFound, Unavailable, Unmet
 
 _log = log.get(__name__)
 _LOOKS_AT_ONCE = 4
@@ -90,22 +90,31 @@ def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
     return Model(listed, sizes, found, "", added)
 
 
-def look_again(model: Model, thorough: bool) -> Model:
+@dataclass(frozen=True)
+class Looked:
+    """What a look at a model's files has shown."""
+
+    model: Model
+    changed: bool = False
+    """They are whole, and others than those that the model was read from."""
+
+
+def look_again(model: Model, thorough: bool) -> Looked:
     """The same model where its files are what they were, and as well as they were: by their names, sizes and times, or,
     if it is to be `thorough`, by reading. Else as they are now, but that files which have changed and are whole change
     nothing: a catalogue says what it was read from. Blocks on the file system."""
     now = _generation(model.listed)
     if not thorough:
         if not model.error and now == model.generation:
-            return model
+            return Looked(model)
         if model.error and not model.may_pass and now == model.seen:
-            return model
+            return Looked(model)
     found = read_model(model.listed, model.sizes, model.added)
     if not found.error:
-        return found if model.error else model
+        return Looked(found) if model.error else Looked(model, found.generation != model.generation)
     if found.may_pass:  # its image, if there is one, stays its image
         found = replace(found, checkpoint=model.checkpoint)
-    return replace(found, reading=model.reading)
+    return Looked(replace(found, reading=model.reading))
 
 
 def _generation(listed: Listed) -> int:
@@ -175,21 +184,22 @@ class Models:
         return model
 
     async def check_unchanged(self, name: str) -> None:
-        """Raises Unmet where the files of a model are others than those that the catalogue speaks of, or cannot be
-        told, and NotFound."""
+        """Raises Unmet where the files of a model are others than those that the catalogue speaks of, Unavailable where
+        they cannot be told now, NotFound."""
         model = self.get(name)
         now = await asyncio.to_thread(_generation, model.listed)
         if not now:
-            raise Unmet(f"the files of {name} cannot be read now, and may be others than the catalogue's")
+            raise Unavailable(f"the files of {name} cannot be read now, and may be others than the catalogue's")
         if now != model.generation:
             raise Unmet(f"the files of {name} have changed since the catalogue was read, which has to be reloaded")
 
-    async def look(self, name: str, thorough: bool = False) -> Model:
+    async def look(self, name: str, thorough: bool = False) -> Looked:
         """The model as its files are now (`look_again`), which the catalogue has then. Raises NotFound."""
         before = self.get(name)
-        found = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
+        looked = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
+        found = looked.model
         if found == before or self._models.get(name) is not before:
-            return self.get(name)  # nothing is new, or it was read otherwise meanwhile
+            return replace(looked, model=self.get(name))  # nothing is new, or it was read otherwise meanwhile
         if not found.error:
             found = replace(found, reading=next(self._readings))
             _log.info("model can be served again", model=name, path=found.listed.path)
@@ -197,7 +207,7 @@ class Models:
             _log.warning("model cannot be served", model=name, path=found.listed.path, why=found.error)
         self._models[name] = found
         self._on_change()
-        return found
+        return Looked(found)
 
     async def inspect(self, listed: Listed) -> Model:
         """What adding it would give; nothing changes. Raises BrokenCheckpoint."""

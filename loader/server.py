@@ -17,7 +17,7 @@ from loader.models import Models
 from loader.pins import Pins
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services import log
-from services.errors import NotFound, Unmet
+from services.errors import Unmet
 from services.watch import Watched
 
 NAME = "prism.loader.v1.Loader"
@@ -61,12 +61,9 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         under_way = map(wire.under_way, self._jobs.of(told.name))
         return loader_pb2.Inspection(model=spec, entry=self._entry(told.name), under_way=under_way)
 
-    async def Look(self, request: loader_pb2.LookRequest, context: Any) -> loader_pb2.Entry:
-        await self._models.look(request.model, request.thorough)
-        entry = self._entry(request.model)
-        if entry is None:
-            raise NotFound(f"{request.model} was removed meanwhile")
-        return entry
+    async def Look(self, request: loader_pb2.LookRequest, context: Any) -> loader_pb2.LookResponse:
+        looked = await self._models.look(request.model, request.thorough)
+        return loader_pb2.LookResponse(entry=self._entry(request.model), changed=looked.changed)
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
         return wire.model_spec(await self._models.add(wire.listed(request.model), wire.change(request.change)))

@@ -87,7 +87,7 @@ async def test_one_that_goes_away_later_keeps_its_generation_and_comes_back_with
     await catalogue.list("m")
     before = catalogue.models.get("m")
     catalogue.away()
-    found = await catalogue.models.look("m")
+    found = (await catalogue.models.look("m")).model
     assert (found.error, found.may_pass, found.generation) == (GONE, True, before.generation)
     assert found.context_tokens == before.context_tokens and catalogue.state() == (GONE, 1.0)
     await catalogue.at(1.0)
@@ -144,8 +144,9 @@ async def test_whole_files_that_have_changed_change_nothing_before_a_reload(cata
     await catalogue.list("m")
     before = catalogue.models.get("m")
     checkpoints.change_config(catalogue.volume / "m", max_position_embeddings=32)
-    assert await catalogue.models.look("m") is before
-    assert await catalogue.models.look("m", thorough=True) is before
+    for thorough in (False, True):
+        looked = await catalogue.models.look("m", thorough)
+        assert looked.model is before and looked.changed
 
 
 async def test_what_only_reading_shows_is_found_by_a_thorough_look(catalogue):
@@ -156,8 +157,8 @@ async def test_what_only_reading_shows_is_found_by_a_thorough_look(catalogue):
         file.seek(8)
         file.write(b"?")
     os.utime(weights, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert not (await catalogue.models.look("m")).error
-    assert "its header is not JSON" in (await catalogue.models.look("m", thorough=True)).error
+    assert not (await catalogue.models.look("m")).model.error
+    assert "its header is not JSON" in (await catalogue.models.look("m", thorough=True)).model.error
 
 
 async def test_adding_it_again_removing_it_and_reloading_end_the_looks_for_what_was(catalogue):

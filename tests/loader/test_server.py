@@ -89,10 +89,10 @@ async def test_a_reload_shows_changed_and_broken_checkpoints_and_serves_the_othe
 
 async def test_a_folder_that_goes_away_is_told_when_it_is_looked_at_and_noticed_by_itself_when_it_is_back(node):
     before = await node.entry("a")
-    assert (await node.client.look("a")) == before and before.reading
+    assert (await node.client.look("a")).entry == before and before.reading
     folder = node.folder / "models" / "a"
     folder.rename(folder.with_name("away"))
-    entry = await node.client.look("a")
+    entry = (await node.client.look("a")).entry
     assert (entry.error, entry.retry_s) == ("its folder does not exist", 1.0)
     assert entry.model == before.model and entry == await node.entry("a")
     await node.until(lambda catalogue: catalogue.entries[0].retry_s > 1.0)

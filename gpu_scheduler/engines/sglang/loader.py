@@ -23,6 +23,7 @@ from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
+from gpu_scheduler.engines.sglang.faults import fault
 from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.options import Options, one_line
 from gpu_scheduler.engines.sglang.random_weights import checkpoint
@@ -41,6 +42,7 @@ REFUSALS = (
     AssertionError,
     RuntimeError,
     ImportError,
+    MemoryError,
     SafetensorError,
 )
 """What SGLang and its libraries raise for a file that is cut short, a wrong shape, an unknown architecture."""
@@ -48,13 +50,13 @@ REFUSALS = (
 
 @contextmanager
 def blame(path: str) -> Iterator[None]:
-    """Errors inside are the model's fault, unless memory was missing."""
+    """Errors inside are the model's fault or the host's (`faults`), unless memory of the device was missing."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise NoMemory(f"{path}: {one_line(error)}") from error
+        raise NoMemory(one_line(error)) from error
     except REFUSALS as error:
-        raise BrokenModel(f"{path}: {one_line(error)}") from error
+        raise fault(error, path) from error
 
 
 class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
