@@ -104,6 +104,8 @@ class Activation:
             return ""
         if self._loader is None:
             return "this group has no loader, which would make it"
+        if resident.saving is not None:
+            return "it is being made"
         return resident.no_image or "none was made of its weights yet"
 
     async def check_files(self, resident: Resident, thorough: bool = False) -> None:
