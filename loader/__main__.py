@@ -23,6 +23,7 @@ from loader.looking import Looking
 from loader.models import Model, Models, Sizes
 from loader.pins import Pins
 from loader.server import NAME, LoaderServicer
+from loader.text_trials import TextTrials
 from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
 from services import log
@@ -77,7 +78,9 @@ async def build(service: Service) -> None:
         disk.write_soon(image)
 
     keeper = KeeperClient(config.keeper, OWNER)
-    models = Models(sizes, changed, keeper)
+    texts = TextTrials()
+    service.on_stop(texts.close)
+    models = Models(sizes, changed, keeper, text_fault=texts.fault)
     looking = Looking(models, time.monotonic, changed)
     pinned = Pins(keeper, changed)
     transfers = Transfers(config.copy_devices, busy.look)

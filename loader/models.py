@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +18,9 @@ from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
 from loader.errors import BrokenCheckpoint, PassingFault
 from loader.policy.floor import floor_bytes
+from loader.text_trials import TextFault
 from protos import keeper_pb2
-from services import log
+from services import log, tasks
 from services.errors import Exists, NotFound, Unavailable, Unmet
 
 _log = log.get(__name__)
@@ -148,11 +149,14 @@ class Models:
         on_change: Callable[[], None],
         keeper: KeeperClient,
         readings: Iterator[int] | None = None,
+        text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
     ) -> None:
-        """`readings`: numbers of readings; those of two processes must differ. Left out: from the time of day."""
+        """`readings`: numbers of readings; those of two processes must differ. Left out: from the time of day.
+        `text_fault`: see TextTrials; left out: tokenizers and chat templates are not tried."""
         self._sizes = sizes
         self._on_change = on_change
         self._keeper = keeper
+        self._text_fault = text_fault
         self._models: dict[str, Model] = {}
         self._changes: dict[str, int] = {}
         """Names whose last change was a call, with its number: models that were added, and what was removed."""
@@ -197,7 +201,7 @@ class Models:
         """The model as its files are now (`look_again`), which the catalogue has then. Raises NotFound."""
         before = self.get(name)
         looked = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
-        found = looked.model
+        found = await self._tried(looked.model) if before.error else looked.model
         if found == before or self._models.get(name) is not before:
             return replace(looked, model=self.get(name))  # nothing is new, or it was read otherwise meanwhile
         if not found.error:
@@ -209,9 +213,29 @@ class Models:
         self._on_change()
         return Looked(found)
 
+    async def _tried(self, model: Model) -> Model:
+        """The model; in error where its files are whole and its tokenizer, chat template or configuration cannot be
+        used."""
+        if model.error or self._text_fault is None:
+            return model
+        fault = await self._text_fault(model.listed.path, model.generation)
+        if fault is None:
+            return model
+        seen = model.generation
+        return replace(model, checkpoint=None, error=fault.why, may_pass=fault.may_pass, seen=seen)
+
+    async def _try_all(self, models: Sequence[Model]) -> None:
+        """Of a whole catalogue, whose models are served meanwhile: each takes a second."""
+        for model in models:
+            found = await self._tried(model)
+            if found is not model and self._models.get(model.listed.name) is model:
+                _log.warning("model cannot be served", model=model.listed.name, path=model.listed.path, why=found.error)
+                self._models[model.listed.name] = found
+                self._on_change()
+
     async def inspect(self, listed: Listed) -> Model:
         """What adding it would give; nothing changes. Raises BrokenCheckpoint."""
-        model = await asyncio.to_thread(read_model, listed, self._sizes)
+        model = await self._tried(await asyncio.to_thread(read_model, listed, self._sizes))
         if model.error:
             raise (PassingFault if model.may_pass else BrokenCheckpoint)(model.error)
         return model
@@ -307,7 +331,9 @@ class Models:
         for model in models:
             if model.error:
                 _log.warning("model cannot be served", model=model.listed.name, path=model.listed.path, why=model.error)
-        return {model.listed.name: replace(model, reading=next(self._readings)) for model in models}
+        read = {model.listed.name: replace(model, reading=next(self._readings)) for model in models}
+        tasks.spawn(self._try_all(list(read.values())), "try the catalogue's tokenizers")
+        return read
 
     def everything(self) -> Iterable[Kept]:
         """For a keeper that came back empty."""
