@@ -263,33 +263,41 @@ class Part:
             "kv_bytes_per_token": headers.kv_bytes_per_token,
             "sglang_flags": [Path(each).name if each.startswith("/") else each for each in said],
         }
+        await asyncio.gather(self._start_prism(things, headers), self._start_sglang(things, said))
+        if not self._sides:
+            raise RuntimeError(f"neither server was started: {self._failed}")
+
+    async def _start_prism(self, things: contextlib.AsyncExitStack, headers: checkpoint.Checkpoint) -> None:
         began = time.monotonic()
-        theirs = {variable: str(path) for variable, path in cache_folders(given.caches, SGLANG).items()}
-        stock = await things.enter_async_context(
-            stock_server.server(free_port(), said, theirs, self._work / "sglang.log")
-        )
-        self._roots[SGLANG] = [stock.process.pid]
         try:
             self._at = await things.enter_async_context(self._prism(headers))
             self._roots[PRISM] = [running.pid for running in self._at.system.running.values()]
             async with asyncio.timeout(_UP_S):
                 await stack.first_answer(self._at, self._name)
-            self._about["prism_up_s"] = round(time.monotonic() - began, 1)
-            say(f"Prism answers after {self._about['prism_up_s']} s")
-            self._sides[PRISM] = Side(PRISM, self._at.base)
-        except Exception as error:  # of whatever process: the other is measured all the same
+        except Exception as error:  # of whatever process: SGLang is measured all the same
             traceback.print_exc()
             self._failed[PRISM] = f"was not started: {error!r}"
+            return
+        self._came_up(PRISM, self._at.base, began)
+
+    async def _start_sglang(self, things: contextlib.AsyncExitStack, said: Sequence[str]) -> None:
+        began = time.monotonic()
+        caches = {variable: str(path) for variable, path in cache_folders(self._given.caches, SGLANG).items()}
+        started = stock_server.server(free_port(), said, caches, self._work / "sglang.log")
+        stock = await things.enter_async_context(started)
+        self._roots[SGLANG] = [stock.process.pid]
         try:
-            await stock.up(max(1.0, _UP_S - (time.monotonic() - began)))
-            self._about["sglang_up_s"] = round(time.monotonic() - began, 1)
-            say(f"SGLang is up, {self._about['sglang_up_s']} s after both were begun")
-            self._sides[SGLANG] = Side(SGLANG, stock.base)
+            await stock.up(_UP_S)
         except stock_server.StartFailed as error:
             print(error, flush=True)
             self._failed[SGLANG] = "was not started"
-        if not self._sides:
-            raise RuntimeError(f"neither server was started: {self._failed}")
+            return
+        self._came_up(SGLANG, stock.base, began)
+
+    def _came_up(self, name: str, base: str, began: float) -> None:
+        self._sides[name] = Side(name, base)
+        self._about[f"{name}_up_s"] = round(time.monotonic() - began, 1)
+        say(f"{name} is up after {self._about[f'{name}_up_s']} s")
 
     @contextlib.asynccontextmanager
     async def _prism(self, headers: checkpoint.Checkpoint) -> AsyncIterator[World]:
@@ -422,7 +430,9 @@ class Part:
             row["cpu"] = cpu_watch.busy(before, cpu_watch.snapshot(threads=True), seconds, self._roots)
             if done["status"]:
                 raise RuntimeError(f"bench_serving ended with status {done['status']}: {_last_line(log_of)}")
-            row |= {"client_cpu_s": round(done["cpu_s"], 2), **bench_serving.result(to.read_text())}
+            row |= bench_serving.result(to.read_text())
+            # Near one the client, which is a single thread, is what bounds the figures of both sides.
+            row["client_cores"] = round(done["cpu_s"] / row["duration"], 3)
             if not row["completed"]:
                 raise RuntimeError(f"no request was answered: {row['errors']}")
             shown = " ".join(f"{measure} {row[key]:.2f};" for measure, key in MEASURES.items())

@@ -93,14 +93,17 @@ async def warm(at: World, models: Sequence[Model], at_once: int) -> None:
 
 
 async def first_answer(at: World, name: str) -> None:
-    """A few tokens of a model that may have to be brought up for them. Raises RuntimeError where it cannot be."""
+    """A few tokens of a model that may have to be brought up for them, however long that takes. Raises RuntimeError
+    where it cannot be."""
     body = {"model": name, "prompt": list(range(10, 42)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
     while True:
-        async with at.http.post(f"{at.base}/v1/completions", json=body) as answer:
-            if answer.status == 200:
-                return
-            if answer.status not in (429, 503):
-                raise RuntimeError(f"{name}: {await answer.text()}")
+        # Where kernels are compiled first it may take longer than the client waits for an answer.
+        with contextlib.suppress(TimeoutError):
+            async with at.http.post(f"{at.base}/v1/completions", json=body) as answer:
+                if answer.status == 200:
+                    return
+                if answer.status not in (429, 503):
+                    raise RuntimeError(f"{name}: {await answer.text()}")
         await asyncio.sleep(0.5)
 
 

@@ -13,6 +13,7 @@
 # MORE="--rehearse ..." are arguments after all others. An archive made by zstd needs its program and liblz4.so.1 in /tmp/c.
 set -eu
 IN=${IN:-/tmp/in} PARTS=${PARTS:-/tmp/b} TOOLS=${TOOLS:-/tmp/c}
+WORK=${WORK:-/tmp} # checkpoints and compiled kernels, 30 GB
 export SRC=${SRC:-/tmp/src} SITE=${SITE:-/tmp/site} RESULTS=${RESULTS:-/tmp/results}
 ENDS_S=${ENDS_S:-1170} # after `first`
 SELF=$SRC/benchmarks/gpu/offline/http.sh
@@ -27,7 +28,7 @@ measured() {
     if [ "$limit" -lt 120 ]; then echo "== $name: no time left" && return; fi
     # Stopping both servers takes seconds, after which the results are written once more.
     TAIL=40 bench "http_$name" "$limit" http_beside_sglang --rounds "$rounds" --limit-s $((limit - 40)) \
-        --folders /tmp/models --caches /tmp/caches "$@" ${MORE:-}
+        --folders "$WORK/models" --caches "$WORK/caches" "$@" ${MORE:-}
 }
 
 case $1 in
@@ -56,7 +57,7 @@ case $1 in
             what=${word%%:*} rounds=${word#*:}
             case $what in
                 fresh) [ "$rounds" != "$word" ] || rounds=2
-                    rm -rf /tmp/caches
+                    rm -rf "$WORK/caches"
                     measured fresh 330 "$rounds" --models 8b --loads 16,32 --fresh ;;
                 8b) [ "$rounds" != "$word" ] || rounds=4
                     measured 8b 800 "$rounds" --models 8b ;;
