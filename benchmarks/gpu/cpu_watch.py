@@ -169,7 +169,8 @@ def files(folders: Mapping[str, Path]) -> dict[str, list[int]]:
 
 class Watch:
     """Looks about so often while the block runs: who was busy, and every compiler that it saw. A look takes some
-    milliseconds of a core; a compiler that ends between two of them is in its parent's `ended_children_cores` alone."""
+    milliseconds of a core; a compiler that ends between two of them is in its parent's `ended_children_cores` alone.
+    Times are seconds since the epoch."""
 
     def __init__(self, roots: Mapping[str, list[int]], every_s: float = 0.5) -> None:
         self._roots = roots
@@ -179,7 +180,6 @@ class Watch:
         self.compilers: list[dict[str, Any]] = []
 
     async def __aenter__(self) -> Self:
-        self._began = time.monotonic()
         self._looking = tasks.spawn(self._look(), "cpu watch")
         return self
 
@@ -188,22 +188,18 @@ class Watch:
     ) -> None:
         await tasks.cancel(self._looking)
 
-    @property
-    def at_s(self) -> float:
-        """Since it began."""
-        return round(time.monotonic() - self._began, 2)
-
     async def _look(self) -> None:
         known: set[tuple[int, int]] = set()
-        before, at = snapshot(), time.monotonic()
+        before, began = snapshot(), time.monotonic()
         while True:
             await asyncio.sleep(self._every_s)
             after, now = snapshot(), time.monotonic()
-            rows = busy(before, after, now - at, self._roots, least=0.05)
+            rows = busy(before, after, now - began, self._roots, least=0.05)
             shown = [[row["side"], row["process"], row["cores"], row["ended_children_cores"]] for row in rows]
-            self.rows.append({"at_s": self.at_s, "busy": shown})
+            at_s = round(time.time(), 2)
+            self.rows.append({"at_s": at_s, "busy": shown})
             for who, row in compilers(after, self._roots).items():
                 if who not in known:
                     known.add(who)
-                    self.compilers.append({"at_s": self.at_s, **row})
-            before, at = after, now
+                    self.compilers.append({"at_s": at_s, **row})
+            before, began = after, now

@@ -418,7 +418,7 @@ class Part:
     async def _window(self, side: Side, each: Load, drawn: int, number: int, *, warm_up: bool = False) -> None:
         """Its row, whatever came of it."""
         row: dict[str, Any] = {"side": side.name, "load": each.name, "round": number, "seed": drawn}
-        row |= {"warm_up": warm_up, "at_s": round(time.monotonic() - self._given.began, 1)}
+        row |= {"warm_up": warm_up, "at_s": round(time.time(), 2)}  # since the epoch, as logs have it
         to, log_of = self._work / "window.jsonl", self._work / f"{side.name}-bench.log"
         to.unlink(missing_ok=True)
         lengths = (self._given.input, self._given.output)
@@ -427,6 +427,7 @@ class Part:
         try:
             done = await self._client.ask(said, log_of, each.asking_s + (300.0 if self._on_cpu else 60.0))
             seconds = time.monotonic() - began
+            row["seconds"] = round(seconds, 2)
             row["cpu"] = cpu_watch.busy(before, cpu_watch.snapshot(threads=True), seconds, self._roots)
             if done["status"]:
                 raise RuntimeError(f"bench_serving ended with status {done['status']}: {_last_line(log_of)}")
