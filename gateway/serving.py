@@ -62,7 +62,7 @@ class Serving:
         caller.check_model(request.model)
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
-            raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
+            raise route.fault
         embedding.check(request, route.model)
         count = len(request.prompts) * request.choices
         grammars.check(request.sampling, count)

@@ -8,6 +8,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from services import log, tasks
 from services.line_process import LineProcess
@@ -23,6 +24,15 @@ Folder = tuple[str, int]
 """A folder's path, and the generation of its files."""
 
 
+@dataclass(frozen=True)
+class TextFault:
+    """Why the text of a model cannot be used: one line without the path of its folder."""
+
+    why: str
+    may_pass: bool = False
+    """Whether the same files may do later."""
+
+
 class TextTrials:
     """Tries folders one after the other. Its process lives while there are some to try."""
 
@@ -31,12 +41,11 @@ class TextTrials:
         self._process: LineProcess | None = None
         self._turn = asyncio.Lock()
         self._waiting = 0
-        self._known: dict[Folder, str] = {}
-        """Verdicts, that of the longest ago at the front."""
+        self._known: dict[Folder, TextFault | None] = {}
+        """Verdicts that stay with the files, that of the longest ago at the front."""
 
-    async def verdict(self, path: str, generation: int) -> str:
-        """Why the folder's text cannot be used, in one line without its path; empty when it can, or could not be
-        tried."""
+    async def fault(self, path: str, generation: int) -> TextFault | None:
+        """What is wrong with the text of a folder; None when it can be used, or could not be tried."""
         # Who waits may be cancelled; what was begun is somebody else's next answer.
         return await asyncio.shield(tasks.spawn(self._in_turn((path, generation)), "try a tokenizer"))
 
@@ -45,37 +54,39 @@ class TextTrials:
         if process is not None:
             await process.stop()
 
-    async def _in_turn(self, folder: Folder) -> str:
+    async def _in_turn(self, folder: Folder) -> TextFault | None:
         self._waiting += 1
         try:
             async with self._turn:
-                found = self._known.pop(folder, None)
-                if found is None:
+                if folder in self._known:
+                    self._known[folder] = self._known.pop(folder)
+                    return self._known[folder]
+                try:
                     found = await self._tried(folder[0])
-                if found is None:
-                    return ""
-                self._known[folder] = found
-                while len(self._known) > _KNOWN:
-                    del self._known[next(iter(self._known))]
+                except (OSError, TimeoutError) as error:
+                    _log.warning("tokenizers cannot be tried", why=str(error) or type(error).__name__)
+                    return None
+                if found is None or not found.may_pass:
+                    self._known[folder] = found
+                    while len(self._known) > _KNOWN:
+                        del self._known[next(iter(self._known))]
                 return found
         finally:
             self._waiting -= 1
             if not self._waiting:
                 await self.close()
 
-    async def _tried(self, path: str) -> str | None:
-        """None: it could not be tried. A folder at which the process dies is that folder's fault."""
+    async def _tried(self, path: str) -> TextFault | None:
+        """Raises OSError, TimeoutError where the process cannot be started. What it does at a folder is that folder's
+        fault, though a slow disk or short memory may be behind it."""
+        if self._process is None or not self._process.alive:
+            self._process = await LineProcess.start(self._command, START_S)
         try:
-            if self._process is None or not self._process.alive:
-                self._process = await LineProcess.start(self._command, START_S)
-        except (OSError, TimeoutError) as error:
-            _log.warning("tokenizers cannot be tried", why=str(error) or type(error).__name__)
-            return None
-        try:
-            return str(json.loads(await self._process.ask(json.dumps(path).encode(), ANSWER_S)))
+            why, may_pass = json.loads(await self._process.ask(json.dumps(path).encode(), ANSWER_S))
+            return TextFault(why, may_pass) if why else None
         except TimeoutError:
-            why = f"its tokenizer cannot be read within {ANSWER_S:.0f} s"
+            found = TextFault(f"its tokenizer cannot be read within {ANSWER_S:.0f} s", may_pass=True)
         except OSError:
-            why = "its tokenizer ends the process that reads it"
+            found = TextFault("its tokenizer ends the process that reads it", may_pass=True)
         await self.close()
-        return why
+        return found

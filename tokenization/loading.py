@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -25,6 +26,10 @@ _importing = threading.Lock()
 filled."""
 
 
+class UnreadableNow(Unmet):
+    """The folder cannot be read at the moment: a volume is away, memory or descriptors are short."""
+
+
 def without_torch() -> None:
     """Lets transformers believe that torch is not installed, for the whole process. A process that runs no model saves
     three seconds of its start and 260 MiB of its memory by it. To be called before transformers is imported."""
@@ -34,8 +39,8 @@ def without_torch() -> None:
 
 def load(path: str) -> Tokenizer:
     """The tokenizer of the folder at `path`. Takes about a second. Raises Unmet, in one line that does not name the
-    folder, when it has none that can be used: none that can be read, one whose chat template does not compile, or one
-    that does other than its tokenizer.json."""
+    folder, when it has none that can be used: none that can be read (UnreadableNow where that may pass), one whose chat
+    template does not compile, or one that does other than its tokenizer.json."""
     folder = Path(path)
     try:
         found = _load(folder)
@@ -46,7 +51,7 @@ def load(path: str) -> Tokenizer:
     except BaseException as error:  # the libraries raise all kinds at a broken file, Rust's panics among them
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise Unmet(f"its tokenizer cannot be used: {_why(folder, error)}") from error
+        raise _fault(error)(f"its tokenizer cannot be used: {_why(folder, error)}") from error
     if difference:
         raise Unmet(f"its tokenizer cannot be used: {difference}")
     # Transformers and vocabularies are some hundred thousand objects that stay: walking them in every full collection
@@ -58,14 +63,14 @@ def load(path: str) -> Tokenizer:
 def check_config(path: str) -> None:
     """Raises Unmet, in one line, for a config.json that transformers, and so SGLang, cannot read."""
     if not Path(path).is_dir():
-        raise Unmet("its folder is not there")
+        raise UnreadableNow("its folder is not there")
     with _importing:
         from transformers import AutoConfig
 
     try:
         AutoConfig.from_pretrained(path, local_files_only=True)
     except Exception as error:
-        raise Unmet(f"its config.json cannot be used: {_line(Path(path), error)}") from error
+        raise _fault(error)(f"its config.json cannot be used: {_line(Path(path), error)}") from error
 
 
 def settings(folder: Path) -> Mapping[str, Any]:
@@ -82,7 +87,7 @@ def settings(folder: Path) -> Mapping[str, Any]:
 def _load(folder: Path) -> Any:
     """A tokenizer of transformers."""
     if not folder.is_dir():
-        raise Unmet("its folder is not there")
+        raise UnreadableNow("its folder is not there")
     if (folder / "tekken.json").is_file() and not (folder / "tokenizer.json").is_file():
         raise Unmet("its tokenizer is a tekken.json alone, which is not supported: add the checkpoint's tokenizer.json")
     with _importing:
@@ -102,6 +107,16 @@ def _load(folder: Path) -> Any:
                 tokenizer = kind.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
     repairs.mend(tokenizer, folder, told)
     return tokenizer
+
+
+def _fault(error: BaseException) -> type[Unmet]:
+    """Whose fault it is, by what was raised first: libraries make other kinds of it on the way up."""
+    seen = {id(error)}
+    while (before := error.__cause__ or error.__context__) is not None and id(before) not in seen:
+        seen.add(id(before))
+        error = before
+    passes = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in (None, errno.ENOENT))
+    return UnreadableNow if passes else Unmet
 
 
 def _why(folder: Path, error: BaseException) -> str:

@@ -127,8 +127,9 @@ async def main() -> int:
         log_level=options.log_level,
         traces=options.traces,
     )
+    local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
-        local = local.with_(engines=_GPU_ENGINES, host_capacity_bytes=host_bytes_for_images())
+        local = local.with_(engines=_GPU_ENGINES)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from pathlib import Path
@@ -12,7 +13,7 @@ from services.errors import Unmet
 from tests.gateway import tokenizers
 from tests.tokenization import folders
 from tokenization import trial
-from tokenization.loading import load
+from tokenization.loading import UnreadableNow, load
 
 
 @pytest.mark.parametrize(
@@ -43,9 +44,22 @@ def test_a_folder_without_a_usable_tokenizer_says_why_in_one_line_without_its_pl
     assert "\n" not in str(refused.value)
 
 
-def test_a_folder_that_is_away_is_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(Unmet, match="folder is not there"):
+def test_a_folder_that_is_away_is_said_to_be_and_may_be_back(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableNow, match="folder is not there"):
         load(str(tmp_path / "away"))
+    assert trial.verdict(str(tmp_path / "away")) == ("its folder is not there", True)
+
+
+def test_a_file_that_cannot_be_read_now_is_no_broken_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
+
+    def fails(path: Path, *_: object, **__: object) -> str:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "read_text", fails)
+    with pytest.raises(UnreadableNow, match="Input/output error") as refused:
+        load(str(folder))
+    assert str(tmp_path) not in str(refused.value)
 
 
 def test_a_class_that_reads_a_file_otherwise_is_told_which_text_it_breaks(tmp_path: Path) -> None:
@@ -87,8 +101,8 @@ def test_ends_are_the_tokenizers_and_those_that_sglang_adds(tmp_path: Path) -> N
 
 def test_a_trial_names_what_cannot_be_used(tmp_path: Path) -> None:
     good = folders.write(tmp_path / "good", tokenizers.byte_level, {})
-    assert trial.verdict(str(good)) == ""
+    assert trial.verdict(str(good)) == ("", False)
     broken = folders.write(tmp_path / "broken", tokenizers.byte_level, {}, template="{% if %}")
-    assert trial.verdict(str(broken)).startswith("its chat template does not compile, line 1: ")
+    assert trial.verdict(str(broken))[0].startswith("its chat template does not compile, line 1: ")
     odd = folders.write(tmp_path / "odd", tokenizers.byte_level, {}, config={"num_hidden_layers": "many"})
-    assert trial.verdict(str(odd)).startswith("its config.json cannot be used: ")
+    assert trial.verdict(str(odd))[0].startswith("its config.json cannot be used: ")
