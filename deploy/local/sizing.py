@@ -26,7 +26,7 @@ class Sized:
 
     def __str__(self) -> str:
         groups = ", ".join("+".join(f"{mib:,}" for mib in group) for group in self.mib)
-        return f"devices of {groups} MiB, as the models need {self.needed_mib:,} MiB together"
+        return f"CPU devices: {groups} MiB, as the models need {self.needed_mib:,} MiB together"
 
 
 def sized(models: Sequence[Model], free_bytes: int) -> Sized:

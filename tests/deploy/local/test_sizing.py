@@ -43,6 +43,8 @@ def test_models_that_are_spread_have_a_group_of_as_many_devices():
     found = sized([model("one", 100), model("two", 50, devices=2), model("three", 60, devices=2)], 1 << 40)
     (alone,), (first, second) = found.mib
     assert first == second > needed_mib(model("two", 50)) + needed_mib(model("three", 60)) and alone > 100
+    told = str(sized([model("m", 7, devices=2)], 1 << 40))
+    assert told == "CPU devices: 11+11 MiB, as the models need 20 MiB together"
     assert sized([model("small", 1, devices=2)], 1 << 40).mib == [[4, 4]]
 
 
