@@ -27,7 +27,7 @@ from services.tls import Identity
 _log = log.get(__name__)
 _identity: Identity | None = None
 """Of this process: channels are made in many places, and a process is one."""
-PROTOCOL = (1, 2)
+PROTOCOL = (1, 3)
 """Major and minor version of protos/. The minor one rises with what an older process may leave out or step over (a new
 field, a new call), the major one with what it would understand wrongly."""
 _AGENT = re.compile(r"prism-protocol/(\d+)\.(\d+)")
