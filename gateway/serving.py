@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import defaults, embedding, grammars, metrics, traces
+from gateway import defaults, echo, embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
 from gateway.errors import BadField, Late, ModelFaulty, OverLimit, TooMany
@@ -78,6 +78,7 @@ class Serving:
                 await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
                 for prompt in request.prompts
             ]
+            echo.check(request, prompts)
             jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException as error:
@@ -108,7 +109,7 @@ class Serving:
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[Job]
     ) -> Charge:
         """Of the caller's tokens a minute, those that the request may come to."""
-        if request.embeds:
+        if request.embeds or request.sampling.prompt_only:
             return await caller.hold(sum(map(len, prompts)), 0, True)
         said = request.sampling.max_new_tokens > 0
         most = (job.sampling.max_new_tokens for job in jobs)
@@ -153,6 +154,10 @@ class Serving:
         tokenizer = await self.tokenizer(route)
         run = self._tokenizers.run_aside if aside else self._tokenizers.run
         return await run(4 * len(ids), tokenizer.decode, ids)
+
+    async def offsets(self, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[int]:
+        """Where the tokens of a prompt begin in its text."""
+        return await self._tokenizers.run(4 * len(ids), echo.offsets, tokenizer, ids, text)
 
     async def drain(self) -> None:
         """Takes no more requests; returns once nothing is in flight."""
@@ -220,7 +225,9 @@ class Serving:
         for number in range(request.choices):
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(asked)
-            sampling.max_new_tokens = 1 if request.embeds else min(limit or room, room)
+            sampling.max_new_tokens = 1 if request.embeds or asked.prompt_only else min(limit or room, room)
+            if len(ids) == 1:  # nothing comes before it
+                sampling.ClearField("prompt_logprobs_from")
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id
@@ -238,8 +245,9 @@ def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> 
             f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", request.prompt_field
         )
     room = model.context_tokens - len(ids)
-    if room < (0 if request.embeds else 1):
-        answer = "" if request.embeds else ", of which one must be left for the answer"
+    alone = request.embeds or request.sampling.prompt_only
+    if room < (0 if alone else 1):
+        answer = "" if alone else ", of which one must be left for the answer"
         raise BadField(
             f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}{answer}.",
             request.prompt_field,
@@ -279,7 +287,7 @@ class Choice:
         except PrismError:
             self._ended("failed")
             raise
-        if chunk.token_ids or chunk.embedding:
+        if chunk.token_ids or chunk.embedding or (chunk.finish and not self.first_s):
             self._time()
         text = self.answer.push(chunk)
         if self.answer.finish_reason is not None:
