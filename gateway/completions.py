@@ -177,12 +177,14 @@ class GenerateEndpoint(Endpoint[Body]):
         if not self._form.echoes(body):
             return [Echo() for _ in served.choices]
         route = self._serving.routes.get(request.model)
-        echoes = []
-        for prompt, ids in zip(request.prompts, served.prompts, strict=True):
-            text = prompt.text if prompt.text is not None else await self._serving.text(route, ids)
-            scored = ids if request.sampling.logprobs else ()
-            places = await self._serving.offsets(served.tokenizer, scored, text)
-            echoes += [Echo(text, scored, places) for _ in range(request.choices)]
+        texts = [
+            prompt.text if prompt.text is not None else await self._serving.text(route, ids)
+            for prompt, ids in zip(request.prompts, served.prompts, strict=True)
+        ]
+        scored = served.prompts if request.sampling.logprobs else [()] * len(texts)
+        places = await self._serving.offsets(served.tokenizer, scored, texts)
+        parts = zip(texts, scored, places, strict=True)
+        echoes = [Echo(*part) for part in parts for _ in range(request.choices)]
         for choice, echo in zip(served.choices, echoes, strict=True):
             choice.answer.follow(echo.text)
         return echoes

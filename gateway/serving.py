@@ -155,9 +155,15 @@ class Serving:
         run = self._tokenizers.run_aside if aside else self._tokenizers.run
         return await run(4 * len(ids), tokenizer.decode, ids)
 
-    async def offsets(self, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> Sequence[int]:
-        """Where the tokens of a prompt begin in its text."""
-        return await self._tokenizers.run(4 * len(ids), echo.offsets, tokenizer, ids, text)
+    async def offsets(
+        self, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], texts: Sequence[str]
+    ) -> list[list[int]]:
+        """Where the tokens of prompts begin in their texts."""
+
+        def find() -> list[list[int]]:
+            return [echo.offsets(tokenizer, ids, text) for ids, text in zip(prompts, texts, strict=True)]
+
+        return await self._tokenizers.run(4 * sum(map(len, prompts)), find)
 
     async def drain(self) -> None:
         """Takes no more requests; returns once nothing is in flight."""

@@ -28,9 +28,17 @@ ALONE: dict[str, Any] = {**SCORED, "prompt_only": True}
 class Right:
     """What Transformers says of some prompts and of what follows them."""
 
-    def __init__(self, model: Path, prompts: Sequence[Sequence[int]], said: Sequence[Sequence[int]]) -> None:
-        self.prompts, self.said = prompts, said
-        texts = [[*prompt, *answer] for prompt, answer in zip(prompts, said, strict=True)]
+    def __init__(
+        self,
+        model: Path,
+        prompts: Sequence[list[int]],
+        said: Sequence[list[int]],
+        alone: Sequence[list[int]] = (),
+    ) -> None:
+        """`said`: the answers to `prompts`. `alone`: prompts without one, which come behind these."""
+        self.prompts, self.said = [*prompts, *alone], [*said, *([] for _ in alone)]
+        self.answered = range(len(prompts))
+        texts = [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.said, strict=True)]
         self._rows = checkpoints.logprobs(model, texts)
 
     def check(self, i: int, answer: Answer, new_tokens: int = 0, top: int = 0, first: int = 1) -> None:
@@ -56,25 +64,24 @@ class Right:
 @pytest.fixture(scope="module")
 def right(models: dict[str, Path], prompts: list[list[int]], said: dict[str, list[list[int]]]) -> Right:
     long = [[2 + (7 * number + 3 * i) % 1000 for i in range(CONTEXT - number)] for number in (0, 30)]
-    return Right(models["qwen"], [*prompts, *long], [*said["qwen"], [], []])
+    return Right(models["qwen"], prompts, said["qwen"], long)
 
 
 async def together(end: EngineEnd, tag: str, right: Right, times: int, new_tokens: int = 5) -> None:
-    """All prompts in five ways, beside one another in the same steps."""
+    """All prompts that have answers in five ways, beside one another in the same steps."""
     ways: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         "scored": (new_tokens, SCORED, {"new_tokens": new_tokens}),
         "best": (new_tokens, {**SCORED, "top_logprobs": 3}, {"new_tokens": new_tokens, "top": 3}),
         "alone": (1, ALONE, {}),
         "best alone": (1, {**ALONE, "top_logprobs": 20}, {"top": 20}),
     }
-    prompts = range(len(right.prompts) - 2)
     for time in range(times):
-        for i in prompts:
+        for i in right.answered:
             for way, (new, asked, _) in ways.items():
                 end.ask(f"{tag}-{time}-{i}-{way}", right.prompts[i], new, **asked)
             end.ask(f"{tag}-{time}-{i}-plain", right.prompts[i], new_tokens, ignore_eos=True)
     for time in range(times):
-        for i in prompts:
+        for i in right.answered:
             for way, (_, _, checked) in ways.items():
                 right.check(i, await end.answer(f"{tag}-{time}-{i}-{way}"), **checked)
             plain = await end.answer(f"{tag}-{time}-{i}-plain")
@@ -105,7 +112,7 @@ async def test_prompts_have_transformers_log_probabilities(
 async def _one_by_one(end: EngineEnd, right: Right) -> None:
     """What fills the context takes several steps; what was computed is not computed again for what goes on, and is for
     what asks for all."""
-    for i in (len(right.prompts) - 2, len(right.prompts) - 1):
+    for i in range(len(right.answered), len(right.prompts)):
         whole, prompt = len(right.prompts[i]), right.prompts[i]
         for name in ("first", "again"):
             end.ask(f"{name}-{i}", prompt, 1, **ALONE, top_logprobs=2)
