@@ -49,9 +49,10 @@ test-gpu: env protos ## the tests that need a GPU
 
 check: env protos ## format, lint, types
 	@$(BIN)/ruff check .
-	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway prismctl deploy sim
+	@$(BIN)/mypy services balloond loader gpu_scheduler placement gateway tokenization prismctl deploy sim
 # What runs for half an hour on GPUs, and then not at all because of a name.
-	@$(BIN)/mypy -m benchmarks.gpu.compare -m benchmarks.gpu.compared -m benchmarks.gpu.stack -m benchmarks.sim_check
+	@$(BIN)/mypy -m benchmarks.gpu.compare -m benchmarks.gpu.compared -m benchmarks.gpu.stack -m benchmarks.sim_check \
+		-m benchmarks.gpu.http_beside_sglang -m benchmarks.gpu.bench_client
 
 bench: env protos ## the benchmarks that need no GPU; results in benchmarks/results
 	@$(BIN)/python -m benchmarks.policy

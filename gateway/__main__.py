@@ -8,7 +8,7 @@ from functools import partial
 
 import starlette.routing
 
-from gateway import app, keys, metrics, tokenizer
+from gateway import app, keys, metrics
 from gateway.access import Access
 from gateway.activation import Activations
 from gateway.config import GatewayConfig
@@ -20,7 +20,7 @@ from gateway.relay import Patience, Relay
 from gateway.routes import Route, RouteTable
 from gateway.server import HttpServer
 from gateway.serving import Serving
-from gateway.tokenizer import Tokenizers
+from gateway.tokenizers import Tokenizers
 from gateway.ui import access as ui_access
 from gateway.ui.live import Live
 from gateway.ui.look import Looker
@@ -31,6 +31,7 @@ from services.errors import Invalid
 from services.files import Followed
 from services.service import Service, read_arguments, run
 from services.watch import follow_stream
+from tokenization.loading import without_torch
 
 _log = log.get(__name__)
 _LAST_S = 1.0
@@ -87,6 +88,8 @@ async def build(service: Service) -> None:
 
     routes.on_change(keep_ready)
     routes.on_change(metrics.Series())
+    routes.on_change(serving.tell_faults)
+    tokenizers.on_change(serving.tell_faults)
     service.spawn(
         routes.follow(follow_stream(lambda: placement.WatchRoutes(placement_pb2.WatchRoutesRequest()), "routes")),
         "follow routes",
@@ -139,5 +142,5 @@ def _keys(service: Service, path: str) -> Followed[Keys] | None:
 
 
 if __name__ == "__main__":
-    tokenizer.without_torch()
+    without_torch()
     run(read_arguments(GatewayConfig, "The Prism gateway: HTTP and gRPC inference."), build)

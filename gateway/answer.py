@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gateway.detokenizer import detokenizer
 from gateway.stops import StopMatcher
-from gateway.tokenizer import Tokenizer
 from gateway.tools.formats import Call, CallFinder
 from protos import common_pb2
+from tokenization.tokenizer import Tokenizer
 
 _REASONS = {common_pb2.STOP: "stop", common_pb2.LENGTH: "length"}
 
@@ -37,13 +37,14 @@ class Answer:
         self,
         tokenizer: Tokenizer,
         *,
+        before: Sequence[int] = (),
         stops: Sequence[str] = (),
         show_special: bool = False,
         finder: CallFinder | None = None,
     ) -> None:
-        """`finder`: of calls of tools, in an answer that may have some."""
+        """`before`: the prompt's ids. `finder`: of calls of tools, in an answer that may have some."""
         shown = finder.marks if finder is not None else ()
-        self._detokenizer = detokenizer(tokenizer, show_special=show_special, shown=shown)
+        self._detokenizer = detokenizer(tokenizer, before=before, show_special=show_special, shown=shown)
         self._finder = finder
         self._calls: list[Call] = []
         self._stops = StopMatcher(stops) if stops else None

@@ -118,7 +118,7 @@ class Endpoints:
             "architecture": model.architecture,
             "residency": enums.name(common_pb2.Residency, route.residency),
             "groups": [place.group for place in route.places],
-            "error": route.error or None,
+            "error": route.error or self._serving.fault(route) or None,
             "pinned": model.pinned,
             "weights_bytes": model.weights_bytes,
             "kv_bytes_per_token": model.kv_bytes_per_token,
@@ -150,7 +150,7 @@ class Endpoints:
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
         if asked.messages is not None:
-            prompt, field = Prompt(messages=[message.model_dump() for message in asked.messages]), "messages"
+            prompt, field = asked.conversation(asked.called()), "messages"
         else:
             prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
         if (characters := prompt.characters) > MOST_CHARACTERS:

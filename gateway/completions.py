@@ -21,8 +21,8 @@ from gateway.http import Bodies
 from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
 from gateway.serving import Choice, Served, Serving
-from gateway.tokenizer import Tokenizer
 from gateway.tools.formats import Call
+from tokenization.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""

@@ -11,9 +11,13 @@ import codecs
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from gateway.tokenizer import Tokenizer
+from tokenization.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
+_CONTEXT = 8
+"""Tokens of a prompt that its answer's first ones are decoded with."""
+_LOOKED_AT = 64
+"""Tokens at a prompt's end among which those are looked for; templates may end one in a row of special ones."""
 _utf8 = codecs.getincrementaldecoder("utf-8")
 
 
@@ -49,15 +53,31 @@ class WindowDetokenizer:
     `_ids[:_told]` is context whose text was given out; the text of `_ids` beyond that of the context is new. It is
     given out when it ends with a whole character: not with U+FFFD, and not in a row of byte tokens, since one invalid
     byte makes the whole row invalid. Then the new tokens become the context, which is therefore never without text of
-    its own, and what a decoder does at the start of a text (dropping a space) touches both texts alike.
+    its own, and what a decoder does at the start of a text (dropping a space) touches both texts alike. The first
+    context is the end of the prompt: where an answer goes on a text, its first token keeps its space.
     """
 
-    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: frozenset[int], before: Sequence[int] = ()) -> None:
+        """`before`: the prompt's ids."""
         self._tokenizer = tokenizer
         self._hidden = hidden
-        self._ids: list[int] = []
-        self._told = 0
-        self._context = ""
+        self._ids = self._end_of(before)
+        self._told = len(self._ids)
+        self._context = tokenizer.decode(self._ids) if self._ids else ""
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The prompt's last tokens with a text. Bytes at its very end are left out where there are others before them:
+        together with bytes of the answer they would be one row."""
+        tokenizer = self._tokenizer
+        seen = [
+            token
+            for token in prompt[-_LOOKED_AT:]
+            if token not in tokenizer.special_ids and tokenizer.piece(token) is not None
+        ][-_CONTEXT:]
+        whole = len(seen)
+        while whole and tokenizer.is_byte(seen[whole - 1]):
+            whole -= 1
+        return seen[:whole] or seen
 
     def push(self, ids: Sequence[int]) -> str:
         # Ids beyond the vocabulary (models pad theirs) have no text and are not neighbours either.
@@ -80,9 +100,12 @@ class WindowDetokenizer:
         return self._tokenizer.decode(self._ids)[len(self._context) :]
 
 
-def detokenizer(tokenizer: Tokenizer, *, show_special: bool = False, shown: Collection[str] = ()) -> Detokenizer:
-    """A detokenizer for one answer; special tokens have no text unless `show_special`, or they are `shown`."""
-    hidden = frozenset() if show_special else tokenizer.special_ids
+def detokenizer(
+    tokenizer: Tokenizer, *, before: Sequence[int] = (), show_special: bool = False, shown: Collection[str] = ()
+) -> Detokenizer:
+    """A detokenizer for one answer to the prompt `before`; special tokens, and those that end an answer, have no text
+    unless `show_special`, or they are `shown`."""
+    hidden = frozenset() if show_special else tokenizer.special_ids | tokenizer.end_ids
     if shown:
         hidden = frozenset(token for token in hidden if tokenizer.piece(token) not in shown)
-    return ByteDetokenizer(tokenizer, hidden) if tokenizer.byte_level else WindowDetokenizer(tokenizer, hidden)
+    return ByteDetokenizer(tokenizer, hidden) if tokenizer.byte_level else WindowDetokenizer(tokenizer, hidden, before)

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from gateway.answer import Scored
 from gateway.errors import BadField
 from gateway.request import Request
-from gateway.tokenizer import Tokenizer
 from protos import common_pb2
+from tokenization.tokenizer import Tokenizer
 
 MOST_SCORED = 1 << 22
 """Log-probabilities of one request's prompts, in all choices: their own, and the best ones beside them. Written as JSON

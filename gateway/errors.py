@@ -5,6 +5,7 @@ The kinds extend the chassis' domain errors, so that gRPC clients get a status b
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,12 @@ class TooMany(Refused):
 
 
 class ModelFaulty(Unavailable):
-    """The model is in state error; others serve on."""
+    """The model is in state error; others serve on. `retry_s`: it may pass, and within so long it is tried again; 0:
+    asking again cannot help before somebody has mended it."""
+
+    def __init__(self, message: str, retry_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class NotUp(Unavailable):
@@ -156,6 +162,8 @@ def headers(error: PrismError) -> Headers:
     # What is left of a body that was not read to its end is no next request.
     closed = [(b"connection", b"close")] if isinstance(error, (TooLarge, TooSlow, NoRoomForBody)) else []
     again = shape(error).retry_after_s
+    if isinstance(error, ModelFaulty) and error.retry_s:
+        again = math.ceil(error.retry_s)
     return closed if again is None else [*closed, (b"retry-after", b"%d" % again)]
 
 

@@ -74,7 +74,7 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
                 gateway_pb2.ListModelsResponse.Model(
                     name=route.model.name,
                     residency=route.residency,
-                    error=route.error,
+                    error=route.error or self._serving.fault(route),
                     context_tokens=route.model.context_tokens,
                     weights_bytes=route.measured_weights_bytes or route.model.weights_bytes,
                 )

@@ -18,7 +18,10 @@ SLO = Counter("prism_gateway_slo_requests", "Requests with a target, by whether 
 REPLAYS = Counter("prism_gateway_replays", "Requests sent again after their place failed", ["model"])
 PROMPT_TOKENS = Counter("prism_gateway_prompt_tokens", "Tokens of prompts", ["model"])
 OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["model"])
-_OF_MODELS = (REQUESTS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS)
+UNUSABLE = Gauge(
+    "prism_gateway_model_unusable", "1 for a model that this gateway refuses every request for, else 0", ["model"]
+)
+_OF_MODELS = (UNUSABLE, REQUESTS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS)
 ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")
 
 

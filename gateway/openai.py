@@ -70,15 +70,18 @@ def prompts(value: Any, most: int = MOST_PROMPTS) -> list[Prompt]:
     raise ValueError("must be a string, a list of strings, a list of token ids or a list of lists of token ids")
 
 
-def _content(value: Any) -> str:
-    """Text, or a list of text parts."""
+Content = str | list[dict[str, str]]
+
+
+def _content(value: Any) -> Content:
+    """Text, or a list of text parts, which the model's chat template may want one by one."""
     if value is None:
         return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise ValueError("must be a string or a list of text parts")
-    texts = []
+    parts = []
     for part in value:
         if not isinstance(part, dict) or not isinstance(part.get("type"), str):
             raise ValueError("each part must be an object with a type")
@@ -86,8 +89,8 @@ def _content(value: Any) -> str:
             raise ValueError(f"parts of type '{part['type']}' are not supported, only 'text'")
         if not isinstance(part.get("text"), str):
             raise ValueError("a text part needs a string 'text'")
-        texts.append(part["text"])
-    return "".join(texts)
+        parts.append({"type": "text", "text": part["text"]})
+    return parts
 
 
 class _Model(pydantic.BaseModel):
@@ -102,7 +105,7 @@ class Message(_Model):
     model_config = pydantic.ConfigDict(extra="allow", strict=True)
 
     role: str
-    content: Annotated[str, pydantic.PlainValidator(_content)] = ""
+    content: Annotated[Content, pydantic.PlainValidator(_content)] = ""
 
 
 def _given(value: Any) -> bool:
@@ -231,19 +234,62 @@ class _Generate(_Model):
         return sampling
 
 
-class ChatRequest(_Generate):
-    """The body of /v1/chat/completions."""
+class _Conversation(_Model):
+    """Messages, and all that a chat template makes a prompt of beside them."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
-    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[calling.Tool] | None = Field(None, fail_fast=True)
     tool_choice: Annotated[str | None, pydantic.PlainValidator(calling.choice)] = None
     parallel_tool_calls: bool | None = None
+
+    def called(self) -> calling.Tools | None:
+        """The tools that an answer may call. Raises BadField."""
+        try:
+            return calling.asked(self.tools, self.tool_choice, self.parallel_tool_calls)
+        except ValueError as error:
+            field, what = error.args
+            raise BadField(f"Invalid '{field}': {what}", field) from None
+
+    def conversation(self, called: calling.Tools | None) -> Prompt:
+        """The prompt, with `called` among what the template is shown. Raises BadField."""
+        options = self._options()
+        if called is not None:
+            options["tools"] = called.for_template()
+        return Prompt(messages=self._shown(), template_options=options)
+
+    def _shown(self) -> list[Mapping[str, Any]]:
+        told = []
+        for index, message in enumerate(self.messages or ()):
+            try:
+                told.append(calling.for_template(message.model_dump()))
+            except ValueError as error:
+                field = f"messages[{index}].tool_calls"
+                raise BadField(f"Invalid '{field}': {error}", field) from None
+        return told
+
+    def _options(self) -> dict[str, Any]:
+        options = dict(self.chat_template_kwargs or {})
+        for taken in ("tokenize", "tools", "documents", "chat_template", "return_dict", "return_tensors"):
+            if taken in options:
+                field = f"chat_template_kwargs.{taken}"
+                raise BadField(f"'{field}' is not supported.", field, "unsupported_parameter")
+        if self.continue_final_message:
+            options |= {"continue_final_message": True, "add_generation_prompt": False}
+        elif self.add_generation_prompt is not None:
+            options["add_generation_prompt"] = self.add_generation_prompt
+        return options
+
+
+class ChatRequest(_Conversation, _Generate):
+    """The body of /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
+    max_completion_tokens: int | None = Field(None, ge=1, lt=_INT64)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
 
     def _logprobs(self) -> tuple[bool, int]:
         return bool(self.logprobs), self.top_logprobs or 0
@@ -258,7 +304,7 @@ class ChatRequest(_Generate):
         self._check()
         if self.top_logprobs and not self.logprobs:
             raise BadField("'top_logprobs' needs 'logprobs' to be true.", "top_logprobs")
-        called = self._tools()
+        called = self.called()
         field, grammar = self._grammar()
         if called is not None:
             if field:
@@ -266,14 +312,11 @@ class ChatRequest(_Generate):
             if called.must:
                 self._alone("tool_choice")
                 grammar = {"json_schema": called.schema()}
-        options = self._template()
-        if called is not None:
-            options["tools"] = called.for_template()
         return Request(
             request_id=request_id,
             model=self.model,
             arrival_s=arrival_s,
-            prompts=[Prompt(messages=self._messages(), template_options=options)],
+            prompts=[self.conversation(called)],
             sampling=self._sampling(default_limit=0, grammar=grammar),
             limit_given=self._limit()[0] is not None,
             slo=slo,
@@ -285,35 +328,6 @@ class ChatRequest(_Generate):
             show_special=self.skip_special_tokens is False,
             tools=called,
         )
-
-    def _tools(self) -> calling.Tools | None:
-        try:
-            return calling.asked(self.tools, self.tool_choice, self.parallel_tool_calls)
-        except ValueError as error:
-            field, what = error.args
-            raise BadField(f"Invalid '{field}': {what}", field) from None
-
-    def _messages(self) -> list[Mapping[str, Any]]:
-        told = []
-        for index, message in enumerate(self.messages):
-            try:
-                told.append(calling.for_template(message.model_dump()))
-            except ValueError as error:
-                field = f"messages[{index}].tool_calls"
-                raise BadField(f"Invalid '{field}': {error}", field) from None
-        return told
-
-    def _template(self) -> dict[str, Any]:
-        options = dict(self.chat_template_kwargs or {})
-        for taken in ("tokenize", "tools", "documents", "chat_template", "return_dict", "return_tensors"):
-            if taken in options:
-                field = f"chat_template_kwargs.{taken}"
-                raise BadField(f"'{field}' is not supported.", field, "unsupported_parameter")
-        if self.continue_final_message:
-            options |= {"continue_final_message": True, "add_generation_prompt": False}
-        elif self.add_generation_prompt is not None:
-            options["add_generation_prompt"] = self.add_generation_prompt
-        return options
 
 
 class CompletionRequest(_Generate):
@@ -349,12 +363,11 @@ class CompletionRequest(_Generate):
         )
 
 
-class TokenizeRequest(_Model):
-    """The body of /tokenize: a prompt, or messages."""
+class TokenizeRequest(_Conversation):
+    """The body of /tokenize: a prompt, or messages with all that a chat may have beside them."""
 
     model: str = Field(min_length=1)
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1, max_length=MOST_MESSAGES, fail_fast=True)
     add_special_tokens: bool = True
 
 

@@ -25,6 +25,7 @@ from gateway.routes import Place, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
 from services import log
 from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.paths import without_folders
 from services.tracing import Span
 
 _log = log.get(__name__)
@@ -224,7 +225,7 @@ class Tokens:
         attempt.leave()
         self._attempt = None
         self._failed_address = attempt.link.address
-        self._why = why
+        self._why = why = without_folders(why)
         self._tries += 1
         self._strikes += strike
         if self._stranded_at is None:
@@ -298,7 +299,7 @@ class Tokens:
         model = self._job.model
         route = self._relay.routes.get(model)
         if route.faulty:
-            raise ModelFaulty(f"model '{model}' is in state error: {route.error}")
+            raise route.fault
         return self._best([place for place in route.places if place.address != self._failed_address])
 
     def _best(self, places: Sequence[Place]) -> Place | None:
@@ -326,12 +327,13 @@ class Tokens:
             try:
                 return await relay.activations.activate(self._job.model, self._ttft_left_ms())
             except Unmet as error:
-                raise ModelFaulty(str(error)) from None
+                retry_s = relay.routes.get(self._job.model).retry_s
+                raise ModelFaulty(without_folders(str(error)), retry_s) from None
             except Refused as error:
-                self._why = str(error)
+                self._why = without_folders(str(error))
                 self._unreached_at = None
             except (Unavailable, TimedOut, Conflict) as error:
-                self._why = str(error)
+                self._why = without_folders(str(error))
                 if not isinstance(error, Conflict):
                     self.unreached()
                 place = self._best(relay.routes.get(self._job.model).places)

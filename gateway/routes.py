@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from gateway.errors import UnknownModel
+from gateway.errors import ModelFaulty, UnknownModel
 from protos import common_pb2, placement_pb2
 from services import log
 from services.errors import Unavailable
+from services.paths import without_folders
 
 _log = log.get(__name__)
 
@@ -39,11 +40,18 @@ class Route:
     error: str
     measured_weights_bytes: int
     measured_private_bytes: int
+    retry_s: float = 0.0
+    """Of an error that may pass: within so long it is tried again."""
 
     @property
     def faulty(self) -> bool:
         """Whether it is in state error and nowhere served."""
         return self.residency == common_pb2.ERROR and not self.places
+
+    @property
+    def fault(self) -> ModelFaulty:
+        """What a request for a faulty one is told."""
+        return ModelFaulty(f"model '{self.model.name}' is in state error: {self.error}", self.retry_s)
 
 
 def decode_place(place: placement_pb2.Place) -> Place:
@@ -55,9 +63,10 @@ def decode(route: placement_pb2.Route) -> Route:
         model=route.model,
         residency=route.residency,
         places=tuple(map(decode_place, route.places)),
-        error=route.error,
+        error=without_folders(route.error),
         measured_weights_bytes=route.measured_weights_bytes,
         measured_private_bytes=route.measured_private_bytes,
+        retry_s=route.retry_s,
     )
 
 

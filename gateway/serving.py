@@ -19,11 +19,13 @@ from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
-from gateway.tokenizer import Tokenizer, Tokenizers, TooLong
+from gateway.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.tracing import UNTRACED, Span
+from tokenization.chat import UnknownRole
+from tokenization.tokenizer import Tokenizer, TooLong
 
 
 class Serving:
@@ -60,7 +62,7 @@ class Serving:
         caller.check_model(request.model)
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
-            raise ModelFaulty(f"model '{request.model}' is in state error: {route.error}")
+            raise route.fault
         embedding.check(request, route.model)
         count = len(request.prompts) * request.choices
         grammars.check(request.sampling, count)
@@ -79,7 +81,10 @@ class Serving:
                 for prompt in request.prompts
             ]
             echo.check(request, prompts)
-            jobs = [job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, span)]
+            ends = () if request.embeds else sorted(tokenizer.end_ids)
+            jobs = [
+                job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
+            ]
             charge = await self._hold(caller, request, prompts, jobs)
         except BaseException as error:
             self.ended(count, caller)
@@ -95,6 +100,7 @@ class Serving:
                 job,
                 Answer(
                     tokenizer,
+                    before=job.token_ids,
                     stops=request.stops,
                     show_special=request.show_special,
                     finder=calls.finder(request.tools, form) if request.tools and form else None,
@@ -115,6 +121,19 @@ class Serving:
         most = (job.sampling.max_new_tokens for job in jobs)
         answers = sum(most if said else (min(each, UNSAID_TOKENS) for each in most))
         return await caller.hold(sum(map(len, prompts)), answers, said)
+
+    def fault(self, route: Route) -> str:
+        """Why every request for a model is refused, by anybody's word or because this gateway cannot read its
+        tokenizer; empty: it can be served."""
+        if route.faulty:
+            return route.error or "it is in error"
+        failure = self._tokenizers.failure(route.model.path, route.model.generation)
+        return f"at this gateway {failure}" if failure else ""
+
+    def tell_faults(self, *_: object) -> None:
+        """Sets the metric of models that cannot be served. To be called when routes or tokenizers have changed."""
+        for route in self.routes.all():
+            metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
 
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
@@ -146,6 +165,8 @@ class Serving:
         except TooLong as error:
             text = f"The prompt has {error}; the model's context is {most}."
             raise BadField(text, field, "context_length_exceeded") from None
+        except UnknownRole as error:
+            raise BadField(str(error), f"{field}[{error.index}].role") from None
         except Invalid as error:
             raise BadField(str(error), field) from None
 
@@ -202,8 +223,11 @@ class Serving:
         caller.leave_in_flight(count)
         self._count(-count)
 
-    def _jobs(self, request: Request, route: Route, index: int, ids: Sequence[int], span: Span) -> list[Job]:
-        """The jobs of one prompt, checked against its model."""
+    def _jobs(
+        self, request: Request, route: Route, index: int, ids: Sequence[int], ends: Sequence[int], span: Span
+    ) -> list[Job]:
+        """The jobs of one prompt, checked against its model. `ends`: what else ends an answer, as in SGLang's own
+        server, whose scheduler knows the tokenizer; engines here know config.json."""
         model = route.model
         room = _room(request, model, ids)
         unknown = [id for id in request.sampling.stop_token_ids if id < 0 or id >= model.vocab_size > 0]
@@ -234,6 +258,11 @@ class Serving:
             sampling.max_new_tokens = 1 if request.embeds or asked.prompt_only else min(limit or room, room)
             if len(ids) == 1:  # nothing comes before it
                 sampling.ClearField("prompt_logprobs_from")
+            sampling.stop_token_ids.extend(
+                end
+                for end in ends
+                if end not in asked.stop_token_ids and (not model.vocab_size or end < model.vocab_size)
+            )
             if sampling.HasField("seed"):
                 sampling.seed = _wrap(sampling.seed + number)  # one seed must not make all choices alike
             name = f"{request.request_id}.{index * request.choices + number}" if several else request.request_id

@@ -97,7 +97,7 @@ async def build(service: Service) -> None:
     activation = Activation(config, residents, pools, devices, loader, images)
     handover = Handover(residents, loader, brought)
     residency = Residency(config, residents, dispatcher, activation, handover, pools)
-    report = Report(config, residents, dispatcher, memory, pools)
+    report = Report(config, residents, dispatcher, memory, pools, activation.why_no_image)
     leaving = Leaving(residents, dispatcher.all_requests, lambda: changes.set(None))
 
     def compiles(model: str) -> bool:
@@ -122,7 +122,7 @@ async def build(service: Service) -> None:
         service.spawn(activation.warm.keep(), "book what idle engines keep")
         service.spawn(tell_demand(devices, memory, dispatcher.demand), "tell demand")
     if loader is not None:
-        service.spawn(follow_loader(loader, images, residents.listed, changes), "follow loader")
+        service.spawn(follow_loader(loader, images, residents, residency.files_read, changes), "follow loader")
 
     async def leave() -> None:
         if not service.failed:  # else nobody plans any more, and there is nothing to wait for

@@ -34,6 +34,7 @@ from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
 from services import log, tasks
 from services.errors import NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.pauses import Pauses
 
 T = TypeVar("T")
 _log = log.get(__name__)
@@ -45,6 +46,10 @@ _KEPT_SPARE_BYTES = 16 << 20
 _DEATH_HEARD_S = 1.0
 _UNTIL_LOADER_IS_BACK_S = (0.5, 1.0, 2.0, 4.0)
 """Between attempts to have an image made: a loader that died is replaced in a second or two."""
+_LOOK_S = 10.0
+"""How long the loader may take to look at a model's files; an engine finds out, too."""
+_FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S = 30.0, 600.0
+"""Before an image is made again that could not be made: host memory may have room by then."""
 _ROOM_HELD_S = 60.0
 """An ordinary load maps its last weights long after the room was made."""
 
@@ -64,6 +69,7 @@ class Activation:
         devices: Devices | None,
         loader: LoaderClient | None,
         images: Images,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Without `devices` engines hold no memory of ours."""
         self._config = config
@@ -75,6 +81,8 @@ class Activation:
         self.warm = WarmBooking(pools.values(), devices)
         self._behind: dict[str, Resident] = {}
         """Models whose booking balloond did not take."""
+        self._sleep = sleep
+        self._save_pauses = Pauses(_FIRST_SAVE_PAUSE_S, _LONGEST_SAVE_PAUSE_S)
 
     def has_image(self, resident: Resident) -> bool:
         """Whether the loader holds the model's weights, in host memory or on disk: it said so in its catalogue, or in
@@ -89,6 +97,32 @@ class Activation:
     def _image_gone(self, resident: Resident) -> None:
         self._images.pop(resident.spec.name, None)
         resident.image_checksums = []
+
+    def why_no_image(self, resident: Resident) -> str:
+        """Why there is no image of a model that has an engine, in one line; empty where there is one."""
+        if self.has_image(resident):
+            return ""
+        if self._loader is None:
+            return "this group has no loader, which would make it"
+        if resident.saving is not None:
+            return "it is being made"
+        return resident.no_image or "none was made of its weights yet"
+
+    async def check_files(self, resident: Resident, thorough: bool = False) -> None:
+        """Before an engine is given a checkpoint, and, thoroughly, after it could not use one. Raises Unmet with what
+        the loader finds wrong with the files: it has that in its catalogue then, and looks at them again by itself.
+        Raises CommandFailed for files that have changed while the engine read them."""
+        if self._loader is None:
+            return
+        try:
+            looked = await self._loader.look(resident.spec.name, thorough=thorough, timeout_s=_LOOK_S)
+        except PrismError as error:  # an older loader, or one that is away, or does not list it
+            _log.info("files not looked at", model=resident.spec.name, why=str(error))
+            return
+        if looked.entry.error:
+            raise Unmet(looked.entry.error)
+        if thorough and looked.changed:
+            raise CommandFailed("its files have changed while they were read", model_at_fault=False, may_pass=True)
 
     async def bring_up(self, resident: Resident) -> None:
         """To ACTIVE; `release_room` follows, for which requests do not wait. Raises PrismError; the resident then is as
@@ -396,8 +430,7 @@ class Activation:
             resident.weights_from = [_CHECKPOINT] * len(devices)
         await self._finish(resident, command)
         if not from_image and self._loader is not None and self.devices is not None:
-            weights = await command.mapped()
-            resident.saving = tasks.spawn(self._save_image(resident, weights), f"image of {resident.spec.name}")
+            self._begin_saving(resident, engine, await command.mapped())
 
     def _command(self, resident: Resident, engine: Engine, message: engine_pb2.ToEngine) -> Command:
         return engine.command(message, lambda progress: self._residents.tell(resident, progress))
@@ -455,7 +488,12 @@ class Activation:
         except TimeoutError:
             raise TimedOut(f"not done within {limit_s:.0f} s") from None
 
-    async def _save_image(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
+    def _begin_saving(self, resident: Resident, engine: Engine, weights: list[engine_pb2.WeightsMapped]) -> None:
+        work = self._save_image(resident, engine, weights)
+        resident.saving = tasks.spawn(work, f"image of {resident.spec.name}")
+
+    async def _save_image(self, resident: Resident, engine: Engine, weights: list[engine_pb2.WeightsMapped]) -> None:
+        name = resident.spec.name
         try:
             for pause_s in (*_UNTIL_LOADER_IS_BACK_S, None):
                 try:
@@ -464,16 +502,31 @@ class Activation:
                 except Unavailable as error:
                     if pause_s is None:
                         raise
-                    _log.info("image not made yet", model=resident.spec.name, why=str(error))
+                    _log.info("image not made yet", model=name, why=str(error))
                     await asyncio.sleep(pause_s)
             resident.image_checksums = [mapped.checksum for mapped in weights]
-            _log.info("image made", model=resident.spec.name)
+            resident.no_image = ""
+            self._save_pauses.forget(name)
+            _log.info("image made", model=name)
         except PrismError as error:
-            _log.warning("no image made", model=resident.spec.name, why=str(error))
+            if resident.no_image != str(error):
+                _log.warning("no image made", model=name, why=str(error))
+            resident.no_image = str(error)
             if len(weights) > 1:
                 await self._drop_image(resident)
+            if isinstance(error, (Refused, Unavailable, TimedOut)):  # else it is of other weights by now
+                tasks.spawn(self._save_later(resident, engine, weights), f"image of {name}, later")
         finally:
             resident.saving = None
+
+    async def _save_later(self, resident: Resident, engine: Engine, weights: list[engine_pb2.WeightsMapped]) -> None:
+        """Tries again, as long as the engine has them."""
+        while resident.engine is engine and not self.has_image(resident):
+            await self._sleep(self._save_pauses.failed(resident.spec.name))
+            is_there = resident.engine is engine and resident.residency == common_pb2.ACTIVE
+            if is_there and resident.change is None and not self.has_image(resident):
+                self._begin_saving(resident, engine, weights)
+                return
 
     async def _save_parts(self, resident: Resident, weights: list[engine_pb2.WeightsMapped]) -> None:
         """Those that are there are kept as they are."""
@@ -508,6 +561,11 @@ class Activation:
 def at_fault(error: Exception) -> bool:
     """Whether an activation failed because of the model itself, so that trying again cannot help."""
     return isinstance(error, CommandFailed) and error.model_at_fault
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether an activation failed because of something of the host that may be over in a moment."""
+    return isinstance(error, CommandFailed) and error.may_pass
 
 
 def worth_another_try(error: Exception) -> bool:

@@ -10,9 +10,8 @@ from gpu_scheduler.devices import Devices
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.policy.demand import changed
-from gpu_scheduler.residents import Images
+from gpu_scheduler.residents import Images, Residents
 from loader.client import LoaderClient
-from protos import common_pb2
 from services import log
 from services.errors import PrismError
 from services.watch import Watched
@@ -74,19 +73,23 @@ async def drop_left_over(
 async def follow_loader(
     loader: LoaderClient,
     images: Images,
-    listed: dict[str, common_pb2.ModelSpec],
+    residents: Residents,
+    on_read: Callable[[], None],
     changes: Watched[None],
 ) -> None:
-    """Keeps `images` and `listed`, models without a fault, fresh, for ever: images in host memory, and those on disk,
-    which the loader reads when they are loaded. While it is away the last is kept."""
+    """Keeps `images` and what `residents` know of the catalogue fresh, for ever: images in host memory, and those on
+    disk, which the loader reads when they are loaded. While it is away the last is kept. `on_read` is called when files
+    may have been read afresh."""
     async for catalogue in loader.watch():
         if catalogue is None:
             continue
         images.clear()
-        listed.clear()
+        residents.listed.clear()
         for entry in catalogue.entries:
             if not entry.error:
-                listed[entry.model.name] = entry.model
+                residents.listed[entry.model.name] = entry.model
             if entry.has_image or entry.on_disk:
                 images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]
+        residents.readings = {entry.model.name: entry.reading for entry in catalogue.entries}
+        on_read()
         changes.set(None)

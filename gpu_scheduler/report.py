@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import Dispatcher
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory import GroupMemory
 from gpu_scheduler.residents import Resident, Residents
-from protos import gpu_scheduler_pb2
+from protos import common_pb2, gpu_scheduler_pb2
 
 
 class Report:
@@ -21,12 +23,15 @@ class Report:
         dispatcher: Dispatcher,
         memory: GroupMemory,
         pools: dict[str, WarmPool],
+        why_no_image: Callable[[Resident], str] = lambda resident: "",
     ) -> None:
+        """`why_no_image`: of a model that has an engine; empty where it has an image."""
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
         self._memory = memory
         self._pools = pools
+        self._why_no_image = why_no_image
         self._revision = 0
 
     def build(self) -> gpu_scheduler_pb2.GroupState:
@@ -95,5 +100,7 @@ class Report:
             active_s=resident.active_s,
             came_s=resident.came_s,
             weights_from=resident.weights_from,
+            retry_s=resident.retry_s if resident.residency == common_pb2.ERROR else 0.0,
+            no_image=self._why_no_image(resident) if resident.engine is not None else "",
             outdated=self._residents.is_outdated(resident),
         )

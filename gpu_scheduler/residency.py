@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from gpu_scheduler import beforehand
-from gpu_scheduler.activation import Activation, at_fault, worth_another_try
+from gpu_scheduler.activation import Activation, at_fault, may_pass, worth_another_try
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.devices import count
 from gpu_scheduler.dispatcher import NOT_HERE, Dispatcher
@@ -24,6 +24,7 @@ from gpu_scheduler.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
 from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
+from services.pauses import Pauses
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -37,6 +38,9 @@ Then the model is in error, until somebody brings it up or _ERROR_REST_S have pa
 _STEADY_S = 60.0
 """An engine that served for so long is in no row."""
 _ERROR_REST_S = 300.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0
+"""How long a model is in error for a fault of the host's that may pass. A request that comes then brings it up, for
+which others may have to make way."""
 _UNKNOWN = gpu_scheduler_pb2.Elsewhere()
 _MOST_BYTES = 1 << 48
 """Of anything of a model: an engine plans its addresses by these numbers."""
@@ -69,13 +73,17 @@ class Residency:
         activation: Activation,
         handover: Handover,
         pools: dict[str, WarmPool],
+        later: Callable[..., asyncio.TimerHandle] | None = None,
     ) -> None:
+        """`later`: calls a function when so many seconds are over; left out: the loop's."""
         self._config = config
         self._residents = residents
         self._dispatcher = dispatcher
         self._activation = activation
         self._handover = handover
         self._pools = pools
+        self._later = later
+        self._pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
         self._closing = False
 
     async def close(self) -> None:
@@ -152,7 +160,7 @@ class Residency:
                 yield message
             if last:
                 break
-        if change.failure is not None and not at_fault(change.failure):
+        if change.failure is not None and not (at_fault(change.failure) or may_pass(change.failure)):
             raise change.failure
 
     async def _carry_out(
@@ -172,7 +180,7 @@ class Residency:
                 await self._down(resident, change.target, drain_ms, successor)
         except PrismError as error:
             change.failure = error
-            _log.warning("residency not reached", model=resident.spec.name, why=str(error))
+            _log.warning("residency not reached", model=resident.spec.name, path=resident.spec.path, why=str(error))
         except Exception as error:
             change.failure = PrismError(f"{type(error).__name__}: {error}")
             raise
@@ -182,7 +190,7 @@ class Residency:
             change.progress.set(
                 gpu_scheduler_pb2.ResidencyProgress(
                     residency=resident.residency,
-                    reason=resident.reason,
+                    reason=resident.reason or change.note,
                     model_at_fault=change.failure is not None and at_fault(change.failure),
                     seconds=time.monotonic() - change.began,
                 )
@@ -210,8 +218,11 @@ class Residency:
                 _log.warning("did not make way", model=yielding.model, why=str(error))
 
     async def _up(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
-        if resident.residency == common_pb2.ACTIVE and resident.engine is not None and resident.engine.alive:
+        has_engine = resident.engine is not None and resident.engine.alive
+        if has_engine and resident.residency == common_pb2.ACTIVE:
             return
+        if not has_engine:
+            await self._check_files(resident)
         if yields:
             await self._check(resident, yields)
             await self._make_way(resident, yields)
@@ -223,8 +234,11 @@ class Residency:
                 if worth_another_try(error) and attempt < _TRIES:
                     _log.warning("trying again", model=resident.spec.name, why=str(error))
                     continue
+                if at_fault(error) or may_pass(error):
+                    await self._check_files(resident, thorough=True)
                 self._could_not(resident, error)
                 raise
+        self._pauses.forget(resident.spec.name)
         engine = resident.engine
         assert engine is not None
         # Nothing was awaited since it became active: no request can have reached it yet.
@@ -239,6 +253,15 @@ class Residency:
             await asyncio.wait([release, death], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await tasks.cancel(release, death)
+
+    async def _check_files(self, resident: Resident, thorough: bool = False) -> None:
+        """Raises what the loader finds wrong with the model's files. The resident then is as it was."""
+        try:
+            await self._activation.check_files(resident, thorough)
+        except PrismError as error:
+            await self._activation.undo(resident, asleep=False)
+            self._could_not(resident, error)
+            raise
 
     async def _check(self, resident: Resident, yields: Sequence[gpu_scheduler_pb2.Yield]) -> None:
         """Before anybody makes way: raises what would refuse it all the same. The resident then is as it was."""
@@ -256,10 +279,32 @@ class Residency:
     def _could_not(self, resident: Resident, error: PrismError) -> None:
         # Nothing is wrong with the requests: their gateways try elsewhere, or here again when there is room.
         self._dispatcher.hand_back(resident.spec.name, f"{NOT_HERE}: {error}")
-        if at_fault(error):
-            self._residents.set(resident, common_pb2.ERROR, str(error))
+        if may_pass(error):
+            self._in_error(resident, str(error), self._pauses.failed(resident.spec.name))
+        elif at_fault(error):
+            self._in_error(resident, str(error))
         elif resident.engine is None:
             self._residents.leave(resident)
+
+    def _in_error(self, resident: Resident, reason: str, for_s: float = 0.0) -> None:
+        """For so long; 0: until its files are read afresh, or somebody brings it up or down."""
+        if resident.rest is not None:
+            resident.rest.cancel()
+            resident.rest = None
+        resident.retry_s, resident.reading = for_s, self._residents.readings.get(resident.spec.name, 0)
+        self._residents.set(resident, common_pb2.ERROR, reason)
+        if for_s:
+            later = self._later or asyncio.get_running_loop().call_later
+            resident.rest = later(for_s, self._rested, resident)
+
+    def files_read(self) -> None:
+        """The loader has read files afresh: what failed with them as they were is no error any more."""
+        for resident in self._residents:
+            name = resident.spec.name
+            if self._residents.readings.get(name, resident.reading) != resident.reading:
+                if resident.residency == common_pb2.ERROR and resident.change is None:
+                    self._pauses.forget(name)
+                    self._residents.leave(resident)
 
     # --- down
 
@@ -303,12 +348,16 @@ class Residency:
             await asyncio.wait([resident.saving])
         if not self._activation.has_image(resident):
             # Without an image the weights would be lost: let the engine go instead.
+            why = self._activation.why_no_image(resident)
             _log.warning(
                 "no image to sleep on; the engine is given back, and the next start reads the checkpoint",
                 model=resident.spec.name,
+                why=why,
                 last_cold_start_s=round(resident.cold_s, 1),
             )
             await self._let_go(resident, engine)
+            if resident.change is not None:
+                resident.change.note = why
             return
         engine.told_kept.clear()
         command = engine.command(engine_pb2.ToEngine(hibernate=engine_pb2.Hibernate()))
@@ -350,11 +399,8 @@ class Residency:
 
     def _give_up(self, resident: Resident, reason: str) -> None:
         self._dispatcher.hand_back(resident.spec.name, reason)
-        self._residents.set(resident, common_pb2.ERROR, reason)
+        self._in_error(resident, reason, _ERROR_REST_S)
         self._drop_booking(resident)
-        if resident.rest is not None:
-            resident.rest.cancel()
-        resident.rest = asyncio.get_running_loop().call_later(_ERROR_REST_S, self._rested, resident)
 
     def _rested(self, resident: Resident) -> None:
         if resident.residency == common_pb2.ERROR and resident.change is None:

@@ -30,6 +30,8 @@ class Change:
     progress: Watched[gpu_scheduler_pb2.ResidencyProgress]
     task: asyncio.Task[None] | None = None
     failure: Exception | None = None
+    note: str = ""
+    """Why it did not come to its target, and is no failure."""
     ended: bool = False
 
 
@@ -57,6 +59,8 @@ class Resident:
     change: Change | None = None
     saving: asyncio.Task[None] | None = None
     """The image being made after a first load."""
+    no_image: str = ""
+    """Why none could be made of this engine's weights, the last time that it was tried."""
     wake_s: float = 0.0
     """What its last wake-up from hibernation took; 0: none yet."""
     cold_s: float = 0.0
@@ -76,6 +80,10 @@ class Resident:
     """When it became active last (monotonic seconds)."""
     rest: asyncio.TimerHandle | None = None
     """While it is in ERROR for a time."""
+    retry_s: float = 0.0
+    """Of ERROR: how long it lasts, before a request brings it up again; 0: until its files are read afresh."""
+    reading: int = 0
+    """Of ERROR: the loader's reading of its files by then."""
     deaths: int = 0
     """Of its engines, in a row."""
     stats: engine_pb2.EngineStats = field(default_factory=engine_pb2.EngineStats)
@@ -117,6 +125,7 @@ class Resident:
         self.stats = engine_pb2.EngineStats()
         self.engine = None
         self.kept_bytes = 0
+        self.no_image = ""
 
 
 class Residents:
@@ -130,6 +139,9 @@ class Residents:
         self.listed: dict[str, common_pb2.ModelSpec] = {}
         """Models of this node's catalogue without a fault, as its loader told last. Placement's generations are those
         of one node, and files that were copied to another are of another generation there."""
+        self.readings: dict[str, int] = {}
+        """Of all models of this node's catalogue, as its loader told last: another number each time that the files were
+        read afresh."""
         self.drained = False
         """Placement keeps the group empty: no model comes up here."""
         self.stopping = False

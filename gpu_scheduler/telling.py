@@ -40,6 +40,8 @@ def facts(state: gpu_scheduler_pb2.GroupState) -> Hashable:
             r.model,
             r.residency,
             r.reason,
+            r.retry_s,
+            r.no_image,
             r.outdated,
             r.weights_bytes,
             r.graph_bytes,

@@ -15,3 +15,5 @@ Its checksum (`services.checksum`) is that of the range's bytes [0, total_bytes)
 over its range and by the loader over what it copied. The extents of a lease, by ascending id, are the range's
 bytes back to back; past `total_bytes` there is padding only.
 """
+
+import services.forking  # noqa: F401  (before grpc: this process starts the one that tries tokenizers)

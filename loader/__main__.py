@@ -15,12 +15,15 @@ from loader.disk import DiskImages
 from loader.handoff_client import HandoffClient
 from loader.image_jobs import ImageJobs
 from loader.image_memory import OWNER, Image
+from loader.image_room import ImageRoom
 from loader.images import Images
 from loader.jobs import Jobs
 from loader.kv_copies import KvCopies
+from loader.looking import Looking
 from loader.models import Model, Models, Sizes
 from loader.pins import Pins
 from loader.server import NAME, LoaderServicer
+from loader.text_trials import TextTrials
 from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
 from services import log
@@ -39,6 +42,7 @@ async def build(service: Service) -> None:
     sizes = Sizes(config.device_dtype_bytes, config.kv_extent_bytes, config.engine_quota_bytes)
 
     def changed() -> None:
+        looking.catalogue_changed()
         entries = [
             wire.entry(
                 model,
@@ -46,6 +50,8 @@ async def build(service: Service) -> None:
                 disk.offered(model.generation),
                 is_pinned(model),
                 models.change(model.listed.name),
+                looking.retry_s(model),
+                room.why_none(model),
             )
             for model in models.all()
         ]
@@ -72,13 +78,17 @@ async def build(service: Service) -> None:
         disk.write_soon(image)
 
     keeper = KeeperClient(config.keeper, OWNER)
-    models = Models(sizes, changed, keeper)
+    texts = TextTrials()
+    service.on_stop(texts.close)
+    models = Models(sizes, changed, keeper, text_fault=texts.fault)
+    looking = Looking(models, time.monotonic, changed)
     pinned = Pins(keeper, changed)
     transfers = Transfers(config.copy_devices, busy.look)
     transfers.paths()
     images = Images(
         keeper, config.host_capacity_bytes, time.monotonic, describe, changed, transfers.forget, write_to_disk
     )
+    room = ImageRoom(models, images, is_pinned)
     disk = DiskImages(
         config.disk_folder,
         config.disk_capacity_bytes,
@@ -103,7 +113,7 @@ async def build(service: Service) -> None:
     jobs = Jobs(time.monotonic)
     image_jobs = ImageJobs(models, images, disk, copying, jobs)
     kv = KvCopies(handoff, transfers.of, config.chunk_bytes)
-    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, catalogue)
+    servicer = LoaderServicer(models, images, disk, pinned, jobs, image_jobs, kv, room, catalogue)
     service.add(loader_pb2_grpc.add_LoaderServicer_to_server, servicer, NAME)
 
     try:
@@ -123,6 +133,7 @@ async def build(service: Service) -> None:
     for image in images.all():
         disk.write_soon(image)
     service.spawn(handoff.run(), "balloond")
+    service.spawn(looking.run(), "look at models in error")
     service.spawn(_reload_on_hangup(models, images, pinned, config.catalogue), "reload on SIGHUP")
     await service.ready()
 

@@ -13,15 +13,16 @@ from pathlib import Path
 
 from loader import embedding, families, sampling
 from loader.embedding import Embedding
-from loader.errors import BrokenCheckpoint
+from loader.errors import BrokenCheckpoint, PassingFault
 from loader.sampling import SamplingDefaults
-from loader.weight_files import FLOATS, Tensor, read_json, tensors_of
+from loader.weight_files import FLOATS, INDEX, SINGLE, Tensor, check_fetched, other_weights, read_json, tensors_of
 
 ALIGN_BYTES = 256
 """Engines begin every tensor of a weights range at a multiple of this."""
 _VOCABULARY_ROWS = 64
 """Engines pad embeddings to a multiple of this many rows."""
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_FIRST_BYTES = 64
 _OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
 
 
@@ -51,16 +52,17 @@ def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, tas
     `task`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one line that names what is
     wrong."""
     folder = Path(folder)
-    if not folder.is_dir():
-        raise BrokenCheckpoint(f"{folder} is not a folder" if folder.exists() else f"{folder} does not exist")
-    if not (folder / "config.json").exists():
-        raise BrokenCheckpoint(f"{folder} has no config.json")
     try:
+        _check_kind(folder)
         # First of all: files that change while they are read belong to the next generation.
         generation = fingerprint(folder, devices, task)
         return _read(folder, dtype_bytes, devices, task, generation)
     except OSError as error:
-        raise BrokenCheckpoint(f"{error.filename or folder}: {error.strerror}") from None
+        where = Path(os.fsdecode(error.filename)).name if error.filename else ""
+        what = "its folder" if where in ("", folder.name) else where
+        raise PassingFault(f"{what}: {error.strerror or error}") from None
+    except MemoryError:
+        raise PassingFault("host memory is short") from None
 
 
 def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
@@ -74,6 +76,39 @@ def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
             stat = path.stat()  # of what a link points to
             digest.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\0".encode())
     return (int.from_bytes(digest.digest(), "little") >> 1) or 1
+
+
+def _check_kind(folder: Path) -> None:
+    """Raises BrokenCheckpoint for what is no Hugging Face folder of a whole model, by the name of what it is."""
+    if not folder.is_dir():
+        if not folder.exists():
+            raise PassingFault("its folder does not exist")
+        kind = "a GGUF file, which is not supported" if folder.suffix.lower() == ".gguf" else "a file"
+        raise BrokenCheckpoint(f"it is {kind}: give a Hugging Face folder with safetensors")
+    whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
+    if (folder / "adapter_config.json").is_file() and not whole:
+        raise BrokenCheckpoint(f"it is an adapter (LoRA){_base(folder)}, not a whole model: merge it into its model")
+    if (config := folder / "config.json").exists():
+        if not config.stat().st_size:
+            raise PassingFault("config.json is empty")
+        return
+    if (folder / "model_index.json").is_file():
+        raise BrokenCheckpoint("it is a pipeline of diffusers (model_index.json), not a model of text")
+    if (folder / "snapshots").is_dir():
+        raise BrokenCheckpoint("it is a repository in Hugging Face's cache: give one of the folders in its snapshots")
+    if (folder / "params.json").is_file():
+        raise BrokenCheckpoint("it has its publisher's own format (params.json): give the Hugging Face folder")
+    if (why := other_weights(folder)) is not None:
+        raise BrokenCheckpoint(f"it has no config.json, and {why}")
+    raise PassingFault("its folder is empty" if not any(folder.iterdir()) else "its folder has no config.json")
+
+
+def _base(folder: Path) -> str:
+    """The model that an adapter is for, as it says itself."""
+    config = read_json(folder / "adapter_config.json")
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    # A path of the machine on which it was trained tells nobody anything.
+    return f" for {base}" if isinstance(base, str) and base and not base.startswith(("/", ".", "~")) else ""
 
 
 def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int) -> Checkpoint:
@@ -147,9 +182,12 @@ def _check_tokenizer(folder: Path) -> None:
         if all((folder / file).is_file() for file in files):
             break
     else:
-        raise BrokenCheckpoint("no tokenizer: neither tokenizer.json, tokenizer.model nor vocab.json with merges.txt")
+        raise PassingFault("no tokenizer: neither tokenizer.json, tokenizer.model nor vocab.json with merges.txt")
     for file in files:
         if (folder / file).stat().st_size == 0:
-            raise BrokenCheckpoint(f"{file} is empty")
-        if file.endswith(".json") and not isinstance(read_json(folder / file), dict):
+            raise PassingFault(f"{file} is empty")
+        if not file.endswith(".json"):
+            with open(folder / file, "rb") as opened:
+                check_fetched(opened.read(_FIRST_BYTES), file)
+        elif not isinstance(read_json(folder / file), dict):
             raise BrokenCheckpoint(f"{file} is not a JSON object")

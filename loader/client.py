@@ -57,6 +57,14 @@ class LoaderClient:
         request = loader_pb2.InspectRequest(model=common_pb2.ModelListing(name=name))
         return await self._call(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
 
+    async def look(
+        self, name: str, *, thorough: bool = False, timeout_s: float | None = None
+    ) -> loader_pb2.LookResponse:
+        """A model of the catalogue as its files are now, read again where they are not what they were, and with
+        `thorough` in any case. Raises NotFound."""
+        request = loader_pb2.LookRequest(model=name, thorough=thorough)
+        return await self._call(self._stub.Look, request, again=True, timeout_s=timeout_s)  # type: ignore[no-any-return]
+
     async def add(self, listing: common_pb2.ModelListing, change: int = 0) -> common_pb2.ModelSpec:
         """Adds a model; `change` is the number that placement gave to that. Raises Exists when the name has another
         path, and as `inspect` does."""
@@ -142,17 +150,18 @@ class LoaderClient:
         return int((await self._call(self._stub.Cancel, request)).ended)
 
     async def pin(self, model: str) -> None:
-        """The model's image gives way to no other. Idempotent. Raises NotFound."""
+        """The model's image gives way to no other. Idempotent. Raises NotFound, and Refused with the arithmetic for a
+        model that can have no image beside those that are pinned."""
         await self._call(self._stub.Pin, loader_pb2.PinRequest(model=model), again=True)
 
     async def unpin(self, model: str) -> None:
         """Idempotent. Raises NotFound, and Unmet for a model that is listed as pinned."""
         await self._call(self._stub.Unpin, loader_pb2.UnpinRequest(model=model), again=True)
 
-    async def _call(self, method: Any, request: Any, again: bool = False) -> Any:
-        """`again`: it may be made twice."""
+    async def _call(self, method: Any, request: Any, again: bool = False, timeout_s: float | None = None) -> Any:
+        """`again`: it may be made twice. `timeout_s`: of this one, if not of all."""
         try:
-            return await rpc.answer(method, request, self._timeout_s, again)
+            return await rpc.answer(method, request, self._timeout_s if timeout_s is None else timeout_s, again)
         except grpc.aio.AioRpcError as error:
             raise self._told(error) from None
 

@@ -106,9 +106,8 @@ class Copying:
                 _agree(model, checksum, image.checksum)
                 yield image
                 return
-            if await self._models.changed(model):
-                # Whoever read them may have read some of the old and some of the new.
-                raise Unmet(f"the files of {model} have changed since the catalogue was read, which has to be reloaded")
+            # Whoever read others may have read some of the old and some of the new.
+            await self._models.check_unchanged(model)
             async with self._handoff.borrowed(lease_id) as extents:
                 plan = self._plan(extents, total_bytes, lease_id)
                 with self._images.blank(model, generation, total_bytes, manifest, rank) as image:

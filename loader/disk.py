@@ -7,8 +7,9 @@ checkpoint as if there were no disk.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,15 @@ from loader.policy import residency
 from loader.threads import Moved, Stopped, counted
 from services import log, tasks
 from services.errors import Unmet
+from services.pauses import Pauses
 
 _log = log.get(__name__)
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
+"""Before an image is written again that could not be written: others may leave, and a disk may be emptied."""
+_PASSING = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR, errno.EACCES, errno.ESTALE, errno.ETIMEDOUT)
+)
+"""Of a file that cannot be read: these say nothing of what is in it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,7 @@ class DiskImages:
         *,
         threads: int,
         answer_timeout_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._folder = Path(folder) if folder else None
         self._capacity_bytes = capacity_bytes
@@ -67,6 +76,8 @@ class DiskImages:
         self._answer_timeout_s = answer_timeout_s
         self._stored: dict[str, Stored] = {}
         self._writing = asyncio.Lock()
+        self._sleep = sleep
+        self._pauses = Pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
 
     # --- looking
 
@@ -126,6 +137,7 @@ class DiskImages:
             older = [one for one in self.parts(image.generation) if one.rank == image.rank]
             await self._remove(older, "replaced")
             if not await self._has_room(image, header):
+                self._write_later(image, header)
                 return
             path = folder / f"{header.key}{SUFFIX}"
             try:
@@ -133,12 +145,26 @@ class DiskImages:
                 stored = await asyncio.to_thread(_stored, path, header)
             except OSError as error:
                 _log.warning("image not written to disk", model=image.model, why=error.strerror or str(error))
+                self._write_later(image, header)
             except Stopped:
                 _log.info("image dropped while it was written to disk", model=image.model)
             else:
                 self._stored[header.key] = stored
+                self._pauses.forget(header.key)
                 _log.info("image written to disk", model=image.model, rank=image.rank, bytes=stored.file_bytes)
                 self._on_change()
+
+    def _write_later(self, image: Image, header: Header) -> None:
+        pause_s = self._pauses.failed(header.key)
+
+        async def write() -> None:
+            await self._sleep(pause_s)
+            if self._is_there(image):
+                self.write_soon(image)
+            else:
+                self._pauses.forget(header.key)
+
+        tasks.spawn(write(), f"write the image of {image.model} later")
 
     async def _write_file(self, image: Image, header: Header, path: Path) -> None:
         with image.pages() as pages:
@@ -199,8 +225,8 @@ class DiskImages:
         """Makes an image in host memory out of a file, which the keeper holds by the end. Yields the bytes read; ends
         with the image.
 
-        Raises Unmet when the file is damaged or cannot be read, which it then is no more; Refused when host memory is
-        short, Unavailable when the keeper does not take the image in time."""
+        Raises Unmet when the file is damaged, which it then is no more, or cannot be read now; Refused when host memory
+        is short, Unavailable when the keeper does not take the image in time."""
         try:
             header = await asyncio.to_thread(disk_file.read_header, stored.path)
             with self._images.blank(
@@ -221,6 +247,9 @@ class DiskImages:
                 await self._images.publish_within(self._answer_timeout_s, image, header.checksum)
         except (Damaged, OSError) as error:
             why = str(error) if isinstance(error, Damaged) else error.strerror
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                _log.warning("image on disk cannot be read now", model=model, file=stored.path.name, why=why)
+                raise Unmet(f"the image of {model} on disk cannot be read now: {why}") from None
             _log.warning("image on disk not used and removed", model=model, file=stored.path.name, why=why)
             await self._remove([stored], "damaged")
             raise Unmet(f"the image of {model} on disk cannot be used: {why}") from None
@@ -265,6 +294,9 @@ def _scan(folder: Path) -> Iterable[Stored]:
         try:
             found.append(_stored(path, disk_file.read_header(path)))
         except (Damaged, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                _log.warning("image on disk cannot be read now", file=path.name, why=str(error))
+                continue
             _log.warning("image on disk not used and removed", file=path.name, why=str(error))
             path.unlink(missing_ok=True)
     return found

@@ -6,5 +6,16 @@ from services.errors import Unmet
 
 
 class BrokenCheckpoint(Unmet):
-    """The folder cannot be served as it is. The message is one line that names the file, key or tensor; it becomes
-    the model's error."""
+    """The folder cannot be served as it is, before its files are others. The message is one line that names the file,
+    key or tensor, but not the folder, which is the operator's business: it becomes the model's error, and clients are
+    shown that."""
+
+    may_pass = False
+    """Whether the same folder may do later, by itself."""
+
+
+class PassingFault(BrokenCheckpoint):
+    """The folder, or something in it, is not there or cannot be read: a volume may be away, a copy under way, memory or
+    descriptors short."""
+
+    may_pass = True

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from loader import rope
 from loader.errors import BrokenCheckpoint
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, bare_names=True),
 }
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
+_LONGEST_CONTEXT = (1 << 31) - 1
+"""As many tokens as `context_tokens` of the catalogue may say."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,10 @@ def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
     if not window or not config.get("use_sliding_window", not unused):
         return False
     # A window as long as the context is none.
-    context = config.get("max_position_embeddings")
-    return not (isinstance(window, int) and isinstance(context, int) and window >= context)
+    positions = config.get("max_position_embeddings")
+    if not isinstance(window, int) or not isinstance(positions, int):
+        return True
+    return window < rope.context_tokens(config, positions)
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:
@@ -114,6 +119,11 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         raise BrokenCheckpoint(
             f"config.json: hidden_size {hidden} does not divide into {heads} heads; no head_dim is given"
         )
+    head_dim = number("head_dim", hidden // heads)
+    context = rope.context_tokens(config, number("max_position_embeddings"))
+    rope.check_factors(config, head_dim)
+    if context > _LONGEST_CONTEXT:
+        raise BrokenCheckpoint(f"config.json makes it a context of {context} tokens, more than {_LONGEST_CONTEXT}")
     return Shape(
         architecture=config["architectures"][0],
         layers=number("num_hidden_layers"),
@@ -121,24 +131,11 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
         intermediate=number("intermediate_size"),
         heads=heads,
         kv_heads=kv_heads,
-        head_dim=number("head_dim", hidden // heads),
+        head_dim=head_dim,
         vocabulary=number("vocab_size"),
-        context_tokens=int(number("max_position_embeddings") * _stretch(config)),
+        context_tokens=context,
         tied=config.get("tie_word_embeddings") is True,
     )
-
-
-def _stretch(config: Mapping[str, Any]) -> float:
-    """By how much positions are interpolated beyond max_position_embeddings; engines serve the stretched context."""
-    for key in ("rope_scaling", "rope_parameters"):
-        rope = config.get(key)
-        # Every other kind has its stretched length in max_position_embeddings already.
-        if isinstance(rope, dict) and rope.get("rope_type", rope.get("type")) == "linear":
-            factor = rope.get("factor", 1)
-            if not isinstance(factor, (int, float)) or factor < 1:
-                raise BrokenCheckpoint(f"config.json: {key}.factor = {factor!r} is not a number of 1 or more")
-            return float(factor)
-    return 1.0
 
 
 def named(tensors: Mapping[str, T], shape: Shape) -> Mapping[str, T]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
-from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from balloond.keeper_client import KeeperClient, Kept
@@ -13,13 +16,15 @@ from loader import added, catalogue, checkpoint
 from loader.added import Called
 from loader.catalogue import Listed
 from loader.checkpoint import Checkpoint
-from loader.errors import BrokenCheckpoint
+from loader.errors import BrokenCheckpoint, PassingFault
 from loader.policy.floor import floor_bytes
+from loader.text_trials import TextFault
 from protos import keeper_pb2
-from services import log
-from services.errors import Exists, NotFound
+from services import log, tasks
+from services.errors import Exists, NotFound, Unavailable, Unmet
 
 _log = log.get(__name__)
+_LOOKS_AT_ONCE = 4
 _REMOVED = 1000
 """Of so many removed names the number is kept, the latest: a loader that was away while more were removed, and had one
 of those before, brings it back."""
@@ -36,7 +41,8 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Model:
-    """One model. Either its checkpoint could be read or `error` says why not: then it has no sizes."""
+    """One model. Either its checkpoint could be read, or `error` says why not: then it has no sizes, unless it could be
+    read before and the fault may pass."""
 
     listed: Listed
     sizes: Sizes
@@ -44,6 +50,12 @@ class Model:
     error: str = ""
     added: bool = False
     """By a call, not by the file."""
+    may_pass: bool = False
+    """Of an error: the files may do later as they are."""
+    seen: int = 0
+    """Of an error: the generation of the files that have it; 0: they could not be told."""
+    reading: int = field(default=0, compare=False)
+    """Another number each time that its files were read afresh."""
 
     @property
     def generation(self) -> int:
@@ -70,12 +82,40 @@ class Model:
 
 def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
     """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
+    seen = _generation(listed)
     try:
         found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
         _check_lengths(listed, found)
     except BrokenCheckpoint as error:
-        return Model(listed, sizes, None, " ".join(str(error).split()), added)
+        return Model(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
     return Model(listed, sizes, found, "", added)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at a model's files has shown."""
+
+    model: Model
+    changed: bool = False
+    """They are whole, and others than those that the model was read from."""
+
+
+def look_again(model: Model, thorough: bool) -> Looked:
+    """The same model where its files are what they were, and as well as they were: by their names, sizes and times, or,
+    if it is to be `thorough`, by reading. Else as they are now, but that files which have changed and are whole change
+    nothing: a catalogue says what it was read from. Blocks on the file system."""
+    now = _generation(model.listed)
+    if not thorough:
+        if not model.error and now == model.generation:
+            return Looked(model)
+        if model.error and not model.may_pass and now == model.seen:
+            return Looked(model)
+    found = read_model(model.listed, model.sizes, model.added)
+    if not found.error:
+        return Looked(found) if model.error else Looked(model, found.generation != model.generation)
+    if found.may_pass:  # its image, if there is one, stays its image
+        found = replace(found, checkpoint=model.checkpoint)
+    return Looked(replace(found, reading=model.reading))
 
 
 def _generation(listed: Listed) -> int:
@@ -103,14 +143,27 @@ class Models:
     """All models by name. Files are read in threads; changes are made one after the other. The keeper knows those that
     were added by calls."""
 
-    def __init__(self, sizes: Sizes, on_change: Callable[[], None], keeper: KeeperClient) -> None:
+    def __init__(
+        self,
+        sizes: Sizes,
+        on_change: Callable[[], None],
+        keeper: KeeperClient,
+        readings: Iterator[int] | None = None,
+        text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
+    ) -> None:
+        """`readings`: numbers of readings; those of two processes must differ. Left out: from the time of day.
+        `text_fault`: see TextTrials; left out: tokenizers and chat templates are not tried."""
         self._sizes = sizes
         self._on_change = on_change
         self._keeper = keeper
+        self._text_fault = text_fault
         self._models: dict[str, Model] = {}
         self._changes: dict[str, int] = {}
         """Names whose last change was a call, with its number: models that were added, and what was removed."""
         self._changing = asyncio.Lock()
+        self._readings = itertools.count(time.time_ns()) if readings is None else readings
+        # A file system that hangs keeps these, and nobody else.
+        self._looking = ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look")
 
     def all(self) -> Sequence[Model]:
         return list(self._models.values())
@@ -134,16 +187,57 @@ class Models:
             raise NotFound(f"no model {name!r} in the catalogue")
         return model
 
-    async def changed(self, name: str) -> bool:
-        """Whether the files of a model are others than those that the catalogue speaks of. Raises NotFound."""
+    async def check_unchanged(self, name: str) -> None:
+        """Raises Unmet where the files of a model are others than those that the catalogue speaks of, Unavailable where
+        they cannot be told now, NotFound."""
         model = self.get(name)
-        return model.generation != await asyncio.to_thread(_generation, model.listed)
+        now = await asyncio.to_thread(_generation, model.listed)
+        if not now:
+            raise Unavailable(f"the files of {name} cannot be read now, and may be others than the catalogue's")
+        if now != model.generation:
+            raise Unmet(f"the files of {name} have changed since the catalogue was read, which has to be reloaded")
+
+    async def look(self, name: str, thorough: bool = False) -> Looked:
+        """The model as its files are now (`look_again`), which the catalogue has then. Raises NotFound."""
+        before = self.get(name)
+        looked = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
+        found = await self._tried(looked.model) if before.error else looked.model
+        if found == before or self._models.get(name) is not before:
+            return replace(looked, model=self.get(name))  # nothing is new, or it was read otherwise meanwhile
+        if not found.error:
+            found = replace(found, reading=next(self._readings))
+            _log.info("model can be served again", model=name, path=found.listed.path)
+        elif found.error != before.error:
+            _log.warning("model cannot be served", model=name, path=found.listed.path, why=found.error)
+        self._models[name] = found
+        self._on_change()
+        return Looked(found)
+
+    async def _tried(self, model: Model) -> Model:
+        """The model; in error where its files are whole and its tokenizer, chat template or configuration cannot be
+        used."""
+        if model.error or self._text_fault is None:
+            return model
+        fault = await self._text_fault(model.listed.path, model.generation)
+        if fault is None:
+            return model
+        seen = model.generation
+        return replace(model, checkpoint=None, error=fault.why, may_pass=fault.may_pass, seen=seen)
+
+    async def _try_all(self, models: Sequence[Model]) -> None:
+        """Of a whole catalogue, whose models are served meanwhile: each takes a second."""
+        for model in models:
+            found = await self._tried(model)
+            if found is not model and self._models.get(model.listed.name) is model:
+                _log.warning("model cannot be served", model=model.listed.name, path=model.listed.path, why=found.error)
+                self._models[model.listed.name] = found
+                self._on_change()
 
     async def inspect(self, listed: Listed) -> Model:
         """What adding it would give; nothing changes. Raises BrokenCheckpoint."""
-        model = await asyncio.to_thread(read_model, listed, self._sizes)
+        model = await self._tried(await asyncio.to_thread(read_model, listed, self._sizes))
         if model.error:
-            raise BrokenCheckpoint(model.error)
+            raise (PassingFault if model.may_pass else BrokenCheckpoint)(model.error)
         return model
 
     async def add(self, listed: Listed, change: int = 0) -> Model:
@@ -156,7 +250,8 @@ class Models:
                 if os.path.realpath(present.listed.path) != os.path.realpath(listed.path):
                     raise Exists(f"the name {listed.name!r} is taken by the model at {present.listed.path}")
                 listed = listed if present.added else present.listed
-            model = replace(await self.inspect(listed), added=present is None or present.added)
+            model = await self.inspect(listed)
+            model = replace(model, added=present is None or present.added, reading=next(self._readings))
             self._models[listed.name] = model
             if model.added:
                 self._changes[listed.name] = change or 1 + max(self._changes.values(), default=0)
@@ -235,8 +330,10 @@ class Models:
         models = await asyncio.gather(*reads)
         for model in models:
             if model.error:
-                _log.warning("model cannot be served", model=model.listed.name, why=model.error)
-        return {model.listed.name: model for model in models}
+                _log.warning("model cannot be served", model=model.listed.name, path=model.listed.path, why=model.error)
+        read = {model.listed.name: replace(model, reading=next(self._readings)) for model in models}
+        tasks.spawn(self._try_all(list(read.values())), "try the catalogue's tokenizers")
+        return read
 
     def everything(self) -> Iterable[Kept]:
         """For a keeper that came back empty."""

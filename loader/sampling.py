@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from loader.errors import BrokenCheckpoint
+from loader.errors import BrokenCheckpoint, PassingFault
 from loader.weight_files import read_json
 from services import log
 
@@ -36,6 +36,8 @@ def read(folder: Path) -> SamplingDefaults:
         return SamplingDefaults()
     try:
         told = read_json(folder / FILE)
+    except PassingFault:
+        raise  # they are there, and would be others' for as long as the model is listed
     except BrokenCheckpoint as error:
         _log.warning("no defaults for sampling", folder=str(folder), why=str(error))
         return SamplingDefaults()

@@ -9,6 +9,7 @@ from typing import Any
 from loader import wire
 from loader.disk import DiskImages
 from loader.image_jobs import ImageJobs
+from loader.image_room import ImageRoom
 from loader.images import Images
 from loader.jobs import At, Jobs, What
 from loader.kv_copies import KvCopies
@@ -34,6 +35,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         jobs: Jobs,
         image_jobs: ImageJobs,
         kv: KvCopies,
+        room: ImageRoom,
         catalogue: Watched[loader_pb2.Catalogue],
     ) -> None:
         self._models = models
@@ -43,6 +45,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         self._jobs = jobs
         self._image_jobs = image_jobs
         self._kv = kv
+        self._room = room
         self._catalogue = catalogue
 
     # --- the catalogue
@@ -57,6 +60,10 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         spec = wire.model_spec(await self._models.inspect(listed))
         under_way = map(wire.under_way, self._jobs.of(told.name))
         return loader_pb2.Inspection(model=spec, entry=self._entry(told.name), under_way=under_way)
+
+    async def Look(self, request: loader_pb2.LookRequest, context: Any) -> loader_pb2.LookResponse:
+        looked = await self._models.look(request.model, request.thorough)
+        return loader_pb2.LookResponse(entry=self._entry(request.model), changed=looked.changed)
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:
         return wire.model_spec(await self._models.add(wire.listed(request.model), wire.change(request.change)))
@@ -132,7 +139,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
     # --- pins
 
     async def Pin(self, request: loader_pb2.PinRequest, context: Any) -> loader_pb2.PinResponse:
-        self._models.get(request.model)
+        self._room.check_pin(self._models.get(request.model))
         await self._pins.add(request.model)
         return loader_pb2.PinResponse()
 

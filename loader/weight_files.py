@@ -1,4 +1,5 @@
-"""The safetensors files of a folder by their headers: which tensors there are, and whether the files are whole.
+"""The safetensors files of a folder by their headers: which tensors there are, and whether the files are whole; and
+what lies in a folder instead of them.
 
 The format: 8 bytes little-endian length of the header; the header, a JSON object name -> {dtype, shape,
 data_offsets}; the data, in which the tensors lie without gaps in the order of their offsets. No tensor is read here:
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from loader.errors import BrokenCheckpoint
+from loader.errors import BrokenCheckpoint, PassingFault
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -26,6 +27,14 @@ _BITS = {
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How git-lfs begins what it puts in place of a file that was not fetched."""
+_OTHERS = (
+    ((".gguf",), "its weights are GGUF, which is not supported: give the Hugging Face folder with safetensors"),
+    ((".bin", ".pt", ".pth"), "its weights are pickled files only: convert them to safetensors"),
+    ((".h5", ".msgpack", ".onnx", ".npz"), "its weights are of another framework: give the folder with safetensors"),
+)
+"""Suffixes of files, and what is wrong where there are weights in no others."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +54,23 @@ class Tensor:
 
 
 def read_json(path: Path) -> Any:
-    """A small JSON file of a checkpoint. Raises BrokenCheckpoint."""
+    """A small JSON file of a checkpoint, as Transformers takes it: of a key that is there twice the last counts. Raises
+    BrokenCheckpoint."""
     try:
-        return _parse_json(path.read_bytes(), path.name)
+        data = path.read_bytes()
     except OSError as error:
-        raise BrokenCheckpoint(f"{path.name}: {error.strerror}") from None
+        raise PassingFault(f"{path.name}: {error.strerror}") from None
+    check_fetched(data, path.name)
+    try:
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise BrokenCheckpoint(f"{path.name} is not JSON: {error}") from None
+
+
+def check_fetched(data: bytes, name: str) -> None:
+    """Raises BrokenCheckpoint for the first bytes of a file that is git-lfs' word for another one."""
+    if data.startswith(_POINTER):
+        raise BrokenCheckpoint(f"{name} is a pointer of git-lfs in place of the file: fetch it with git lfs pull")
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -58,9 +79,15 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
         return _sharded(folder)
     if (folder / SINGLE).exists():
         return read_header(folder / SINGLE)
-    if any(path.suffix in (".bin", ".pt", ".pth") for path in folder.iterdir()):
-        raise BrokenCheckpoint("its weights are pickled files only: convert them to safetensors")
-    raise BrokenCheckpoint(f"no weights: neither {SINGLE} nor {INDEX}")
+    if (why := other_weights(folder)) is not None:
+        raise BrokenCheckpoint(why)
+    raise PassingFault(f"no weights: neither {SINGLE} nor {INDEX}")
+
+
+def other_weights(folder: Path) -> str | None:
+    """What is wrong with weights in a folder that are not safetensors; None where there are none."""
+    there = {path.suffix for path in folder.iterdir()}
+    return next((why for suffixes, why in _OTHERS if there.intersection(suffixes)), None)
 
 
 def _sharded(folder: Path) -> dict[str, Tensor]:
@@ -73,7 +100,7 @@ def _sharded(folder: Path) -> dict[str, Tensor]:
         if os.path.basename(file) != file:
             raise BrokenCheckpoint(f"{INDEX} names {file!r}, which is not a file of the folder")
         if not (folder / file).exists():
-            raise BrokenCheckpoint(f"{INDEX} names {file}, which does not exist")
+            raise PassingFault(f"{INDEX} names {file}, which does not exist")
         shards[file] = read_header(folder / file)
     for name, file in where.items():
         if name not in shards[file]:
@@ -86,14 +113,19 @@ def read_header(path: Path) -> dict[str, Tensor]:
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            first = file.read(len(_POINTER))
+            check_fetched(first, path.name)
+            length = int.from_bytes(first[:8], "little")
+            file.seek(8)
+            if not length and size >= 8:
+                raise PassingFault(f"{path.name} has no header yet: it begins with zeros")
             if length > _LONGEST_HEADER:  # no cut file but another kind of file
                 raise BrokenCheckpoint(f"{path.name} is not a safetensors file: a header of {length} bytes")
             if size < 8 or length > size - 8:
-                raise BrokenCheckpoint(f"{path.name} is truncated: {size} bytes do not hold its header")
-            header = _parse_json(file.read(length), f"{path.name}: its header")
+                raise PassingFault(f"{path.name} is truncated: {size} bytes do not hold its header")
+            header = _parse_header(file.read(length), f"{path.name}: its header")
     except OSError as error:
-        raise BrokenCheckpoint(f"{path.name}: {error.strerror}") from None
+        raise PassingFault(f"{path.name}: {error.strerror}") from None
     if not isinstance(header, dict):
         raise BrokenCheckpoint(f"{path.name}: its header is not a JSON object")
     header.pop("__metadata__", None)
@@ -132,12 +164,12 @@ def _check_contiguous(file: str, spans: list[tuple[int, int, str]], data_bytes: 
             raise BrokenCheckpoint(f"{file}: {name} begins at {begin}, not at {at}: a gap or an overlap")
         at = end
     if at > data_bytes:
-        raise BrokenCheckpoint(f"{file} is truncated: its header describes {at} bytes of data, it has {data_bytes}")
+        raise PassingFault(f"{file} is truncated: its header describes {at} bytes of data, it has {data_bytes}")
     if at < data_bytes:
         raise BrokenCheckpoint(f"{file} has {data_bytes - at} bytes beyond the {at} that its header describes")
 
 
-def _parse_json(data: bytes, what: str) -> Any:
+def _parse_header(data: bytes, what: str) -> Any:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):

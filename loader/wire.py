@@ -108,12 +108,25 @@ def model_spec(model: Model) -> common_pb2.ModelSpec:
 
 
 def entry(
-    model: Model, parts: Sequence[Image], stored: Sequence[Stored] = (), image_pinned: bool = False, change: int = 0
+    model: Model,
+    parts: Sequence[Image],
+    stored: Sequence[Stored] = (),
+    image_pinned: bool = False,
+    change: int = 0,
+    retry_s: float = 0.0,
+    no_image: str = "",
 ) -> loader_pb2.Entry:
     """`parts` and `stored` are what there is of its image in host memory and on disk, by rank. An image that is not
     whole, or of another generation than the checkpoint's, is not shown: nothing that starts now can use it. `change`:
-    the number of the call that added it."""
-    shown = loader_pb2.Entry(model=model_spec(model), error=model.error, image_pinned=image_pinned)
+    the number of the call that added it. `retry_s` of its error, `no_image`: see protos/loader.proto."""
+    shown = loader_pb2.Entry(
+        model=model_spec(model),
+        error=model.error,
+        image_pinned=image_pinned,
+        retry_s=retry_s,
+        reading=model.reading,
+        no_image=no_image,
+    )
     if model.added:
         shown.listing.CopyFrom(listing(model.listed))
         shown.change = change

@@ -93,7 +93,7 @@ class Actuator:
                             elsewhere=self._measured(model),
                         ),
                     )
-                if reached == common_pb2.ACTIVE:
+                if reached.residency == common_pb2.ACTIVE:
                     self._came[model] = group, time.monotonic() + _SILENT_S
                 if not accepted.done():
                     accepted.set_result(None)
@@ -110,8 +110,8 @@ class Actuator:
 
     async def bring_down(
         self, spec: common_pb2.ModelSpec, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
-    ) -> common_pb2.Residency:
-        """To HIBERNATING, COLD or ON_DISK; what the group then says of it. Raises what refused it."""
+    ) -> gpu_scheduler_pb2.ResidencyProgress:
+        """To HIBERNATING, COLD or ON_DISK; what the group says of it last. Raises what refused it."""
         try:
             work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
             reached = await self._recorded(record, work)
@@ -204,7 +204,9 @@ class Actuator:
         )
 
     @staticmethod
-    async def _recorded(record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]) -> common_pb2.Residency:
+    async def _recorded(
+        record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]
+    ) -> gpu_scheduler_pb2.ResidencyProgress:
         began = time.monotonic()
         try:
             last = await work
@@ -216,7 +218,7 @@ class Actuator:
             record.outcome = f"failed: {last.reason}"
         else:
             record.done(time.monotonic() - began)
-        return last.residency
+        return last
 
 
 def _takes_requests(group: Group, model: str) -> bool:

@@ -62,9 +62,14 @@ class PlacementClient:
         await self._ask(self._stub.RemoveModel(placement_pb2.RemoveModelRequest(name=name, force=force)))
 
     async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
-        """What it has then: a model without an image cannot hibernate, and goes cold."""
-        answer = await self._ask(self._stub.Evict(placement_pb2.EvictRequest(model=model, target=target)))
-        return answer.residency  # type: ignore[no-any-return]
+        """What it has then: a model without an image can neither hibernate nor be cold."""
+        return (await self.eviction(model, target)).residency  # type: ignore[no-any-return]
+
+    async def eviction(self, model: str, target: common_pb2.Residency) -> placement_pb2.EvictResponse:
+        """The same, with the reason where that is lower than `target`."""
+        request = placement_pb2.EvictRequest(model=model, target=target)
+        answer: placement_pb2.EvictResponse = await self._ask(self._stub.Evict(request))
+        return answer
 
     async def migrate(self, model: str, to_group: str) -> float:
         """Seconds it took."""

@@ -48,18 +48,19 @@ class Said:
 
 
 def merged(entries: Iterable[loader_pb2.Entry]) -> loader_pb2.Entry | None:
-    """One entry of several nodes': as the first says whose checkpoint can be served, and with an image where any has
-    one. None of none."""
+    """One entry of several nodes': as the first says whose checkpoint can be served, else the first whose fault may
+    pass; and with an image where any has one. None of none."""
     best, has_image, on_disk = None, False, False
     for entry in entries:
         has_image, on_disk = has_image or entry.has_image, on_disk or entry.on_disk
-        if best is None or (best.error and not entry.error):
+        if best is None or (best.error and (not entry.error or (entry.retry_s and not best.retry_s))):
             best = entry
     if best is None or (best.has_image, best.on_disk) == (has_image, on_disk):
         return best
     found = loader_pb2.Entry()
     found.CopyFrom(best)
     found.has_image, found.on_disk = has_image, on_disk
+    found.no_image = ""
     return found
 
 

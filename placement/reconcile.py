@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Hashable, Sequence
+from dataclasses import dataclass
 
 from placement.actuate import Actuator
 from placement.cluster import TAKES_REQUESTS, Cluster, Group
@@ -35,6 +36,15 @@ _BELOW = {
     common_pb2.ON_DISK: (common_pb2.ACTIVE, common_pb2.HIBERNATING, common_pb2.ERROR),
 }
 """Where a model must be for an eviction to the key to mean anything."""
+
+
+@dataclass(frozen=True)
+class Evicted:
+    """What became of an eviction."""
+
+    residency: common_pb2.Residency
+    reason: str = ""
+    """Why that is lower than was asked for."""
 
 
 class Reconciler:
@@ -180,15 +190,17 @@ class Reconciler:
         """What a request for the model would meet if it came now, and for how many seconds room has been looked for,
         because somebody asked. None where it takes requests, cannot be served or is unknown."""
         entry = self._cluster.entry(model)
-        takes_requests = any(r.residency in TAKES_REQUESTS for _, r in self._cluster.residents(model))
-        if entry is None or entry.error or takes_requests or model in self._actuator.removing:
+        here = {resident.residency for _, resident in self._cluster.residents(model)}
+        if entry is None or entry.error or here.intersection(TAKES_REQUESTS) or model in self._actuator.removing:
+            return None
+        if common_pb2.ERROR in here:  # its requests are refused, whatever room there is
             return None
         if self.refusal(entry):
             return None
         now = asyncio.get_running_loop().time()
         return self._judge.prospect(entry.model), now - self._asked_at.get(model, now)
 
-    async def evict(self, model: str, target: common_pb2.Residency) -> common_pb2.Residency:
+    async def evict(self, model: str, target: common_pb2.Residency) -> Evicted:
         """Brings the model down wherever it is; what it has then, once its image is gone too where that is asked for.
         Raises NotFound, Unmet."""
         spec = self._actuator.spec(model)
@@ -198,13 +210,26 @@ class Reconciler:
         places = [group for group, resident in self._cluster.residents(model) if resident.residency in _BELOW[target]]
         if not places and not (target == common_pb2.ON_DISK and self._has_image(model)):
             raise Unmet(f"{model} is {self._state(model)}: there is nothing to bring down")
-        reached = target
+        reached, reason = target, ""
         for group in places:
+            why = group.residents[model].no_image if model in group.residents else ""
             record = self._history.add(model, _action(target), group.name, "an operator asked for it")
-            told = await self._actuator.bring_down(spec, group, target, record)
-            if target == common_pb2.HIBERNATING != told:
+            last = await self._actuator.bring_down(spec, group, target, record)
+            if target == common_pb2.HIBERNATING != last.residency:
                 reached = common_pb2.COLD
-        return reached
+            reason = reason or last.reason or why
+        if reached != common_pb2.COLD or self._has_image(model):
+            return Evicted(reached)
+        return Evicted(common_pb2.ON_DISK, self._without_image(model, target, reason))
+
+    def _without_image(self, model: str, target: common_pb2.Residency, why: str) -> str:
+        """Why a model came lower than it was to: `why` it has no image, as its group knew it."""
+        entry = self._cluster.entry(model)
+        if entry is not None and entry.on_disk and target == common_pb2.COLD:
+            return "its image is on disk, and not in host memory"
+        purpose = "to sleep on" if target == common_pb2.HIBERNATING else "to keep in host memory"
+        why = (entry.no_image if entry is not None else "") or why or "none was made of its weights yet"
+        return f"it has no image {purpose}: {why}; its engine is given back, and the next start reads the checkpoint"
 
     def _has_image(self, model: str) -> bool:
         entry = self._cluster.entry(model)

@@ -93,8 +93,9 @@ def route(
     """Where one model takes requests. `refusal`: why it fits nowhere, asked where it is nowhere. `avoided`: the group
     that it is leaving. Where a group was found with a model that has come up elsewhere meanwhile, it gets nothing."""
     model = entry.model
-    found = placement_pb2.Route(model=model, residency=common_pb2.COLD if entry.has_image else common_pb2.ON_DISK)
-    places, reason = [], ""
+    away = common_pb2.COLD if entry.has_image else common_pb2.ON_DISK
+    found = placement_pb2.Route(model=model, residency=away, no_image=entry.no_image)
+    places, reason, retries = [], "", []
     residents = cluster.residents(model.name)
     sure = [pair for pair in residents if (pair[0].client.address, model.name) not in cluster.doubtful]
     if any(resident.residency in TAKES_REQUESTS for _, resident in sure):
@@ -104,6 +105,7 @@ def route(
         found.measured_private_bytes = max(found.measured_private_bytes, resident.private_bytes)
         if resident.residency == common_pb2.ERROR:
             reason = reason or resident.reason
+            retries.append(resident.retry_s)
         elif resident.residency in TAKES_REQUESTS:
             places.append(placement_pb2.Place(group=group.name, address=group.address, residency=resident.residency))
         if resident.residency != common_pb2.ERROR and not places:
@@ -115,6 +117,10 @@ def route(
             places = [place for place in places if place.group != avoided or place.residency == common_pb2.ACTIVE]
         found.residency = places[0].residency
         found.places.extend(places)
-    elif error := entry.error or refusal(entry) or reason:
+    elif entry.error:
+        found.residency, found.error, found.retry_s = common_pb2.ERROR, entry.error, entry.retry_s
+    elif error := refusal(entry) or reason:
         found.residency, found.error = common_pb2.ERROR, error
+        # It is in error for as long as it is on any group.
+        found.retry_s = max(retries) if error == reason and all(retries) else 0.0
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ from placement.cluster import Cluster
 from placement.drain import Drain
 from placement.history import History
 from placement.loaders import Loaders
-from placement.reconcile import Reconciler
+from placement.reconcile import Evicted, Reconciler
 from placement.routes import Routes
 from placement.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
@@ -22,6 +23,7 @@ T = TypeVar("T")
 _GONE_S = 30.0
 """How long a model that is being removed may stay in catalogues and reports once all loaders were told. Meanwhile
 nobody settles what stands in its way: a node that was away is back with it, or lists it anew."""
+_FORGOTTEN_S = 2.0
 
 
 async def _to_its_end(work: Coroutine[Any, Any, T], name: str) -> T:
@@ -72,7 +74,17 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
             return placement_pb2.AddModelResponse(model=seen)
         spec = await self._loaders.add(request.model)
         await self._cluster.until(lambda: (entry := self._cluster.entry(spec.name)) is not None and entry.model == spec)
+        await self._without_error(spec.name)
         return placement_pb2.AddModelResponse(model=spec)
+
+    async def _without_error(self, model: str) -> None:
+        """Returns when no group has the model in error any more: their loaders tell them that its files were read
+        afresh. Those of groups that do not hear it keep nobody for long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FORGOTTEN_S):
+                await self._cluster.until(
+                    lambda: all(there.residency != common_pb2.ERROR for _, there in self._cluster.residents(model))
+                )
 
     async def RemoveModel(
         self, request: placement_pb2.RemoveModelRequest, context: Any
@@ -97,13 +109,14 @@ class PlacementServicer(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.RemoveModelResponse()
 
     async def Evict(self, request: placement_pb2.EvictRequest, context: Any) -> placement_pb2.EvictResponse:
-        async def evict() -> common_pb2.Residency:
-            residency = await self._reconciler.evict(request.model, request.target)
+        async def evict() -> Evicted:
+            evicted = await self._reconciler.evict(request.model, request.target)
             if request.target == common_pb2.ON_DISK:
                 await self._loaders.drop_image(request.model)
-            return residency
+            return evicted
 
-        return placement_pb2.EvictResponse(residency=await _to_its_end(evict(), f"evict {request.model}"))
+        evicted = await _to_its_end(evict(), f"evict {request.model}")
+        return placement_pb2.EvictResponse(residency=evicted.residency, reason=evicted.reason)
 
     async def Migrate(self, request: placement_pb2.MigrateRequest, context: Any) -> placement_pb2.MigrateResponse:
         work = self._reconciler.migrate(request.model, request.to_group)

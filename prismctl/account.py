@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prismctl.sizes import size
+from prismctl.wording import fault
 
 _BROUGHT = {
     "active": ("activate", "migrate"),
@@ -33,7 +34,7 @@ def account(known: Mapping[str, Any]) -> list[str]:
 def _where(known: Mapping[str, Any]) -> Iterator[str]:
     model, state = known["model"], known["state"]
     if known["error"]:
-        yield f"{model} cannot be served: {known['error']}"
+        yield f"{model} cannot be served: {fault(known)}"
     elif not known["places"]:
         means = f": {_MEANS[state]}" if state in _MEANS else ""
         yield f"{model} is on no group, {state}{means}"
@@ -42,6 +43,13 @@ def _where(known: Mapping[str, Any]) -> Iterator[str]:
             yield f"{model} was last heard of on {place['group']}, which does not answer"
             continue
         yield f"{model} is {place['state']} on {place['group']}" + "".join(f"; {each}" for each in _facts(place))
+    yield from _without_image(known)
+
+
+def _without_image(known: Mapping[str, Any]) -> Iterator[str]:
+    whys = [place["no_image"] for place in known["places"] if place["answers"]]
+    if why := known["no_image"] or next(filter(None, whys), ""):
+        yield f"it has no image: {why}; asleep it would keep neither its engine nor its weights"
 
 
 def _facts(place: Mapping[str, Any]) -> Iterator[str]:
@@ -55,7 +63,7 @@ def _facts(place: Mapping[str, Any]) -> Iterator[str]:
             yield f"it has been idle for {place['idle_s']:.0f} s"
     elif state in _MEANS:
         yield _MEANS[state] + (f", waking took {place['wake_s']:.2f} s" if place["wake_s"] else "")
-    if place["reason"]:
+    if place["reason"] and state != "error":  # which was said first
         yield str(place["reason"])
 
 

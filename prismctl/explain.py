@@ -14,6 +14,8 @@ from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show_json, show_table, width
 from services.errors import NotFound
 
+_LOOKED_AT = 10
+"""Decisions among which the one is that brought a model where it is, however many are shown."""
 _COLUMNS = (
     Column("age", right=True),
     Column("model"),
@@ -26,24 +28,24 @@ _COLUMNS = (
 def explain(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model; the decisions about all when left out.")] = "",
-    last: Annotated[int, typer.Option(min=1, help="How many decisions.")] = 10,
+    last: Annotated[int, typer.Option(min=0, help="How many decisions; 0: none below what is said.")] = 10,
     json_: Json = False,
 ) -> None:
     """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first."""
     system: System = context.obj
     if not model:
-        decisions = run(_all(system, last))
+        decisions = run(_all(system, last)) if last else []
         show_table(decisions, json_, _COLUMNS, map(_row, decisions))
         return
-    known = run(_one(system, model, last))
-    value = known | {"account": account(known)}
+    known = run(_one(system, model, max(last, _LOOKED_AT)))
+    value = known | {"account": account(known), "decisions": known["decisions"][:last]}
     if json_:
         show_json(value)
         return
     for line in value["account"]:
         typer.echo("\n".join(textwrap.wrap(line, width(), subsequent_indent="  ", break_long_words=False)))
-    if known["decisions"]:
-        typer.echo("\n" + render(_COLUMNS, map(_row, known["decisions"]), width()))
+    if value["decisions"]:
+        typer.echo("\n" + render(_COLUMNS, map(_row, value["decisions"]), width()))
 
 
 async def _all(system: System, last: int) -> list[dict[str, Any]]:
@@ -74,6 +76,9 @@ async def _one(system: System, model: str, last: int) -> dict[str, Any]:
         "model": model,
         "state": route["state"],
         "error": route["error"] or None,
+        "retry_s": route["retry_s"],
+        "path": route["path"],
+        "no_image": route["no_image"],
         "places": places,
         "requests": requests,
         "prospect": views.prospect(answer.prospect) if answer.HasField("prospect") else None,

@@ -9,6 +9,7 @@ from typing import Any
 
 from prismctl.sizes import size
 from prismctl.tables import Column, Row, Section, render
+from prismctl.wording import fault
 
 _BAR = 50
 """Characters of a device's memory."""
@@ -142,7 +143,7 @@ def _nowhere(seen: Mapping[str, Any], width: int) -> list[str]:
         lines += _wrapped("on no group: " + ", ".join(f"{each['model']} ({each['state']})" for each in away), width)
     for model in seen["models"] or ():
         if model["error"]:
-            lines += _wrapped(f"error: {model['model']}: {model['error']}", width)
+            lines += _wrapped(f"error: {model['model']}: {fault(model)}", width)
     return lines
 
 

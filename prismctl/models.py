@@ -12,6 +12,7 @@ from prismctl.sizes import parse_size, size
 from prismctl.system import System, run
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show, show_json, show_table, width
+from prismctl.wording import fault
 from protos import common_pb2, placement_pb2
 
 app = typer.Typer(no_args_is_help=True, help="The catalogue, and what is done to one of its models.")
@@ -53,7 +54,7 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
             size(row["quota_bytes"]),
             row["path"],
         )
-        lines.append(Row(cells, row["error"]))
+        lines.append(Row(cells, fault(row)))
     show_table(rows, json_, columns, lines)
 
 
@@ -126,7 +127,8 @@ def remove_model(
 
 @app.command("pin")
 def pin_model(context: typer.Context, name: Name, json_: Json = False) -> None:
-    """Keep a model's image in host memory. Whatever others need, until it is unpinned."""
+    """Keep a model's image in host memory. Whatever others need, until it is unpinned. One that can have no image
+    beside those that are pinned is refused."""
     _pin(context.obj, name, True, json_)
 
 
@@ -160,7 +162,8 @@ def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> No
         show_json(seen)
         return
     where = [place for place, there in (("in memory", seen["in_memory"]), ("on disk", seen["on_disk"])) if there]
-    image = f"{size(seen['image_bytes'])} {' and '.join(where)}" if where else "none"
+    none = f"none: {seen['no_image']}" if seen["no_image"] else "none"
+    image = f"{size(seen['image_bytes'])} {' and '.join(where)}" if where else none
     typer.echo(f"{name}: image {image}{', pinned' if seen['image_pinned'] else ''}")
     columns = (
         Column("under way"),

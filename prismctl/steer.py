@@ -13,7 +13,7 @@ from prismctl.sizes import parse_size, size
 from prismctl.system import System, run
 from prismctl.tables import Column, Row
 from prismctl.terminal import Json, show, show_table, told_meanwhile
-from protos import common_pb2
+from protos import common_pb2, placement_pb2
 from services.errors import NotFound, TimedOut, Unmet
 
 Name = Annotated[str, typer.Argument(metavar="MODEL")]
@@ -73,18 +73,20 @@ def sleep(
     to: Annotated[str, typer.Option(help="hibernating, cold or disk")] = "hibernating",
     json_: Json = False,
 ) -> None:
-    """Bring a model down now. Its next request brings it up again."""
+    """Bring a model down now. Its next request brings it up again. What has no image of its weights can neither
+    hibernate nor be cold: its engine is given back, and the next start reads the checkpoint."""
     system: System = context.obj
     if to not in _DOWN:
         raise typer.BadParameter(f"--to is one of {', '.join(_DOWN)}, not {to!r}")
 
-    async def ask() -> str:
+    async def ask() -> placement_pb2.EvictResponse:
         async with system.open_placement() as placement:
-            return views.residency(await placement.evict(name, _DOWN[to]))
+            return await placement.eviction(name, _DOWN[to])
 
-    state = run(ask())
-    why = ": it has no image to sleep on yet" if to == "hibernating" != state else ""
-    show({"model": name, "state": state}, json_, f"{name} is {state}{why}")
+    answer = run(ask())
+    state, why = views.residency(answer.residency), answer.reason
+    text = f"{name} is {state}{f': {why}' if why else ''}"
+    show({"model": name, "state": state, "reason": why or None}, json_, text)
 
 
 def move(

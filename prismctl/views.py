@@ -26,6 +26,8 @@ def models(routes: placement_pb2.Routes) -> list[dict[str, Any]]:
             "context_tokens": route.model.context_tokens,
             "pinned": route.model.pinned,
             "error": route.error,
+            "retry_s": route.retry_s,
+            "no_image": route.no_image,
             "path": route.model.path,
         }
         for route in routes.routes
@@ -56,6 +58,7 @@ def inspection(seen: loader_pb2.Inspection) -> dict[str, Any]:
         "on_disk": seen.entry.on_disk,
         "image_bytes": seen.entry.image_bytes,
         "image_pinned": seen.entry.image_pinned,
+        "no_image": seen.entry.no_image,
         "under_way": [
             {
                 "kind": each.kind,
@@ -225,4 +228,5 @@ def place(name: str, resident: gpu_scheduler_pb2.Resident) -> dict[str, Any]:
         "kv_used_bytes": resident.kv_used_bytes,
         "kv_limit_bytes": resident.kv_limit_bytes,
         "kv_lacking_bytes": resident.kv_lacking_bytes,
+        "no_image": resident.no_image,
     }

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("services", "balloond", "loader", "gpu_scheduler", "placement", "gateway", "prismctl", "deploy", "sim")
+PACKAGES = (
+    "services",
+    "balloond",
+    "loader",
+    "gpu_scheduler",
+    "placement",
+    "gateway",
+    "tokenization",
+    "prismctl",
+    "deploy",
+    "sim",
+)
 FILES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
 ]
@@ -64,6 +75,13 @@ def test_the_chassis_knows_no_service():
             assert not tops & (set(PACKAGES) - {"services"}), path
 
 
+def test_texts_and_token_ids_know_no_service():
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] == "tokenization":
+            tops = {name.split(".")[0] for name in imports(path)}
+            assert not tops & (set(PACKAGES) - {"services", "tokenization"}), path
+
+
 def test_a_service_imports_another_only_through_its_client():
     services = ("balloond", "loader", "gpu_scheduler", "placement", "gateway")
     for path in FILES:
@@ -98,6 +116,7 @@ def test_the_simulator_has_no_clock_but_its_own_and_of_the_services_only_what_de
 @pytest.mark.parametrize(
     ("library", "where"),
     [
+        ("transformers", r"^(gpu_scheduler/engines/sglang/|tokenization/)"),
         ("sglang", r"^gpu_scheduler/engines/sglang/"),
         ("torch", r"^(gpu_scheduler/engines/sglang/|balloond/driver/|balloond/backends/|loader/transfers/)"),
         ("cuda", r"^(balloond/backends/|loader/transfers/)"),

@@ -30,6 +30,10 @@ _SHAPES: dict[str, dict[str, Any]] = {
     | {"head_dim": 128, "tie_word_embeddings": True},
     "8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
     | {"head_dim": 128},
+    # SmolLM2-135M's, which is a Llama too.
+    "135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    | {"num_key_value_heads": 3, "head_dim": 64, "vocab_size": 49152, "rope_theta": 100000.0}
+    | {"tie_word_embeddings": True},
 }
 NAMES = tuple(_SHAPES)
 
@@ -112,18 +116,25 @@ def write_headers(folder: Path, name: str) -> Path:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One in which every token of the vocabulary is text, so that every token shows in a stream; prompts are token
-    ids."""
+    """One in which every token of the vocabulary is text, so that every token shows in a stream. Apart from single
+    bytes, tokens are words of four letters with a space before them: a text of such words is as many tokens as
+    words, whoever makes one of the other."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     config = json.loads((folder / "config.json").read_text())
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *(f"t{number:x}." for number in range(len(alphabet), config["vocab_size"]))]
-    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, []))
+    words = [*alphabet, *("\u0120" + _letters(number) for number in range(len(alphabet), config["vocab_size"]))]
+    # A word of the vocabulary is one token, as Llama 3's tokenizer has it: there are no merges to make it of letters.
+    tokenizer = Tokenizer(models.BPE({word: number for number, word in enumerate(words)}, [], ignore_merges=True))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+
+
+def _letters(number: int) -> str:
+    """Four of them, other ones for each number below 26 ** 4."""
+    return "".join(chr(ord("a") + number // 26**place % 26) for place in (3, 2, 1, 0))
 
 
 def _tensors(config: dict[str, Any]) -> list[dict[str, tuple[int, ...]]]:

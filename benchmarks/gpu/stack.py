@@ -77,35 +77,45 @@ def keep_logs(at: World, path: Path) -> None:
 
 async def warm(at: World, models: Sequence[Model], at_once: int) -> None:
     """A few tokens of each model, the largest first, and its image. Raises TimeoutError, RuntimeError."""
-    loader = LoaderClient(at.local.unix("loader"))
     slots = asyncio.Semaphore(at_once)
     largest_first = sorted(models, key=lambda m: -(m.folder / "model.safetensors").stat().st_size)
 
     async def one(model: Model) -> None:
         async with slots:
             began = time.monotonic()
-            await _first_answer(at, model)
-            while not (await loader.state(model.name)).entry.has_image:
-                await asyncio.sleep(0.1)
+            await first_answer(at, model.name)
+            await imaged(at, model.name, _WARM_S)
             print(f"{model.name}: warm after {time.monotonic() - began:.1f} s", flush=True)
 
+    async with asyncio.timeout(_WARM_S), asyncio.TaskGroup() as group:
+        for model in largest_first:
+            group.create_task(one(model), name=f"warm {model.name}")
+
+
+async def first_answer(at: World, name: str) -> None:
+    """A few tokens of a model that may have to be brought up for them, however long that takes. Raises RuntimeError
+    where it cannot be."""
+    body = {"model": name, "prompt": list(range(10, 42)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    while True:
+        # Where kernels are compiled first it may take longer than the client waits for an answer.
+        with contextlib.suppress(TimeoutError):
+            async with at.http.post(f"{at.base}/v1/completions", json=body) as answer:
+                if answer.status == 200:
+                    return
+                if answer.status not in (429, 503):
+                    raise RuntimeError(f"{name}: {await answer.text()}")
+        await asyncio.sleep(0.5)
+
+
+async def imaged(at: World, name: str, timeout_s: float) -> None:
+    """Until the weights of a model are in host memory. Raises TimeoutError."""
+    loader = LoaderClient(at.local.unix("loader"))
     try:
-        async with asyncio.timeout(_WARM_S), asyncio.TaskGroup() as group:
-            for model in largest_first:
-                group.create_task(one(model), name=f"warm {model.name}")
+        async with asyncio.timeout(timeout_s):
+            while not (await loader.state(name)).entry.has_image:
+                await asyncio.sleep(0.1)
     finally:
         await loader.close()
-
-
-async def _first_answer(at: World, model: Model) -> None:
-    body = {"model": model.name, "prompt": list(range(10, 42)), "max_tokens": 4, "temperature": 0, "ignore_eos": True}
-    while True:
-        async with at.http.post(f"{at.base}/v1/completions", json=body) as answer:
-            if answer.status == 200:
-                return
-            if answer.status not in (429, 503):
-                raise RuntimeError(f"{model.name}: {await answer.text()}")
-        await asyncio.sleep(0.5)
 
 
 async def quiet(at: World, timeout_s: float) -> None:

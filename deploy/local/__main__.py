@@ -121,8 +121,9 @@ async def main() -> int:
         log_level=options.log_level,
         traces=options.traces,
     )
+    local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
-        local = local.with_(engines=_GPU_ENGINES, host_capacity_bytes=host_bytes_for_images())
+        local = local.with_(engines=_GPU_ENGINES)
     if options.models:
         local = local.with_(catalogue=state / "models.toml")
         write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)

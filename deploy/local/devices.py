@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from services.errors import Invalid, Unavailable
@@ -49,9 +49,50 @@ def _gpus() -> int:
     return count
 
 
-def host_bytes_for_images() -> int:
-    """Half of the memory that the host has free."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
+def host_bytes_for_images(*, on_gpus: bool) -> int:
+    """Half of the memory that the host has free; a quarter where the devices and what engines compute with are of the
+    same memory."""
+    return max(MIB, host_bytes_free() // (2 if on_gpus else 4))
+
+
+def host_bytes_free(root: Path = Path("/")) -> int:
+    """What programs could take without swapping, and this one's control groups let it."""
+    for line in (root / "proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 // 2
+            return min([int(line.split()[1]) * 1024, *_left_by_groups(root)])
     raise Unavailable("/proc/meminfo does not say what memory is free")
+
+
+_GROUPS = (  # of version 2 and of version 1: where, the most, what is used, and what of that is cached files
+    ("", "", "memory.max", "memory.current", ("active_file", "inactive_file")),
+    (
+        "memory",
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_active_file", "total_inactive_file"),
+    ),
+)
+
+
+def _left_by_groups(root: Path) -> Iterator[int]:
+    """What each control group that this process is in leaves it, where they say."""
+    try:
+        own = {of: path for _, of, path in (line.split(":", 2) for line in _lines(root / "proc/self/cgroup"))}
+    except (OSError, ValueError):
+        return
+    for controller, folder, most, used, cached in _GROUPS:
+        base = root / "sys/fs/cgroup" / folder
+        within = Path(own.get(controller, "/").lstrip("/"))
+        for group in (within, *within.parents):
+            try:
+                limit, taken = (base / group / most).read_text(), int((base / group / used).read_text())
+                stat = dict(line.split() for line in _lines(base / group / "memory.stat"))
+            except (OSError, ValueError):
+                continue  # it has no say, or is not to be seen from inside a container
+            if limit.strip() != "max":
+                yield max(0, int(limit) - taken + sum(int(stat.get(name, 0)) for name in cached))
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()

@@ -26,7 +26,7 @@ def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> None
         try:
             checkpoint.read(str(folder), dtype_bytes)
         except BrokenCheckpoint as error:
-            raise Invalid(f"no model that can be served: {error}") from None
+            raise Invalid(f"no model that can be served: {folder}: {error}") from None
     # JSON's strings are TOML's.
     path.write_text(
         "".join(f"[[model]]\nname = {json.dumps(name)}\npath = {json.dumps(str(folder))}\n" for name, folder in entries)

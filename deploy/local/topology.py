@@ -55,6 +55,7 @@ class Local:
     traces: bool = False
     """Of the gateway and the gpu_schedulers; where to, OTEL_EXPORTER_OTLP_ENDPOINT says."""
     host_capacity_bytes: int = 256 * MIB
+    """Most that images may take; `python -m deploy.local` gives them a share of what the host has free."""
     idle_s: float = 1.0
     arbitration: dict[str, Any] = field(default_factory=dict)
     """Of every gpu_scheduler."""

@@ -32,12 +32,16 @@ class EngineDied(PrismError):
 
 class CommandFailed(PrismError):
     """The engine could not do it and says why. `model_at_fault`: the checkpoint is broken, trying again cannot help.
-    `weights_differ`: its weights range was not filled with what was announced."""
+    `weights_differ`: its weights range was not filled with what was announced. `may_pass`: the host was at fault, and
+    may not be for long."""
 
-    def __init__(self, reason: str, model_at_fault: bool, weights_differ: bool = False) -> None:
+    def __init__(
+        self, reason: str, model_at_fault: bool, weights_differ: bool = False, may_pass: bool = False
+    ) -> None:
         super().__init__(reason)
         self.model_at_fault = model_at_fault
         self.weights_differ = weights_differ
+        self.may_pass = may_pass
 
 
 class Listener(Protocol):
@@ -314,7 +318,9 @@ class Engine:
         elif kind == "failed":
             if command := self._commands.pop(message.failed.command_id, None):
                 failed = message.failed
-                command.fail(CommandFailed(failed.reason, failed.model_at_fault, failed.weights_differ))
+                command.fail(
+                    CommandFailed(failed.reason, failed.model_at_fault, failed.weights_differ, failed.may_pass)
+                )
         else:
             raise RuntimeError(f"an engine said {kind!r}, which this gpu_scheduler does not know")
 

@@ -83,7 +83,7 @@ def test_models_for_which_there_is_no_room_are_named(models):
 
 
 def test_headers_without_weights_are_a_checkpoint_and_every_token_is_text(models):
-    from gateway.tokenizer import load as load_tokenizer
+    from tokenization.loading import load as load_tokenizer
 
     assert checkpoint.read(models[0].folder, 2).weights_bytes > 0
     assert (models[0].folder / "model.safetensors").stat().st_blocks * 512 < MIB

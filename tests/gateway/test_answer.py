@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.answer import Answer
-from gateway.tokenizer import Tokenizer
 from protos import common_pb2
 from tests.gateway import tokenizers
+from tokenization.tokenizer import Tokenizer
 
 TEXT = "hello wörld, 你好 😀 one two three"
 
@@ -93,3 +93,19 @@ def test_what_a_later_attempt_finds_cached_is_not_the_prompts() -> None:
     answer.push(common_pb2.TokenChunk(token_ids=ids()[:2], cached_tokens=0))
     answer.push(common_pb2.TokenChunk(token_ids=ids()[2:3], cached_tokens=9))
     assert answer.cached_tokens == 0
+
+
+def test_scored_tokens_of_pieces_are_the_text_and_their_offsets_are_places_in_it() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizers.sentence_piece(), eos_token="</s>"))
+    before, said = (pieces.encode(text, special=False) for text in ("hello", "quick brown fox"))
+    answer = Answer(pieces, before=before)
+    text = answer.push(chunk(said, scored=True, finish=common_pb2.STOP))
+    assert text == " quick brown fox"
+    scored = answer.take_scored()
+    written = [pieces.token_bytes(one.token).decode() for one in scored]
+    assert "".join(written) == text
+    assert [text[one.offset :].startswith(token) for one, token in zip(scored, written, strict=True)] == [True] * len(
+        said
+    )

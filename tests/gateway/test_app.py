@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from gateway.tokenizer import Tokenizer, Tokenizers
+from gateway.tokenizers import Tokenizers
 from protos import common_pb2
 from services import tasks
-from tests.gateway import fakes
+from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
+from tokenization.tokenizer import Tokenizer
 
 
 def refusal(response: httpx.Response, status: int) -> dict[str, object]:
@@ -83,6 +85,55 @@ async def test_text_goes_to_tokens_and_back(world: World) -> None:
     assert (await world.http.post("/tokenize", json=chat)).json()["count"] > 3
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"city": "Rome"}'}}
+WITH_ALL = (
+    "{% if tools %}TOOLS {{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}[assistant]{% if quiet %} quiet{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {},
+        {"tools": TOOLS},
+        {"tools": TOOLS, "tool_choice": "none"},
+        {"chat_template_kwargs": {"quiet": True}},
+        {"add_generation_prompt": False},
+        {"continue_final_message": True, "messages": [{"role": "assistant", "content": "two"}]},
+        {
+            "messages": [
+                {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+                {"role": "tool", "content": "x"},
+            ]
+        },
+        {"messages": [{"role": "developer", "content": [{"type": "text", "text": "three"}]}]},
+    ],
+)
+async def test_messages_are_tokenized_to_the_prompt_of_the_chat(
+    world: World, asked: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "with all", template=WITH_ALL)
+    await world.publish(fakes.route("all", folder, fakes.place(world.groups[0])))
+    world.say("one")
+    body = {"model": "all", **asked, "messages": [{"role": "user", "content": "one"}, *asked.get("messages", [])]}
+    tokens = (await world.http.post("/tokenize", json=body)).json()
+    assert (await world.http.post("/v1/chat/completions", json=body)).status_code == 200
+    assert tokens["tokens"] == list(world.groups[0].requests[0].submit.token_ids)
+
+
+async def test_a_role_that_would_be_left_out_is_refused_by_its_place(world: World, tmp_path: Path) -> None:
+    only = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "only", template=only)
+    await world.publish(fakes.route("only", folder, fakes.place(world.groups[0])))
+    messages = [{"role": "user", "content": "one"}, {"role": "critic", "content": "two"}]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = refusal(await world.http.post(path, json={"model": "only", "messages": messages}), 400)
+        assert error["param"] == "messages[1].role" and "critic" in str(error["message"])
+
+
 @pytest.mark.parametrize(
     ("body", "field"),
     [
@@ -121,6 +172,7 @@ async def test_a_client_that_is_gone_waits_for_no_tokens(world: World, monkeypat
         all_of.append(tokenizers)
         return await aside(tokenizers, *arguments, **options)
 
+    assert (await world.http.post("/tokenize", json={"model": MODEL, "prompt": "a"})).json()["count"] == 2
     monkeypatch.setattr(Tokenizer, "encode", held)
     monkeypatch.setattr(Tokenizers, "run_aside", noted)
 
@@ -160,3 +212,24 @@ async def test_a_stop_token_beyond_the_vocabulary_is_refused(world: World) -> No
     await world.publish(route)
     answer = await world.complete(model="org/small", stop_token_ids=[3, 400])
     assert refusal(answer, 400)["param"] == "stop_token_ids"
+
+
+async def test_a_model_that_only_this_gateway_cannot_serve_is_listed_with_the_reason_and_counted(
+    world: World, tmp_path: Path
+) -> None:
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "bad", template="{% if %}")
+    await world.publish(world.route(), fakes.route("bad", folder))
+    assert (await world.http.get("/v1/models/bad")).json()["error"] is None  # nobody has tried
+    answer = await world.http.post("/v1/completions", json={"model": "bad", "prompt": "a"})
+    error = refusal(answer, 503)
+    assert error["code"] == "model_error" and "chat template does not compile" in str(error["message"])
+    assert str(tmp_path) not in answer.text
+    card = (await world.http.get("/v1/models/bad")).json()
+    assert card["error"].startswith("at this gateway its chat template does not compile")
+    text = (await world.http.get("/metrics")).text
+    assert 'prism_gateway_model_unusable{model="bad"} 1.0' in text
+    assert f'prism_gateway_model_unusable{{model="{MODEL}"}} 0.0' in text
+    tokenizers.write(tokenizers.tiny(), tmp_path / "bad")
+    await world.http.post("/tokenize", json={"model": "bad", "prompt": "a"})
+    assert (await world.http.get("/v1/models/bad")).json()["error"] is None
+    assert 'prism_gateway_model_unusable{model="bad"} 0.0' in (await world.http.get("/metrics")).text

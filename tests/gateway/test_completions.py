@@ -13,7 +13,7 @@ import pytest
 
 from gateway import metrics
 from protos import common_pb2
-from tests.gateway import fakes
+from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.test_app import refusal
@@ -182,7 +182,8 @@ async def test_sampling_reaches_the_engine(world: World) -> None:
     sampling = world.groups[0].requests[0].submit.sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed, sampling.top_k) == (0.5, 0.9, 11, 40)
     assert sampling.min_p == 0.05
-    assert (sampling.presence_penalty, sampling.frequency_penalty, list(sampling.stop_token_ids)) == (0.5, -0.5, [7])
+    assert (sampling.presence_penalty, sampling.frequency_penalty, list(sampling.stop_token_ids)[0]) == (0.5, -0.5, 7)
+    assert [tokenizers.tiny().id_to_token(token) for token in sampling.stop_token_ids[1:]] == ["</s>"]
     await world.chat()
     sampling = world.groups[0].requests[1].submit.sampling
     assert (sampling.temperature, sampling.HasField("seed"), sampling.logprobs) == (1.0, False, False)
@@ -297,7 +298,7 @@ async def test_the_chat_template_is_the_folders(world: World) -> None:
     world.say("one")
     messages = [
         {"role": "system", "content": "be brief"},
-        {"role": "user", "content": [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
     ]
     await world.chat(messages=messages)
     ids = world.groups[0].requests[0].submit.token_ids

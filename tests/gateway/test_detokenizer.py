@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.detokenizer import ByteDetokenizer, WindowDetokenizer, detokenizer
-from gateway.tokenizer import Tokenizer
 from tests.gateway import tokenizers
+from tokenization.tokenizer import Tokenizer
 
 
 @cache
@@ -92,3 +92,44 @@ def test_words_of_a_sentence_piece_vocabulary_keep_their_spaces() -> None:
     ids = tokenizer.encode("hello quick world", special=False)
     stream = detokenizer(tokenizer)
     assert "".join(stream.push([token]) for token in ids) + stream.finish() == "hello quick world"
+
+
+def test_an_answer_that_goes_on_a_text_keeps_its_space() -> None:
+    tokenizer = _tokenizer("sentence piece")
+    prompt, answer = (tokenizer.encode(text, special=False) for text in ("hello", "quick world"))
+    for before, text in (
+        (prompt, " quick world"),
+        ([*prompt, *tokenizer.encode("<|assistant|>", special=False)[-1:]], " quick world"),
+        ([], "quick world"),
+        (tokenizer.encode("<s>", special=False)[-1:], "quick world"),
+        (tokenizer.encode("ñ", special=False), " quick world"),
+    ):
+        stream = detokenizer(tokenizer, before=before)
+        assert "".join(stream.push([token]) for token in answer) + stream.finish() == text
+        assert b"".join(map(tokenizer.token_bytes, answer)).decode() == " quick world"
+
+
+@settings(max_examples=200)
+@given(prompt=st.text("hello wrdñ世 ", min_size=1, max_size=12), answer=st.text("quick ñ世", max_size=12))
+def test_prompt_and_answer_are_one_text(prompt: str, answer: str) -> None:
+    tokenizer = _tokenizer("sentence piece")
+    before, ids = (tokenizer.encode(text, special=False) for text in (prompt, answer))
+    stream = detokenizer(tokenizer, before=before)
+    text = "".join(stream.push([token]) for token in ids) + stream.finish()
+    assert tokenizer.decode(before) + text == tokenizer.decode([*before, *ids])
+
+
+def test_bytes_at_a_prompts_end_are_no_part_of_an_answers_first_character() -> None:
+    tokenizer = _tokenizer("sentence piece")
+    byte = {tokenizer.token_bytes(token): token for token in range(_size("sentence piece")) if tokenizer.is_byte(token)}
+    prompt = [*tokenizer.encode("hello", special=False), byte[b"\xe4"]]
+    stream = detokenizer(tokenizer, before=prompt)
+    assert "".join(stream.push([byte[bytes([one])]]) for one in "世".encode()) + stream.finish() == "世"
+
+
+def test_what_ends_an_answer_has_no_text_though_it_is_not_special() -> None:
+    tokenizer = _tokenizer("sentence piece")
+    ids = tokenizer.encode("hello", special=False)
+    ends = Tokenizer(tokenizer._hf)
+    ends.special_ids, ends.end_ids = frozenset(), frozenset({ids[-1]})
+    assert detokenizer(ends).push(ids[-1:]) == ""

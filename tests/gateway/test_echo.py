@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.echo import Echo, offsets
-from gateway.tokenizer import Tokenizer
 from protos import common_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import World
@@ -20,6 +19,7 @@ from tests.gateway.test_app import refusal
 from tests.gateway.test_completions import events
 from tests.gateway.test_detokenizer import KINDS, _size, _tokenizer
 from tests.gateway.test_inference import ask, generate
+from tokenization.tokenizer import Tokenizer
 
 TEXTS = st.one_of(
     st.text(alphabet=st.characters(exclude_categories=["Cs"])),
@@ -187,7 +187,7 @@ async def test_a_prompt_is_told_with_its_tokens_and_then_the_answer_is(
 
 
 def _bytes(world: World) -> Any:
-    from gateway.tokenizer import load
+    from tokenization.loading import load
 
     return load(world.folder).token_bytes
 

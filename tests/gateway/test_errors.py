@@ -44,3 +44,12 @@ def test_whoever_may_come_again_is_told_when() -> None:
     assert errors.shape(TooMany("x")).retry_after_s
     assert errors.shape(NotUp("x")).retry_after_s
     assert errors.shape(BadField("x", "n")).retry_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("retry_s", "headers"), [(0.0, []), (0.2, [(b"retry-after", b"1")]), (30.0, [(b"retry-after", b"30")])]
+)
+def test_of_a_model_in_error_it_is_told_when_it_is_tried_again_if_it_is(
+    retry_s: float, headers: list[tuple[bytes, bytes]]
+) -> None:
+    assert errors.headers(ModelFaulty("x", retry_s)) == headers

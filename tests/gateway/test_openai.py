@@ -203,10 +203,10 @@ def test_template_options_reach_the_template() -> None:
     assert request.prompts[0].template_options == options
 
 
-def test_text_parts_are_joined_and_other_keys_kept_for_the_template() -> None:
+def test_text_parts_and_other_keys_are_kept_for_the_template() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = chat(messages=[{"role": "user", "content": parts, "name": "x"}]).prompts[0].messages
-    assert messages == [{"role": "user", "content": "ab", "name": "x"}]
+    assert messages == [{"role": "user", "content": parts, "name": "x"}]
 
 
 @pytest.mark.parametrize("ask", [chat, completion])

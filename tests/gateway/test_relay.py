@@ -299,6 +299,32 @@ async def test_a_model_in_error_is_a_503_with_its_reason(world: World) -> None:
     assert (error["code"], "truncated" in str(error["message"])) == ("model_error", True)
 
 
+async def test_a_model_whose_error_may_pass_is_a_503_that_says_when_to_come_again(world: World) -> None:
+    away = {"residency": common_pb2.ERROR, "error": "its folder does not exist"}
+    route = world.route(**away)
+    route.retry_s = 7.5
+    await world.publish(route)
+    for response in (await world.chat(), await world.chat(stream=True), await world.complete()):
+        assert refusal(response, 503)["code"] == "model_error" and response.headers["retry-after"] == "8"
+    listed = (await world.http.get(f"/v1/models/{MODEL}")).json()
+    assert listed["error"] == "its folder does not exist"
+
+
+async def test_no_answer_names_a_folder_or_a_socket_of_the_server(world: World) -> None:
+    said, told = (
+        "the loader at unix:/run/prism/loader.sock: /srv/m/a.json: EIO",
+        "the loader at loader.sock: a.json: EIO",
+    )
+    world.placement.refusal = (grpc.StatusCode.FAILED_PRECONDITION, said)
+    await world.publish(world.route())
+    error = refusal(await world.chat(), 503)
+    assert (error["code"], error["message"]) == ("model_error", told)
+    world.groups[0].script = world.groups[1].script = fails_after(world, 0, said)
+    await both_places(world)
+    error = refusal(await world.chat(), 503)
+    assert error["code"] == "unavailable" and str(error["message"]).endswith(told)
+
+
 async def test_a_model_that_placement_forgot_is_a_404(world: World) -> None:
     await world.publish(world.route())
     world.placement.refusal = (grpc.StatusCode.NOT_FOUND, "no such model")

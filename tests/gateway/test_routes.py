@@ -44,6 +44,13 @@ def test_a_model_is_faulty_only_where_nobody_serves_it() -> None:
     assert not decode(route("a")).faulty
 
 
+def test_a_fault_says_what_is_wrong_and_when_it_is_tried_again_but_not_where_it_lies() -> None:
+    told = route("a", residency=common_pb2.ERROR)
+    told.error, told.retry_s = "/srv/models/a/config.json: Input/output error", 4.0
+    fault = decode(told).fault
+    assert str(fault) == "model 'a' is in state error: config.json: Input/output error" and fault.retry_s == 4.0
+
+
 def test_a_residency_is_told_by_model_and_address() -> None:
     table = RouteTable()
     table.set([decode(route("a", "x", residency=common_pb2.WAKING))])

@@ -13,13 +13,13 @@ import httpx
 import pytest
 
 from gateway import app, metrics, protocol, server
-from gateway.tokenizer import Tokenizer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.test_app import refusal
 from tests.gateway.test_completions import events
+from tokenization.tokenizer import Tokenizer
 
 
 @pytest.fixture
@@ -84,8 +84,9 @@ async def test_prompts_that_are_long_together_and_calls_with_long_arguments_are_
         threads.append(threading.get_ident())
         return encode(tokenizer, text, special)
 
-    monkeypatch.setattr(Tokenizer, "encode", noted)
     world.say("one")
+    await world.complete(prompt="a")  # the tokenizer is loaded
+    monkeypatch.setattr(Tokenizer, "encode", noted)
     here = threading.get_ident()
     await world.complete(prompt=["a" * 100] * 2)
     assert threads == [here, here]

@@ -9,7 +9,7 @@ from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, engine_pb2
-from services.errors import Refused, TimedOut
+from services.errors import Refused, TimedOut, Unmet
 
 MIB = 1 << 20
 
@@ -152,8 +152,84 @@ def on_two(devices, loader, images):
 async def test_an_image_that_is_not_made_whole_is_not_kept(devices):
     loader, it = Loader(), resident(devices=2)
     mapped = [engine_pb2.WeightsMapped(rank=rank) for rank in range(2)]
-    await on_two(devices, loader, {})._save_image(it, mapped)
+    await on_two(devices, loader, {})._save_image(it, engine(), mapped)
     assert not loader.parts and not it.image_checksums
+    assert it.no_image == "host memory is short"
+
+
+class ShortLoader(Loader):
+    """Fails with what the test says, as long as there is something."""
+
+    def __init__(self, *fails):
+        super().__init__()
+        self.fails = list(fails)
+        self.asked = 0
+
+    async def save_image(self, *told, rank, **keys):
+        self.asked += 1
+        if self.fails:
+            raise self.fails.pop(0)
+        self.parts.add(rank)
+
+
+class Sleeps:
+    """Pauses that are over when the test says so."""
+
+    def __init__(self):
+        self.told = asyncio.Queue()
+        self.over = asyncio.Event()
+
+    async def __call__(self, seconds):
+        self.told.put_nowait(seconds)
+        await self.over.wait()
+        self.over.clear()
+
+
+async def saving(devices, loader):
+    """(activation, resident, its engine's pauses), when the first attempt has been made."""
+    sleeps, it = Sleeps(), resident()
+    config = GpuSchedulerConfig(name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="")
+    activation = Activation(config, Residents(lambda resident: None), {}, devices, loader, {}, sleep=sleeps)
+    it.engine, it.residency = engine(), common_pb2.ACTIVE
+    activation._begin_saving(it, it.engine, [engine_pb2.WeightsMapped(checksum="sum")])
+    await it.saving
+    return activation, it, sleeps
+
+
+async def test_an_image_for_which_there_was_no_room_is_made_when_there_is(devices):
+    short = [Refused("host memory is short"), Refused("host memory is short")]
+    activation, it, sleeps = await saving(devices, ShortLoader(*short))
+    assert activation.why_no_image(it) == "host memory is short" and await sleeps.told.get() == 30.0
+    sleeps.over.set()
+    assert await sleeps.told.get() == 60.0
+    it.change = object()  # it moves, say
+    sleeps.over.set()
+    assert await sleeps.told.get() == 120.0
+    it.change = None
+    sleeps.over.set()
+    while not it.image_checksums:
+        await asyncio.sleep(0)
+    assert activation.has_image(it) and activation.why_no_image(it) == "" and it.no_image == ""
+
+
+async def test_an_image_is_not_made_later_of_what_is_not_there_any_more_or_is_of_other_files(devices):
+    loader = ShortLoader(Refused("host memory is short"))
+    _, it, sleeps = await saving(devices, loader)
+    await sleeps.told.get()
+    it.engine = engine()
+    sleeps.over.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert loader.asked == 1 and sleeps.told.empty()
+
+    loader = ShortLoader(Unmet("m is of generation 2 by now"))
+    activation, it, sleeps = await saving(devices, loader)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert loader.asked == 1 and sleeps.told.empty()
+    assert activation.why_no_image(it) == "m is of generation 2 by now"
+    it.engine_gone()
+    assert it.no_image == ""
 
 
 async def test_an_image_for_another_number_of_devices_is_none(devices):

@@ -23,14 +23,18 @@ def entry(name, **keys):
 
 async def test_images_in_memory_and_on_disk_are_known_by_their_checksums_and_stay_so_while_the_loader_is_away():
     loader = Loader(
-        entry("here", has_image=True, image_checksum="rows:1"),
+        entry("here", has_image=True, image_checksum="rows:1", reading=5),
         entry("stored", on_disk=True, image_checksum="rows:2", other_checksums=["rows:3"]),
         entry("neither"),
+        entry("broken", error="its folder does not exist", reading=6),
     )
     images = {"gone": ["rows:4"]}
-    listed, changes = {"gone": common_pb2.ModelSpec(generation=5)}, Watched(None)
-    await follow_loader(loader, images, listed, changes)
-    assert {name: spec.generation for name, spec in listed.items()} == {"here": 1, "stored": 1, "neither": 1}
+    residents, read, changes = Residents(lambda resident: None), [], Watched(None)
+    residents.listed["gone"] = common_pb2.ModelSpec(generation=5)
+    await follow_loader(loader, images, residents, lambda: read.append(dict(residents.readings)), changes)
+    listed = {name: spec.generation for name, spec in residents.listed.items()}
+    assert listed == {"here": 1, "stored": 1, "neither": 1}
+    assert read == [{"here": 5, "stored": 0, "neither": 0, "broken": 6}]
     assert changes.revision
     assert images == {"here": ["rows:1"], "stored": ["rows:2", "rows:3"]}
 

@@ -53,7 +53,16 @@ class Group:
         self.options = config.engines.options
         activation = Activation(config, self.residents, self.pools, None, loader, images)
         handover = Handover(self.residents, loader, Brought())
-        self.residency = Residency(config, self.residents, self.dispatcher, activation, handover, self.pools)
+        self.timers = []
+        """(seconds, what is called then) of models that are in error for a time."""
+        self.residency = Residency(
+            config, self.residents, self.dispatcher, activation, handover, self.pools, later=self.later
+        )
+
+    def later(self, seconds, call, *told):
+        handle = asyncio.get_running_loop().call_later(1e6, call, *told)
+        self.timers.append((seconds, lambda: None if handle.cancelled() else call(*told)))
+        return handle
 
     async def bring(self, target, **keys):
         change = self.residency.begin(SPEC, target, "test", **keys)
@@ -98,6 +107,16 @@ class Loader:
         self.source = "image"
         self.gave = []
         self.dropped = []
+        self.looks = []
+        """For each look at the files: whether it was a thorough one."""
+        self.found = []
+        """What the next looks find: an error, "changed", or nothing."""
+
+    async def look(self, model, *, thorough, timeout_s):
+        self.looks.append(thorough)
+        found = self.found.pop(0) if self.found else ""
+        entry = loader_pb2.Entry(error="" if found == "changed" else found)
+        return loader_pb2.LookResponse(entry=entry, changed=found == "changed")
 
     async def drop_image(self, model):
         self.dropped.append(model)
@@ -301,7 +320,6 @@ async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afre
 
 async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_while(group, monkeypatch):
     monkeypatch.setattr(residency_module, "_MOST_DEATHS", 3)
-    monkeypatch.setattr(residency_module, "_ERROR_REST_S", 0.02)
 
     async def die(times):
         """As soon as it is up."""
@@ -317,9 +335,10 @@ async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_w
     resident = await die(3)
     assert (resident.residency, resident.reason) == (common_pb2.ERROR, "3 engines died in a row")
     assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
-    while group.residents.get("m") is resident:  # it rests
-        await asyncio.sleep(0.005)
-    monkeypatch.setattr(residency_module, "_ERROR_REST_S", 1000)
+    ((rest_s, end_rest),) = group.timers
+    assert rest_s == resident.retry_s == 300.0
+    end_rest()
+    assert group.residents.get("m") is None, "the next request brings it up"
     assert (await die(3)).residency == common_pb2.ERROR
     first_rest = group.residents.get("m").rest
     await group.bring(common_pb2.ACTIVE)  # by somebody who knows better
@@ -526,6 +545,150 @@ def refusals(monkeypatch):
 
     monkeypatch.setattr(Engine, "verify", refuse)
     return left
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    """What the next loads fail with."""
+    left = []
+    command = Engine.command
+
+    def fail(engine, message, *told):
+        made = command(engine, message, *told)
+        if left and message.WhichOneof("message") == "load":
+            made.fail(left.pop(0))
+        return made
+
+    monkeypatch.setattr(Engine, "command", fail)
+    return left
+
+
+PASSES = CommandFailed("a.safetensors: Input/output error", model_at_fault=False, may_pass=True)
+BROKEN = CommandFailed("the checkpoint does not set 1 of its parameters", model_at_fault=True)
+
+
+async def errors(group):
+    """Brings the model up; how that ended, and for how long it is in error."""
+    residencies = await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    assert resident.residency == residencies[-1]
+    return resident.reason, resident.retry_s
+
+
+async def test_a_fault_that_may_pass_is_an_error_for_ever_longer_and_a_request_tries_again(group, faults):
+    for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        faults.append(PASSES)
+        assert await errors(group) == (str(PASSES), pause_s)
+        assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
+        seconds, end_pause = group.timers[-1]
+        assert seconds == pause_s
+        end_pause()
+        assert group.residents.get("m") is None
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    await group.bring(common_pb2.COLD)
+    faults.append(PASSES)
+    assert await errors(group) == (str(PASSES), 1.0), "it has been up since"
+
+
+async def test_who_brings_it_up_in_the_pause_need_not_wait_and_an_old_pause_ends_nothing(group, faults):
+    faults += [PASSES, BROKEN]
+    await errors(group)
+    assert await errors(group) == (str(BROKEN), 0.0)
+    for _, end_pause in group.timers:
+        end_pause()
+    assert group.residents.get("m").residency == common_pb2.ERROR, "that one does not pass"
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize("fault", [PASSES, BROKEN])
+async def test_files_that_are_read_afresh_end_an_error(group, faults, fault):
+    group.residents.readings = {"m": 5, "n": 1}
+    faults.append(fault)
+    await errors(group)
+    for readings in ({"m": 5, "n": 2}, {"n": 2}):
+        group.residents.readings = readings
+        group.residency.files_read()
+        assert group.residents.get("m").residency == common_pb2.ERROR, "they were not"
+    group.residents.readings = {"m": 6}
+    group.residency.files_read()
+    assert group.residents.get("m") is None
+    faults.append(PASSES)
+    assert (await errors(group))[1] == 1.0, "it begins anew"
+
+
+@pytest.fixture
+async def watched(monkeypatch):
+    """(group, loader) without an image."""
+    loader = Loader()
+    group = await open_group(loader=loader)
+    group.residency._activation._images.clear()
+    monkeypatch.setattr(group.residency._activation, "devices", None)
+    yield group, loader
+    await close_group(group)
+
+
+async def test_files_that_are_away_are_found_before_an_engine_is_given_them_and_nobody_makes_way(watched):
+    group, loader = watched
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+    await asyncio.wait([group.residency.begin(other, common_pb2.ACTIVE, "test").task])
+    loader.looks.clear()
+    loader.found.append("its folder does not exist")
+    yields = [gpu_scheduler_pb2.Yield(model="n", target=common_pb2.COLD)]
+    with pytest.raises(Unmet, match="^its folder does not exist$"):
+        await group.bring(common_pb2.ACTIVE, yields=yields)
+    assert group.residents.get("n").residency == common_pb2.ACTIVE and group.residents.get("m") is None
+    assert loader.looks == [False], "the loader has it in its catalogue, and looks again by itself"
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize("fault", [PASSES, BROKEN])
+async def test_what_the_loader_finds_wrong_with_the_files_counts_before_what_an_engine_made_of_it(
+    watched, faults, fault
+):
+    group, loader = watched
+    loader.found += ["", "model.safetensors is truncated"]
+    faults.append(fault)
+    with pytest.raises(Unmet, match="^model.safetensors is truncated$"):
+        await group.bring(common_pb2.ACTIVE)
+    assert loader.looks == [False, True] and group.residents.get("m") is None
+
+
+async def test_files_that_changed_while_they_were_read_may_do_the_next_time(watched, faults):
+    group, loader = watched
+    loader.found += ["", "changed"]
+    faults.append(BROKEN)
+    assert await errors(group) == ("its files have changed while they were read", 1.0)
+
+
+async def test_a_loader_that_is_away_keeps_no_model_from_coming_up(watched):
+    group, loader = watched
+
+    async def away(*_told, **_keys):
+        raise Unavailable("the loader is away")
+
+    loader.look = away
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+async def test_one_that_wakes_needs_no_files(sleeping):
+    group, loader = sleeping
+    loader.looks.clear()
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE and not loader.looks
+
+
+async def test_one_that_cannot_hibernate_says_why(watched):
+    group, loader = watched
+    await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    resident.no_image = "an image of m takes 7 bytes"
+    change = group.residency.begin(SPEC, common_pb2.HIBERNATING, "test")
+    last = [message async for message in group.residency.follow(change)][-1]
+    assert last.reason == "an image of m takes 7 bytes" and group.residents.get("m") is None
+    group.residency._activation._loader = None
+    await group.bring(common_pb2.ACTIVE)
+    change = group.residency.begin(SPEC, common_pb2.HIBERNATING, "test")
+    last = [message async for message in group.residency.follow(change)][-1]
+    assert last.reason == "this group has no loader, which would make it"
 
 
 @pytest.fixture

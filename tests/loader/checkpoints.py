@@ -24,6 +24,15 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+TOKENIZER: dict[str, Any] = {
+    "version": "1.0",
+    "added_tokens": [],
+    "normalizer": None,
+    "pre_tokenizer": None,
+    "post_processor": None,
+    "decoder": None,
+    "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+}
 
 
 def tensors(config: dict[str, Any], dtype: str = "BF16") -> Tensors:
@@ -79,7 +88,8 @@ def write(folder: Path, config: dict[str, Any] = LLAMA, *, shards: int = 1, **ch
     config = {**config, **changes}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps({"model": {"type": "BPE"}}))
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     all_tensors = tensors(config)
     if shards == 1:
         write_safetensors(folder / SINGLE, described(all_tensors))

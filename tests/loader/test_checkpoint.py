@@ -1,12 +1,14 @@
 """Reading a folder: sizes, generations, and every kind of broken checkpoint with its reason."""
 
+import errno
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from loader.checkpoint import fingerprint, read
-from loader.errors import BrokenCheckpoint
+from loader.errors import BrokenCheckpoint, PassingFault
 from tests.loader import checkpoints
 from tests.loader.checkpoints import SINGLE, change_config, change_header
 
@@ -173,12 +175,177 @@ def test_a_broken_checkpoint_is_refused_with_one_line_that_names_what_is_wrong(t
     assert "\n" not in str(broken.value)
 
 
-def test_a_folder_that_is_not_there_or_is_a_file_is_named(tmp_path):
-    with pytest.raises(BrokenCheckpoint, match="gone does not exist"):
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
+
+
+def only(**files):
+    """A folder of these and nothing else."""
+
+    def make(folder):
+        for name in os.listdir(folder):
+            os.unlink(folder / name)
+        for name, text in files.items():
+            (folder / name.replace("__", ".")).write_text(text)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        pytest.param(replaced(SINGLE, POINTER), f"{SINGLE} is a pointer of git-lfs", id="weights not fetched"),
+        pytest.param(replaced("tokenizer.json", POINTER), "tokenizer.json is a pointer of", id="tokenizer not fetched"),
+        pytest.param(replaced("config.json", POINTER), "config.json is a pointer of", id="configuration not fetched"),
+        pytest.param(
+            lambda folder: (removed("tokenizer.json")(folder), (folder / "tokenizer.model").write_text(POINTER)),
+            "tokenizer.model is a pointer of git-lfs in place of the file: fetch it with git lfs pull",
+            id="older tokenizer not fetched",
+        ),
+        pytest.param(
+            only(model__gguf="GGUF", README__md=""), "has no config.json, and its weights are GGUF", id="GGUF folder"
+        ),
+        pytest.param(
+            lambda folder: (removed(SINGLE)(folder), (folder / "m-q4.gguf").write_text("GGUF")),
+            "its weights are GGUF, which is not supported",
+            id="GGUF beside a configuration",
+        ),
+        pytest.param(
+            only(adapter_config__json='{"base_model_name_or_path": "org/base"}', adapter_model__safetensors=""),
+            "it is an adapter (LoRA) for org/base, not a whole model: merge it",
+            id="LoRA",
+        ),
+        pytest.param(
+            only(adapter_config__json='{"base_model_name_or_path": "/home/me/base"}', config__json="{}"),
+            "it is an adapter (LoRA), not a whole model",
+            id="LoRA of a folder, with a configuration",
+        ),
+        pytest.param(only(model_index__json="{}"), "it is a pipeline of diffusers", id="diffusers"),
+        pytest.param(only(params__json="{}"), "its publisher's own format (params.json)", id="consolidated"),
+        pytest.param(
+            lambda folder: (only()(folder), (folder / "snapshots").mkdir()),
+            "give one of the folders in its snapshots",
+            id="a repository of the cache",
+        ),
+        pytest.param(only(pytorch_model__bin="PK"), "its weights are pickled files only", id="pickled"),
+        pytest.param(
+            lambda folder: (removed(SINGLE)(folder), (folder / "tf_model.h5").write_text("")),
+            "its weights are of another framework",
+            id="another framework",
+        ),
+    ],
+)
+def test_folders_of_other_kinds_are_recognised_and_it_is_said_what_to_do(tmp_path, break_it, reason):
+    folder = checkpoints.write(tmp_path)
+    break_it(folder)
+    with pytest.raises(BrokenCheckpoint) as broken:
+        read(folder, FLOAT32)
+    assert reason in str(broken.value)
+    assert not broken.value.may_pass, "the same files will not do later either"
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        pytest.param(only(), "its folder is empty", id="nothing mounted"),
+        pytest.param(removed("config.json"), "its folder has no config.json", id="no configuration yet"),
+        pytest.param(replaced("config.json", ""), "config.json is empty", id="a configuration that is being written"),
+        pytest.param(removed(SINGLE), "no weights: neither", id="no weights yet"),
+        pytest.param(removed("tokenizer.json"), "no tokenizer", id="no tokenizer yet"),
+        pytest.param(replaced("tokenizer.json", ""), "tokenizer.json is empty", id="a tokenizer that is being written"),
+        pytest.param(
+            lambda folder: os.truncate(folder / SINGLE, os.path.getsize(folder / SINGLE) - 1),
+            "is truncated",
+            id="weights that are being written",
+        ),
+        pytest.param(lambda folder: os.truncate(folder / SINGLE, 5), "is truncated", id="a header that is not there"),
+        pytest.param(
+            lambda folder: (folder / SINGLE).write_bytes(bytes(4096)), "it begins with zeros", id="room made ahead"
+        ),
+    ],
+)
+def test_what_is_not_there_yet_or_not_whole_may_pass(tmp_path, break_it, reason):
+    folder = checkpoints.write(tmp_path)
+    break_it(folder)
+    with pytest.raises(BrokenCheckpoint) as broken:
+        read(folder, FLOAT32)
+    assert reason in str(broken.value) and broken.value.may_pass
+
+
+def test_a_missing_shard_may_pass(tmp_path):
+    folder = checkpoints.write(tmp_path, shards=2)
+    os.unlink(folder / "model-00002-of-00002.safetensors")
+    with pytest.raises(PassingFault, match="names model-00002-of-00002.safetensors, which does not exist"):
+        read(folder, FLOAT32)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ENOMEM, errno.ESTALE])
+@pytest.mark.parametrize(
+    ("call", "file"),
+    [("builtins.open", SINGLE), ("pathlib.Path.read_bytes", "config.json"), ("pathlib.Path.stat", "m")],
+)
+def test_what_cannot_be_read_now_may_pass_and_is_named_without_its_folder(tmp_path, monkeypatch, number, call, file):
+    folder = checkpoints.write(tmp_path / "m")
+
+    def fails(path, *args, **keys):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(call, fails)
+    with pytest.raises(PassingFault) as fault:
+        read(folder, FLOAT32)
+    monkeypatch.undo()
+    where = "its folder" if file == "m" else file
+    assert str(fault.value) == f"{where}: {os.strerror(number)}"
+
+
+def test_short_memory_may_pass(tmp_path, monkeypatch):
+    def fails(path):
+        raise MemoryError
+
+    folder = checkpoints.write(tmp_path)
+    monkeypatch.setattr("pathlib.Path.read_bytes", fails)
+    with pytest.raises(PassingFault, match="host memory is short"):
+        read(folder, FLOAT32)
+
+
+def test_defaults_for_sampling_that_cannot_be_read_now_are_not_left_out(tmp_path, monkeypatch):
+    folder = checkpoints.write(tmp_path)
+    (folder / "generation_config.json").write_text('{"temperature": 0.5}')
+    whole = Path.read_bytes
+
+    def fails(path):
+        if path.name == "generation_config.json":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return whole(path)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    with pytest.raises(PassingFault, match="generation_config.json: Input/output error"):
+        read(folder, FLOAT32)
+
+
+def test_a_folder_that_is_not_there_may_pass_and_one_that_is_a_file_not(tmp_path):
+    with pytest.raises(PassingFault, match="^its folder does not exist$"):
         read(tmp_path / "gone", FLOAT32)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(BrokenCheckpoint, match="file is not a folder"):
-        read(tmp_path / "file", FLOAT32)
+    for name, kind in (("file", "a file"), ("m.Q4.gguf", "a GGUF file, which is not supported")):
+        (tmp_path / name).write_text("")
+        with pytest.raises(BrokenCheckpoint) as broken:
+            read(tmp_path / name, FLOAT32)
+        assert str(broken.value).startswith(f"it is {kind}: give a") and not broken.value.may_pass
+
+
+def test_of_a_key_that_is_there_twice_the_last_counts_as_transformers_has_it(tmp_path):
+    folder = checkpoints.write(tmp_path)
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text('{"max_position_embeddings": 7, "model_type": "x", ' + text[1:])
+    assert read(folder, FLOAT32).context_tokens == 64
+    (folder / "config.json").write_text(text[:-1] + ', "max_position_embeddings": 32}')
+    assert read(folder, FLOAT32).context_tokens == 32
+
+
+def test_a_byte_order_mark_is_refused_as_transformers_does(tmp_path):
+    folder = checkpoints.write(tmp_path)
+    (folder / "config.json").write_text((folder / "config.json").read_text(), encoding="utf-8-sig")
+    with pytest.raises(BrokenCheckpoint, match="config.json is not JSON: .*BOM"):
+        read(folder, FLOAT32)
 
 
 @pytest.mark.parametrize("files", [("tokenizer.model",), ("vocab.json", "merges.txt")])

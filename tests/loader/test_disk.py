@@ -45,8 +45,21 @@ class World:
             self.changed,
             threads=2,
             answer_timeout_s=0.2,
+            sleep=self.sleep,
         )
+        self.pauses: list[float] = []
+        """What it waits for, until the test says that it is over."""
+        self._woken = asyncio.Event()
         self._change = asyncio.Event()
+
+    async def sleep(self, seconds):
+        self.pauses.append(seconds)
+        await self._woken.wait()
+
+    def wake(self):
+        """Its pauses are over."""
+        woken, self._woken = self._woken, asyncio.Event()
+        woken.set()
 
     def changed(self):
         self.changes += 1
@@ -298,6 +311,71 @@ async def test_a_disk_that_fills_costs_a_line_and_the_image_in_memory_stays(worl
     assert "No space left on device" in line
     monkeypatch.undo()
     await world.store("b")
+
+
+async def test_an_image_that_found_no_space_is_written_when_there_is_some(world, monkeypatch):
+    def full(fd, nbytes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_file, "_reserve", full)
+    await world.save("a")
+    for pauses in ([30.0], [30.0, 60.0], [30.0, 60.0, 120.0]):
+        await world.quiet()
+        await asyncio.sleep(0)
+        assert world.pauses == pauses and world.find("a") is None
+        monkeypatch.undo() if len(pauses) == 3 else None
+        world.wake()
+    await world.until(lambda: world.find("a"))
+
+
+async def test_an_image_that_found_no_room_beside_others_is_written_when_they_have_gone(tmp_path):
+    world = World(tmp_path, capacity=FILE)
+    await world.disk.start()
+    await world.store("a")
+    world.pinned.add(1)
+    await world.save("b")
+    await world.quiet()
+    await asyncio.sleep(0)
+    assert world.names() == "a" and world.pauses == [30.0]
+    world.pinned.clear()
+    world.wake()
+    await world.until(lambda: world.find("b"))
+    assert world.names() == "b"
+
+
+async def test_an_image_that_is_dropped_while_it_waits_to_be_written_is_not(world, monkeypatch):
+    def full(fd, nbytes):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(disk_file, "_reserve", full)
+    await world.save("a")
+    await world.quiet()
+    await asyncio.sleep(0)
+    monkeypatch.undo()
+    world.images.drop("a")
+    world.wake()
+    await world.quiet()
+    assert world.find("a") is None and world.pauses == [30.0] and os.listdir(world.folder) == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM, errno.EACCES])
+async def test_a_file_that_cannot_be_read_for_other_reasons_than_its_own_stays(world, monkeypatch, number):
+    content = await world.store("a")
+    world.images.drop("a")
+
+    def fails(*told):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(disk_file, "read_header", fails)
+    with pytest.raises(Unmet, match=f"the image of a on disk cannot be read now: {os.strerror(number)}"):
+        await world.read("a")
+    successor = World(world.folder)
+    await successor.disk.start()
+    assert successor.names() == "", "it is looked at again at the next start"
+    monkeypatch.undo()
+    (*_, image) = await world.read("a")
+    with image.weights() as weights:
+        assert bytes(weights) == content
 
 
 async def test_an_image_dropped_before_or_while_it_is_written_is_not(world, monkeypatch):

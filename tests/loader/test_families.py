@@ -24,6 +24,15 @@ def config(**changes):
             id="sliding window of Mistral",
         ),
         pytest.param(
+            {
+                "architectures": ["MistralForCausalLM"],
+                "sliding_window": 64,
+                "rope_scaling": {"type": "yarn", "factor": 2.0},
+            },
+            "sliding-window attention",
+            id="a window as long as a context that is stretched",
+        ),
+        pytest.param(
             {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "use_sliding_window": True},
             "sliding-window attention",
             id="sliding window that Qwen2 uses",
@@ -84,6 +93,7 @@ def test_full_attention_is_served(changes):
         pytest.param({"num_key_value_heads": 3}, "4 attention heads cannot share 3", id="heads that do not share"),
         pytest.param({"hidden_size": 33}, "33 does not divide into 4 heads", id="no head size"),
         pytest.param({"rope_scaling": {"type": "linear", "factor": "two"}}, "factor = 'two'", id="stretch"),
+        pytest.param({"max_position_embeddings": 1 << 40}, "a context of 1099511627776 tokens", id="endless"),
     ],
 )
 def test_an_impossible_configuration_is_refused_with_its_key(changes, reason):
@@ -95,14 +105,6 @@ def test_an_impossible_configuration_is_refused_with_its_key(changes, reason):
 def test_key_value_heads_and_head_size_default_to_the_attention_heads():
     shape = families.read_shape(config(num_key_value_heads=None, head_dim=None))
     assert (shape.kv_heads, shape.head_dim) == (4, 8)
-
-
-@pytest.mark.parametrize(
-    ("rope", "context"),
-    [({"type": "linear", "factor": 4.0}, 256), ({"rope_type": "llama3", "factor": 8.0}, 64), (None, 64)],
-)
-def test_only_linear_interpolation_makes_the_context_longer_than_its_key_says(rope, context):
-    assert families.read_shape(config(rope_scaling=rope)).context_tokens == context
 
 
 def test_the_expected_tensors_are_those_of_a_checkpoint():

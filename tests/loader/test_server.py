@@ -87,6 +87,47 @@ async def test_a_reload_shows_changed_and_broken_checkpoints_and_serves_the_othe
     assert catalogue.entries[0].model.name == "b"
 
 
+async def test_a_folder_that_goes_away_is_told_when_it_is_looked_at_and_noticed_by_itself_when_it_is_back(node):
+    before = await node.entry("a")
+    assert (await node.client.look("a")).entry == before and before.reading
+    folder = node.folder / "models" / "a"
+    folder.rename(folder.with_name("away"))
+    entry = (await node.client.look("a")).entry
+    assert (entry.error, entry.retry_s) == ("its folder does not exist", 1.0)
+    assert entry.model == before.model and entry == await node.entry("a")
+    await node.until(lambda catalogue: catalogue.entries[0].retry_s > 1.0)
+    folder.with_name("away").rename(folder)
+    catalogue = await node.until(lambda catalogue: not catalogue.entries[0].error)
+    after = catalogue.entries[0]
+    assert after.model == before.model and after.reading != before.reading and not after.retry_s
+    with pytest.raises(NotFound):
+        await node.client.look("nobody")
+
+
+async def test_a_folder_that_is_away_when_the_loader_starts_is_noticed_when_it_is_there(node):
+    folder = node.folder / "models" / "a"
+    folder.rename(folder.with_name("away"))
+    node.kill("loader")
+    node.start("loader")
+    await node.healthy()
+    assert (await node.entry("a")).error == "its folder does not exist"
+    folder.with_name("away").rename(folder)
+    await node.until(lambda catalogue: len(catalogue.entries) == 2 and not catalogue.entries[0].error)
+
+
+async def test_a_model_that_can_have_no_image_says_so_and_is_not_pinned(node):
+    folder = checkpoints.write(node.folder / "models" / "wide", intermediate_size=48_000)
+    spec = await node.add("wide", str(folder))
+    assert spec.weights_bytes > 16 << 20
+    entry = await node.entry("wide")
+    mib = spec.weights_bytes / (1 << 20)
+    assert entry.no_image == f"its weights take {mib:,.1f} MiB, all images together may take 16.0 MiB"
+    assert (await node.client.state("wide")).entry.no_image == entry.no_image and not (await node.entry("a")).no_image
+    with pytest.raises(Refused, match="wide is not pinned, since it can have no image to stay: its weights take"):
+        await node.client.pin("wide")
+    assert not (await node.entry("wide")).image_pinned
+
+
 async def test_weights_leave_into_an_image_and_come_back_into_new_extents(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)

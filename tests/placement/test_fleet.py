@@ -352,6 +352,12 @@ def test_a_model_of_several_nodes_is_as_the_first_says_that_can_serve_it_and_has
     assert merged([here, there]) == entry("m", 1, has_image=True)
     assert merged([entry("m", 0, error="cut"), there, here]) == there
     assert merged([entry("m", 0, error="cut"), entry("m", 3, on_disk=True)]) == entry("m", 3, on_disk=True)
+    passing = entry("m", 0, error="away", retry_s=2.0)
+    assert merged([entry("m", 0, error="cut"), passing]) == passing
+    assert merged([passing, there]) == there
+    large = entry("m", 1, no_image="it takes more")
+    assert merged([large, entry("m", 1)]) == large
+    assert merged([large, entry("m", 1, has_image=True)]) == entry("m", 1, has_image=True)
     assert merged([entry("m", 4)]) == entry("m", 4) and merged([]) is None
     assert not here.has_image, "what was heard stays as it was"
 

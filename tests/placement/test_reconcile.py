@@ -4,7 +4,8 @@ from math import inf
 import pytest
 
 from placement import actuate, reconcile
-from protos import common_pb2, gpu_scheduler_pb2
+from placement.reconcile import Evicted
+from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import tasks
 from services.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
@@ -844,20 +845,63 @@ async def test_who_moves_has_an_idle_model_make_way_at_its_target():
 # --- operators
 
 
-async def test_a_model_that_an_operator_sends_to_sleep_and_has_no_image_is_told_to_be_cold():
+async def test_a_model_that_an_operator_sends_to_sleep_hibernates_or_is_cold_where_it_has_an_image():
     world = FakeCluster(groups=1)
     world.model("m")
-    world.groups[0].put("m")
-    world.tell()
-    assert await world.reconciler.evict("m", common_pb2.HIBERNATING) == common_pb2.HIBERNATING
-    world.groups[0].put("m")
+    for target in (common_pb2.HIBERNATING, common_pb2.COLD):
+        world.groups[0].put("m")
+        world.tell()
+        assert await world.reconciler.evict("m", target) == Evicted(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "purpose"), [(common_pb2.HIBERNATING, "to sleep on"), (common_pb2.COLD, "to keep in host memory")]
+)
+@pytest.mark.parametrize(
+    ("entry", "resident", "told", "why"),
+    [
+        ({"no_image": "its weights take more"}, {"no_image": "refused"}, "refused", "its weights take more"),
+        ({}, {"no_image": "host memory is short"}, "", "host memory is short"),
+        ({}, {}, "this group has no loader", "this group has no loader"),
+        ({}, {}, "", "none was made of its weights yet"),
+    ],
+)
+async def test_a_model_without_an_image_is_on_disk_and_it_is_said_why_and_what_comes_of_it(
+    target, purpose, entry, resident, told, why
+):
+    world = FakeCluster(groups=1)
+    world.model("m", has_image=False)
+    world.cluster.catalogue["m"].MergeFrom(loader_pb2.Entry(**entry))
+    world.groups[0].put("m", **resident)
     world.tell()
 
     async def leaves(*_arguments, **_keys):
-        return gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.DRAINING)
+        return gpu_scheduler_pb2.ResidencyProgress(residency=common_pb2.DRAINING, reason=told)
 
     world.groups[0].set_residency = leaves
-    assert await world.reconciler.evict("m", common_pb2.HIBERNATING) == common_pb2.COLD
+    assert await world.reconciler.evict("m", target) == Evicted(
+        common_pb2.ON_DISK,
+        f"it has no image {purpose}: {why}; its engine is given back, and the next start reads the checkpoint",
+    )
+
+
+async def test_a_model_whose_image_is_on_disk_alone_is_not_cold():
+    world = FakeCluster(groups=1)
+    world.model("m", has_image=False)
+    world.cluster.catalogue["m"].on_disk = True
+    world.groups[0].put("m")
+    world.tell()
+    evicted = await world.reconciler.evict("m", common_pb2.COLD)
+    assert evicted == Evicted(common_pb2.ON_DISK, "its image is on disk, and not in host memory")
+
+
+async def test_a_model_in_error_on_its_group_has_no_prospect_of_coming_up():
+    world = FakeCluster(groups=1)
+    world.model("m")
+    assert world.reconciler.prospect("m")[0].group is not None
+    world.groups[0].put("m", common_pb2.ERROR, reason="it broke")
+    world.tell()
+    assert world.reconciler.prospect("m") is None, "its requests are refused"
 
 
 async def test_who_needs_long_to_look_for_moves_rests_before_the_next_time(monkeypatch):

@@ -103,6 +103,51 @@ def test_routes_are_told_again_only_where_one_is_another(facts, told):
     assert world.table.message().revision == before + told
 
 
+@pytest.mark.parametrize(
+    ("catalogue", "groups", "told"),
+    [
+        pytest.param({"error": "it is away", "retry_s": 4.0}, {}, ("it is away", 4.0), id="away"),
+        pytest.param({"error": "NoSuchModel is not supported"}, {}, ("NoSuchModel is not supported", 0.0), id="wrong"),
+        pytest.param({}, {"g0": ("EIO", 2.0)}, ("EIO", 2.0), id="on a group"),
+        pytest.param({}, {"g0": ("EIO", 2.0), "g1": ("ENOMEM", 8.0)}, ("EIO", 8.0), id="on two, until both are over"),
+        pytest.param({}, {"g0": ("EIO", 2.0), "g1": ("NaN", 0.0)}, ("EIO", 0.0), id="on two, of which one stays"),
+        pytest.param({"error": "cut", "retry_s": 1.0}, {"g0": ("NaN", 0.0)}, ("cut", 1.0), id="the catalogue counts"),
+    ],
+)
+def test_an_error_says_within_what_time_it_is_tried_again(catalogue, groups, told):
+    world = FakeCluster()
+    world.model("m")
+    world.cluster.catalogue["m"].MergeFrom(loader_pb2.Entry(**catalogue))
+    for group in world.groups:
+        if (name := group.state.group) in groups:
+            reason, retry_s = groups[name]
+            group.put("m", common_pb2.ERROR, reason=reason, retry_s=retry_s)
+    world.tell()
+    (route,) = world.routes()
+    assert (route.residency, route.error, route.retry_s) == (common_pb2.ERROR, *told)
+
+
+def test_what_fits_nowhere_is_not_tried_again_and_one_that_is_up_somewhere_has_no_error():
+    world = FakeCluster()
+    world.model("m", weights=500 * MIB)
+    world.groups[0].put("m", common_pb2.ERROR, reason="EIO", retry_s=2.0)
+    world.tell()
+    world.reconciler.changed()
+    (route,) = world.routes()
+    assert "the largest group" in route.error and route.retry_s == 0.0
+    world.groups[1].put("m")
+    world.tell()
+    (route,) = world.routes()
+    assert (route.residency, route.error, route.retry_s) == (common_pb2.ACTIVE, "", 0.0)
+
+
+def test_why_a_model_can_have_no_image_is_told():
+    world = FakeCluster()
+    world.model("m", has_image=False)
+    world.cluster.catalogue["m"].no_image = "its weights take more"
+    assert [route.no_image for route in world.routes()] == ["its weights take more"]
+
+
 async def test_whoever_follows_gets_all_routes_at_once_and_again_when_one_is_another():
     world = FakeCluster()
     world.model("m")

@@ -6,6 +6,7 @@ from prismctl.account import account
 def place(state="active", **keys):
     known = {"group": "g0", "answers": True, "state": state, "reason": "", "waiting": 0, "running": 0, "idle_s": 3.0}
     known |= {"active_s": 9.0, "came_s": 0.5, "wake_s": 0.25, "weights_from": ["image"], "kv_lacking_bytes": 0}
+    known |= {"no_image": ""}
     return known | {"weights_bytes": 2 << 20, "kv_held_bytes": 1 << 20} | keys
 
 
@@ -15,6 +16,7 @@ def decision(action, reason, age_s=9.0, group="g0", outcome="done in 0.50 s"):
 
 def told(state, places=(), **keys):
     known = {"model": "m", "state": state, "error": None, "places": places, "requests": [], "prospect": None}
+    known |= {"retry_s": 0.0, "path": "", "no_image": ""}
     return account(known | {"decisions": []} | keys)
 
 
@@ -59,6 +61,21 @@ def test_one_that_cannot_be_served():
     assert told("error", error="weights 9 + floor 0 = 9 bytes; the largest group, g0, has 8") == [
         "m cannot be served: weights 9 + floor 0 = 9 bytes; the largest group, g0, has 8"
     ]
+
+
+def test_one_whose_error_may_pass_says_within_what_time_and_where_it_lies():
+    (line,) = told("error", error="its folder does not exist", retry_s=8.0, path="/volume/m")
+    assert line == "m cannot be served: its folder does not exist; it is tried again within 8 s (/volume/m)"
+    lines = told("error", [place("error", reason="a: EIO")], error="a: EIO", retry_s=2.0)
+    assert lines == ["m cannot be served: a: EIO; it is tried again within 2 s", "m is error on g0"]
+
+
+def test_one_without_an_image_says_why_and_what_comes_of_it():
+    sleeping = "asleep it would keep neither its engine nor its weights"
+    lines = told("on disk", no_image="its weights take 513.0 MiB, all images 256.0 MiB")
+    assert lines[1] == f"it has no image: its weights take 513.0 MiB, all images 256.0 MiB; {sleeping}"
+    lines = told("active", [place(no_image="host memory is short")])
+    assert lines[1] == f"it has no image: host memory is short; {sleeping}"
 
 
 def test_one_whose_group_does_not_answer():

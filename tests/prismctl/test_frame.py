@@ -56,7 +56,13 @@ def seen(**keys):
     catalogue = [
         {"model": BUSY["model"], "state": "active", "error": ""},
         {"model": "away", "state": "cold", "error": ""},
-        {"model": "bad", "state": "error", "error": "the weights lack lm_head.weight"},
+        {
+            "model": "bad",
+            "state": "error",
+            "error": "the weights lack lm_head.weight",
+            "retry_s": 0.0,
+            "path": "/m/bad",
+        },
     ]
     return {
         "services": [{"service": "placement", "address": "unix:/p", "answers": True}],

@@ -11,12 +11,13 @@ from placement.server import NAME
 from prismctl.__main__ import app
 from protos import common_pb2, loader_pb2, loader_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services import rpc
-from services.errors import Conflict, NotFound, Unavailable, Unmet
+from services.errors import Conflict, NotFound, Refused, Unavailable, Unmet
 
 
 class Placement(placement_pb2_grpc.PlacementServicer):
     def __init__(self):
         self.asked = []
+        self.refuses = None
 
     async def AddModel(self, request, context):
         self.asked.append(request.model)
@@ -43,7 +44,8 @@ class Placement(placement_pb2_grpc.PlacementServicer):
     async def WatchRoutes(self, request, context):
         routes = placement_pb2.Routes()
         routes.routes.add(model=common_pb2.ModelSpec(name="good", weights_bytes=1 << 20), residency=common_pb2.ACTIVE)
-        routes.routes.add(model=common_pb2.ModelSpec(name="bad"), residency=common_pb2.ERROR, error="truncated")
+        bad = common_pb2.ModelSpec(name="bad", path="/models/bad")
+        routes.routes.add(model=bad, residency=common_pb2.ERROR, error="truncated", retry_s=4.0)
         broken = routes.routes.add(model=common_pb2.ModelSpec(name="broken"), residency=common_pb2.WAKING)
         routes.routes.add(model=common_pb2.ModelSpec(name="slow"), residency=common_pb2.WAKING)
         yield routes
@@ -55,6 +57,9 @@ class Placement(placement_pb2_grpc.PlacementServicer):
         return placement_pb2.ActivateResponse(place=placement_pb2.Place(group="g0"))
 
     async def Evict(self, request, context):
+        if self.refuses is None:
+            why = "it has no image to sleep on: host memory is short; its engine is given back"
+            return placement_pb2.EvictResponse(residency=common_pb2.ON_DISK, reason=why)
         raise self.refuses
 
     async def Explain(self, request, context):
@@ -72,6 +77,9 @@ class Loader(loader_pb2_grpc.LoaderServicer):
         self.pinned = False
 
     async def Inspect(self, request, context):
+        if request.model.name == "large":
+            why = "its weights take 513.0 MiB, all images together may take 256.0 MiB"
+            return loader_pb2.Inspection(entry=loader_pb2.Entry(no_image=why))
         if request.model.name != "good":
             raise NotFound(f"no model '{request.model.name}' in the catalogue")
         entry = loader_pb2.Entry(on_disk=True, image_bytes=3 << 20, image_pinned=self.pinned)
@@ -83,6 +91,8 @@ class Loader(loader_pb2_grpc.LoaderServicer):
         return seen
 
     async def Pin(self, request, context):
+        if request.model == "large":
+            raise Refused("large is not pinned, since it can have no image to stay: its weights take 513.0 MiB")
         self.pinned = True
         return loader_pb2.PinResponse()
 
@@ -119,11 +129,13 @@ async def test_the_list_as_json_has_states_and_errors(run):
     result = await run("models", "list", "--json")
     rows = {row["model"]: row for row in json.loads(result.stdout)}
     assert rows["good"]["state"] == "active" and rows["bad"]["error"] == "truncated"
+    assert (rows["bad"]["retry_s"], rows["bad"]["path"]) == (4.0, "/models/bad")
 
 
 async def test_the_list_fits_a_narrow_terminal_and_says_what_is_wrong(run):
     result = await run("models", "list", columns="80")
-    assert result.exit_code == 0 and "truncated" in result.stdout
+    assert result.exit_code == 0
+    assert "truncated; it is tried again within 4 s (/models/bad)" in " ".join(result.stdout.split())
     assert max(map(len, result.stdout.splitlines())) <= 80
 
 
@@ -193,6 +205,26 @@ async def test_a_refusal_is_one_line_and_its_kind_is_the_status(run, error, stat
     run.placement.refuses = error
     result = await run("models", "sleep", "good")
     assert (result.exit_code, result.output) == (status, "prismctl: no\n")
+
+
+async def test_one_that_came_lower_than_it_was_to_says_why(run):
+    result = await run("models", "sleep", "good")
+    why = "it has no image to sleep on: host memory is short; its engine is given back"
+    assert (result.exit_code, result.stdout) == (0, f"good is on disk: {why}\n")
+    told = json.loads((await run("models", "sleep", "good", "--json")).stdout)
+    assert told == {"model": "good", "state": "on disk", "reason": why}
+
+
+async def test_a_model_that_can_have_no_image_is_not_pinned_and_inspect_says_why(run):
+    result = await run("models", "pin", "large")
+    assert result.exit_code == 1
+    assert result.output == (
+        "prismctl: large is not pinned, since it can have no image to stay: its weights take 513.0 MiB\n"
+    )
+    result = await run("models", "inspect", "large")
+    why = "its weights take 513.0 MiB, all images together may take 256.0 MiB"
+    assert result.stdout == f"large: image none: {why}\n"
+    assert json.loads((await run("models", "inspect", "large", "--json")).stdout)["no_image"] == why
 
 
 async def test_a_model_that_does_not_come_up_is_an_answer_of_no_with_what_became_of_it(run):

@@ -1,7 +1,7 @@
 #!/bin/sh
 # On the host: what pack.sh made becomes SRC, and SRC.other where it made other.tgz; SGLang's archive (parts in numeric
 # order) and the wheels become SITE. Compiled kernels of an earlier time, if IN/kernels.txz has them, go to their places.
-# Safe to repeat.
+# Safe to repeat. UNPACK in the environment: the command that unpacks an archive made by something else than xz.
 #   sh setup.sh IN SRC SITE PART...
 set -eu
 in=$1 src=$2 site=$3
@@ -11,7 +11,7 @@ tar -xzf "$in/prism.tgz" -C "$src"
 if [ -e "$in/other.tgz" ]; then cp -r "$src" "$src.other" && tar -xzf "$in/other.tgz" -C "$src.other"; fi
 if [ ! -e "$site/.complete" ]; then
     # On all cores where it was packed in blocks (`xz --block-size`), half a minute quicker.
-    cat "$@" | xz -dc -T0 | tar -x -C "$site"
+    cat "$@" | ${UNPACK:-xz -dc -T0} | tar -x -C "$site"
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" "$in"/wheels/*.whl
     touch "$site/.complete"
 fi

@@ -15,6 +15,7 @@ from gpu_scheduler.engines.sglang.book import Open
 from gpu_scheduler.engines.sglang.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
 from gpu_scheduler.engines.sglang.residency import State
 from protos import common_pb2, engine_pb2
+from services.paths import without_folders
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.instance import Instance
@@ -35,8 +36,9 @@ class Unload(LeaveLoop):
 def told(command_id: int, error: CommandError) -> engine_pb2.Failed:
     return engine_pb2.Failed(
         command_id=command_id,
-        reason=str(error),
+        reason=without_folders(str(error)),
         model_at_fault=error.model_at_fault,
+        may_pass=error.may_pass,
         weights_differ=error.weights_differ,
     )
 

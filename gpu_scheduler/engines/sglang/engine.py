@@ -12,7 +12,8 @@ from sglang.srt.models import registry as _models  # noqa: F401
 
 from gpu_scheduler.engines.sglang import collector, current, residency
 from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload, told
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError, LeaveLoop, NoMemory
+from gpu_scheduler.engines.sglang.errors import CommandError, LeaveLoop, NoMemory
+from gpu_scheduler.engines.sglang.faults import check_folder, fault
 from gpu_scheduler.engines.sglang.instance import Instance
 from gpu_scheduler.engines.sglang.loop import Loop
 from gpu_scheduler.engines.sglang.memory import Memory, OpenMemory
@@ -146,15 +147,16 @@ class Engine:
 
     def _build_own(self, instance: Instance) -> None:
         path = instance.load.model.path
+        check_folder(path)
         try:
             instance.build()
-        except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
+        except (OSError, ValueError, TypeError, AttributeError, LookupError, AssertionError, MemoryError) as error:
             # After the weights, which the loaders answer for: SGLang refuses a configuration with whatever is at hand.
             _log.warning("SGLang could not build the model", path=path, exc_info=True)
-            raise BrokenModel(f"{path}: {one_line(error)}") from error
+            raise fault(error, path) from error
         except RuntimeError as error:
             _log.warning("SGLang could not start", path=path, exc_info=True)
-            raise CommandError(f"{path}: {one_line(error)}") from error
+            raise CommandError(one_line(error)) from error
 
     def _serve(self, instance: Instance) -> int | None:
         """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""

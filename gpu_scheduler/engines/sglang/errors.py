@@ -7,6 +7,7 @@ class CommandError(Exception):
     """The command failed; the engine goes on. `str(error)` is one line for the gpu_scheduler."""
 
     model_at_fault = False
+    may_pass = False
     weights_differ = False
     settled = False
     """Every rank of the engine has raised it."""
@@ -16,6 +17,12 @@ class BrokenModel(CommandError):
     """The checkpoint or its architecture: trying again cannot help."""
 
     model_at_fault = True
+
+
+class HostFault(CommandError):
+    """A file could not be read, or the host had too little of something: it may be over in a moment."""
+
+    may_pass = True
 
 
 class WrongWeights(CommandError):

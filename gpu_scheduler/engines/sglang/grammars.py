@@ -160,12 +160,12 @@ def _nbytes(key: Key, made: BaseGrammarObject) -> int:
 
 
 def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
-    """xgrammar's, for the tokenizer of a folder. Takes a second or two. Raises whatever the folder makes transformers
-    and xgrammar raise."""
-    from transformers import AutoTokenizer
+    """xgrammar's, for the tokenizer of a folder as SGLang loads it, and so the gateway. Takes a second or two. Raises
+    whatever the folder makes transformers and xgrammar raise."""
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
     from xgrammar import TokenizerInfo
 
-    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    tokenizer = get_tokenizer(path)
     ends = sorted(end_ids) or None
     return compiling.compiler(TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.policy.rope import for_sglang
 from gpu_scheduler.engines.sglang.read_ahead import Tensors, or_as_ever
 
 _made: list[tuple[int, int]] = []
@@ -85,6 +86,16 @@ def read_again(original: Any, *args: Any, **kwargs: Any) -> Any:
     return original.__wrapped__(*args, **kwargs)
 
 
+def configuration(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """A configuration, read again, whose rotary embedding SGLang understands as Transformers does."""
+    config = read_again(original, *args, **kwargs)
+    told, positions = getattr(config, "rope_parameters", None), getattr(config, "max_position_embeddings", None)
+    if told and positions and not any(isinstance(value, dict) for value in told.values()):
+        beside = getattr(config, "original_max_position_embeddings", None)
+        config.rope_parameters = for_sglang(told, positions, beside, current.instance().load.model.context_tokens)
+    return config
+
+
 def files(original: Callable[..., Tensors], names: list[str], *args: Any, **more: Any) -> Tensors:
     """SGLang maps a file and copies each tensor out of the mapping: one thread takes the page faults, and what a GPU is
     given so goes through a small buffer of the driver's."""
@@ -102,7 +113,7 @@ _CONFIGURATIONS = "sglang.srt.utils.hf_transformers"
 _MANAGERS = "sglang.srt.managers"
 HOOKS = [
     Hook("sglang.srt.distributed.bootstrap._init_parallel_groups", parallel_groups, "AROUND"),
-    Hook(f"{_CONFIGURATIONS}.config.get_config", read_again, "AROUND"),
+    Hook(f"{_CONFIGURATIONS}.config.get_config", configuration, "AROUND"),
     Hook(f"{_CONFIGURATIONS}.common.get_generation_config", read_again, "AROUND"),
     Hook("sglang.srt.model_loader.weight_utils.safetensors_weights_iterator", files, "AROUND"),
     Hook("sglang.srt.model_loader.weight_utils.reset_param_data_if_needed", never_make_up, "BEFORE"),

@@ -23,6 +23,7 @@ from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel, NoMemory
+from gpu_scheduler.engines.sglang.faults import fault
 from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.options import Options, one_line
 from gpu_scheduler.engines.sglang.random_weights import checkpoint
@@ -41,6 +42,7 @@ REFUSALS = (
     AssertionError,
     RuntimeError,
     ImportError,
+    MemoryError,
     SafetensorError,
 )
 """What SGLang and its libraries raise for a file that is cut short, a wrong shape, an unknown architecture."""
@@ -48,13 +50,13 @@ REFUSALS = (
 
 @contextmanager
 def blame(path: str) -> Iterator[None]:
-    """Errors inside are the model's fault, unless memory was missing."""
+    """Errors inside are the model's fault or the host's (`faults`), unless memory of the device was missing."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        raise NoMemory(f"{path}: {one_line(error)}") from error
+        raise NoMemory(one_line(error)) from error
     except REFUSALS as error:
-        raise BrokenModel(f"{path}: {one_line(error)}") from error
+        raise fault(error, path) from error
 
 
 class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
@@ -143,10 +145,24 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
 
 
 def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
-    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own."""
+    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own. Raises
+    BrokenModel, on all ranks, where they are made for fewer positions than the catalogue's context has."""
     instance = current.instance()
+    context = instance.load.model.context_tokens
+    made = min((len(table) for table in _rope_tables(model)), default=context)
+    if made < context:
+        # What SGLang adds to them is of another kind.
+        raise BrokenModel(f"its context is {context} tokens by the catalogue, its rotary embedding is made for {made}")
     reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
     instance.bind_weights(model, copy=copy)
+
+
+def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Those of rotary embeddings, with a row for each position."""
+    for module in model.modules():
+        for name in ("cos_sin_cache", "long_cos_sin_cache"):
+            if isinstance(table := getattr(module, name, None), torch.Tensor):
+                yield table
 
 
 def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_scheduler.engines.sglang.errors import BrokenModel, CommandError
+from gpu_scheduler.engines.sglang.errors import CommandError
 from gpu_scheduler.policy.prefill_graphs import graph_tokens
 
 if TYPE_CHECKING:
@@ -176,13 +176,10 @@ def arguments(
 def server_args(
     model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1, peers: bool = True
 ) -> ServerArgs:
-    """The same as SGLang's object. Raises BrokenModel when SGLang cannot read the model's configuration."""
+    """The same as SGLang's object. Raises what SGLang raises when it cannot read the model's configuration."""
     from sglang.srt.server_args import ServerArgs
 
-    try:
-        return ServerArgs(**arguments(model, device, options, loader, ranks, peers))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BrokenModel(f"{model.path}: {one_line(error)}") from error
+    return ServerArgs(**arguments(model, device, options, loader, ranks, peers))
 
 
 _FOR_CPU: dict[str, Any] = {

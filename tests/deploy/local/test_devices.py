@@ -28,10 +28,57 @@ def test_a_machine_without_a_gpu_says_so_in_one_line():
         assert "CUDA" in str(error) and "\n" not in str(error)
 
 
-def test_images_may_take_half_of_what_the_host_has_free():
+def test_images_may_take_half_of_what_the_host_has_free_and_less_where_devices_are_of_the_same_memory(monkeypatch):
     with open("/proc/meminfo") as file:
         total = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemTotal:"))
-    assert 0 < devices.host_bytes_for_images() <= total // 2
+    assert 0 < devices.host_bytes_for_images(on_gpus=True) <= total // 2
+    monkeypatch.setattr(devices, "host_bytes_free", lambda: 8 << 30)
+    assert devices.host_bytes_for_images(on_gpus=True) == 4 << 30
+    assert devices.host_bytes_for_images(on_gpus=False) == 2 << 30
+    monkeypatch.setattr(devices, "host_bytes_free", lambda: 0)
+    assert devices.host_bytes_for_images(on_gpus=False) > 0, "a budget is positive"
+
+
+def host(root, free_mib, own, **files):
+    """A root with what the kernel says; `files` of groups by path, with "__" for "/"."""
+    proc = root / "proc" / "self"
+    proc.mkdir(parents=True)
+    (root / "proc" / "meminfo").write_text(f"MemTotal: 99999999 kB\nMemAvailable: {free_mib * 1024} kB\n")
+    (proc / "cgroup").write_text(own)
+    for name, (most, used, cached, names) in files.items():
+        group = root / "sys" / "fs" / "cgroup" / name.replace("__", "/")
+        group.mkdir(parents=True, exist_ok=True)
+        version = (
+            ("memory.max", "memory.current") if names == "2" else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
+        (group / version[0]).write_text(f"{most << 20}\n" if most != "max" else "max\n")
+        (group / version[1]).write_text(f"{used << 20}\n")
+        total = "" if names == "2" else "total_"
+        stat = f"anon 5\n{total}active_file {cached << 20}\n{total}inactive_file 0\n"
+        (group / "memory.stat").write_text(stat)
+    return devices.host_bytes_free(root) >> 20
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        pytest.param("", {}, 1000, id="no groups"),
+        pytest.param("0::/a/b\n", {"a__b": ("max", 9, 0, "2"), "a": (300, 100, 0, "2")}, 200, id="one above"),
+        pytest.param("0::/a\n", {"a": (300, 250, 150, "2")}, 200, id="files in the cache can go"),
+        pytest.param("0::/a\n", {"a": (300, 400, 0, "2")}, 0, id="more than its most"),
+        pytest.param("0::/a\n", {"a": (5000, 0, 0, "2")}, 1000, id="more than the host has"),
+        pytest.param(
+            "4:memory:/x/y\n0::/\n",
+            {"memory__x__y": (500, 100, 50, "1"), "memory": (1 << 33, 1, 0, "1")},
+            450,
+            id="version 1",
+        ),
+        pytest.param("4:memory:/docker/1f\n", {"memory": (400, 0, 0, "1")}, 400, id="seen from inside a container"),
+        pytest.param("nonsense\n", {"a": (1, 0, 0, "2")}, 1000, id="nothing that is understood"),
+    ],
+)
+def test_what_is_free_is_no_more_than_control_groups_leave(tmp_path, own, files, expected):
+    assert host(tmp_path, 1000, own, **files) == expected
 
 
 def test_another_kind_of_device_is_refused_with_those_there_are_also_without_a_gpu():

@@ -27,7 +27,7 @@ async def test_a_second_system_in_the_same_folder_is_refused_in_one_line(tmp_pat
 
 async def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     status, out = await start("--state", str(tmp_path), "--models", "/nowhere")
-    assert (status, out) == (1, "prism: no model that can be served: /nowhere does not exist\n")
+    assert (status, out) == (1, "prism: no model that can be served: /nowhere: its folder does not exist\n")
 
 
 @pytest.mark.parametrize(

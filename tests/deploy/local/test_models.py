@@ -20,9 +20,9 @@ def test_a_folder_may_be_relative_or_in_the_home(monkeypatch, tmp_path):
 
 def test_a_folder_that_is_no_model_is_one_clear_line(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Invalid, match="no model that can be served: .*/empty has no config.json"):
+    with pytest.raises(Invalid, match="no model that can be served: .*/empty: its folder is empty"):
         write_catalogue([str(tmp_path / "empty")], tmp_path / "c.toml", 2)
-    with pytest.raises(Invalid, match="/nowhere does not exist"):
+    with pytest.raises(Invalid, match="/nowhere: its folder does not exist"):
         write_catalogue(["/nowhere"], tmp_path / "c.toml", 2)
 
 

@@ -1,0 +1,119 @@
+"""What `http_beside_sglang` needs of a machine, and whether it is there: known before a GPU's time is spent on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu import report, shapes, stock_server
+
+GIB, MIB = 1 << 30, 1 << 20
+_DISK_BYTES, _GPU_BYTES = 24 * GIB, 74 * GIB
+"""Of the checkpoints that are written, and of two servers of an 8B model."""
+_IMPORTS_S = 120.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that is needed, and whether it is there."""
+
+    what: str
+    ok: bool
+    found: str
+
+
+_PRISM_IMPORTS = """
+import balloond.keeper, gateway.app, gpu_scheduler.server, loader.server, placement.server, uvicorn
+from importlib.metadata import entry_points
+assert any(each.name == "prism" for each in entry_points(group="sglang.srt.plugins")), "the plugin is not installed"
+"""
+_SGLANG_IMPORTS = """
+import argparse, sys, torch
+import sglang, sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler
+import sglang.srt.managers.detokenizer_manager
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+parser.parse_args(sys.argv[1:])
+gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+print("SGLang", sglang.__version__, "on torch", torch.__version__, "with", gpu)
+"""
+
+
+def machine(device: str, models: Sequence[Path]) -> list[Check]:
+    """What is free where these folders of `models` are or will be written, and on a GPU which compiler there is."""
+    disk = shutil.disk_usage(_existing(models[0])).free if models else 0
+    needed = 0 if device.startswith("cpu") or all(map(Path.exists, models)) else _DISK_BYTES
+    checks = [Check("disk", disk >= needed, _gib(disk))]
+    # Host memory is not checked: on some machines it grows as it is used.
+    if device.startswith("cuda"):
+        free = int(report.smi("memory.free") or 0) * MIB
+        nvcc = shutil.which("nvcc")
+        checks += [
+            Check("GPU memory", free >= _GPU_BYTES, _gib(free)),
+            Check("nvcc", nvcc is not None, nvcc or "not on the PATH"),
+        ]
+    return checks
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:.1f} GiB free"
+
+
+def _existing(path: Path) -> Path:
+    """The path, or what there is of the folders that it will be in."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+async def imports(device: str, kv_tokens: int) -> list[Check]:
+    """Whether all processes find their modules and SGLang knows its flags, each in a process of its own, at once."""
+    python = [sys.executable, "-W", "ignore"]
+    said = stock_server.server_flags(Path("folder"), "model", device, 0, kv_tokens)
+    with tempfile.TemporaryDirectory() as name:
+        folder = shapes.write(Path(name), "tiny")
+        shapes.write_tokenizer(folder)
+        return list(
+            await asyncio.gather(
+                _imported("Prism's modules", [*python, "-c", _PRISM_IMPORTS], dict(os.environ)),
+                _imported(
+                    "SGLang's server and flags",
+                    [*python, "-c", _SGLANG_IMPORTS, *said],
+                    stock_server.server_environment({}),
+                ),
+                _imported(
+                    "bench_serving",
+                    [*python, "-m", "benchmarks.gpu.bench_client", str(folder)],
+                    stock_server.server_environment({}),
+                ),
+            )
+        )
+
+
+async def _imported(what: str, command: Sequence[str], environment: Mapping[str, str]) -> Check:
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment)
+    )
+    try:
+        async with asyncio.timeout(_IMPORTS_S):
+            printed, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        return Check(what, False, f"not imported after {_IMPORTS_S:.0f} s")
+    text = (printed if process.returncode == 0 else errors).decode(errors="replace").strip()
+    last = text.splitlines()[-1] if text else ""
+    return Check(what, process.returncode == 0, f"{last[:150]} ({time.monotonic() - began:.1f} s)")
+
+
+def show(checks: Sequence[Check]) -> bool:
+    """As a table; whether all are well."""
+    report.table("needed", ("what", "", "found"), [(c.what, "ok" if c.ok else "MISSING", c.found) for c in checks])
+    return all(check.ok for check in checks)

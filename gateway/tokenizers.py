@@ -1,0 +1,122 @@
+"""The tokenizers in use, and the threads that work with them.
+
+Loading one takes a second and a long prompt tens of milliseconds, so both are done by a few threads; the tokenizer's
+own code releases the interpreter's lock while it encodes a batch, and only then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from gateway.errors import TooMany
+from services import log
+from tokenization.loading import load
+from tokenization.tokenizer import Tokenizer
+
+MOST_ASIDE = 64
+"""Texts that wait for a turn aside."""
+R = TypeVar("R")
+Folder = tuple[str, int]
+"""A folder's path, and the generation of its files."""
+_log = log.get(__name__)
+
+
+class Tokenizers:
+    """The tokenizers in use, by folder and generation, and the threads that work with them."""
+
+    def __init__(self, *, threads: int, kept: int, inline_characters: int, loader: Callable[[str], Tokenizer] = load):
+        """`kept`: how many stay in memory (a large vocabulary takes about 100 MiB). `inline_characters`: a text up to
+        this length is encoded at once, as handing it to a thread would cost more."""
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._turn = asyncio.Semaphore(max(1, threads - 1))
+        """Of what runs aside; a thread is left for prompts."""
+        self._waiting = 0
+        """For a turn."""
+        self._kept = kept
+        self._inline_characters = inline_characters
+        self._loader = loader
+        self._known: OrderedDict[Folder, asyncio.Future[Tokenizer]] = OrderedDict()
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """`listener` is called in the loop whenever a load has ended, well or not."""
+        self._listeners.append(listener)
+
+    def failure(self, path: str, generation: int) -> str:
+        """Why the last load of a folder failed; empty: it did not, or there was none."""
+        found = self._known.get((path, generation))
+        if found is None or not found.done() or found.cancelled():
+            return ""
+        error = found.exception()
+        return "" if error is None else str(error)
+
+    async def get(self, path: str, generation: int) -> Tokenizer:
+        """The tokenizer of a folder, loaded once for all who wait for it. Raises Unmet; the next call tries again."""
+        key = (path, generation)
+        found = self._known.get(key)
+        if found is None or (found.done() and (found.cancelled() or found.exception() is not None)):
+            found = self._begin(key)
+        else:
+            self._known.move_to_end(key)
+            if found.done():
+                return found.result()
+        return await asyncio.shield(found)
+
+    def prefetch(self, folders: Iterable[Folder]) -> None:
+        """Begins to load those that are not loaded."""
+        for path, generation in folders:
+            if (path, generation) not in self._known:
+                self._begin((path, generation))
+
+    def _begin(self, key: Folder) -> asyncio.Future[Tokenizer]:
+        before = self.failure(*key)
+        loading = asyncio.get_running_loop().run_in_executor(self._threads, self._loader, key[0])
+        self._known[key] = loading
+        loading.add_done_callback(partial(self._ended, key, before))
+        while len(self._known) > self._kept:
+            self._known.popitem(last=False)
+        return loading
+
+    def _ended(self, key: Folder, before: str, loading: asyncio.Future[Tokenizer]) -> None:
+        why = "" if loading.cancelled() or loading.exception() is None else str(loading.exception())
+        if why and why != before:
+            _log.warning("no tokenizer for a model", folder=key[0], why=why)
+        for listener in self._listeners:
+            listener()
+
+    async def run(self, characters: int, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
+        """Calls `work`, in a thread when it has to do with more than a few characters."""
+        if characters <= self._inline_characters:
+            return work(*arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *arguments, **options))
+
+    async def run_aside(self, characters: int, work: Callable[..., R], *arguments: Any, **options: Any) -> R:
+        """The same for what nobody's answer waits for, in one thread less. A turn lasts until the work is done, also
+        where nobody waits for it any more. Raises TooMany."""
+        if characters <= self._inline_characters:
+            return work(*arguments, **options)
+        if self._waiting >= MOST_ASIDE:
+            raise TooMany(f"{self._waiting} texts are waiting to be tokenized or put together")
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        loop = asyncio.get_running_loop()
+
+        def done(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # of a loop that has ended meanwhile
+                loop.call_soon_threadsafe(self._turn.release)
+
+        doing = self._threads.submit(partial(work, *arguments, **options))
+        doing.add_done_callback(done)
+        return await asyncio.wrap_future(doing)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,92 @@
+"""Whether the tokenizer, chat template and configuration of a model's folder can be used, found out when the model is
+listed: by a process of its own (`tokenization/trial.py`), since what broken files do to the libraries that read them
+nobody knows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from services import log, tasks
+from services.line_process import LineProcess
+
+_log = log.get(__name__)
+MODULE = "tokenization.trial"
+START_S = 120.0
+"""Imports of transformers take a second; on a cold and busy disk a minute."""
+ANSWER_S = 120.0
+"""A tokenizer takes a second; the largest on a slow file system some ten."""
+_KNOWN = 4096
+Folder = tuple[str, int]
+"""A folder's path, and the generation of its files."""
+
+
+@dataclass(frozen=True)
+class TextFault:
+    """Why the text of a model cannot be used: one line without the path of its folder."""
+
+    why: str
+    may_pass: bool = False
+    """Whether the same files may do later."""
+
+
+class TextTrials:
+    """Tries folders one after the other. Its process lives while there are some to try."""
+
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:
+        self._command = command
+        self._process: LineProcess | None = None
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+        self._known: dict[Folder, TextFault | None] = {}
+        """Verdicts that stay with the files, that of the longest ago at the front."""
+
+    async def fault(self, path: str, generation: int) -> TextFault | None:
+        """What is wrong with the text of a folder; None when it can be used, or could not be tried."""
+        # Who waits may be cancelled; what was begun is somebody else's next answer.
+        return await asyncio.shield(tasks.spawn(self._in_turn((path, generation)), "try a tokenizer"))
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            await process.stop()
+
+    async def _in_turn(self, folder: Folder) -> TextFault | None:
+        self._waiting += 1
+        try:
+            async with self._turn:
+                if folder in self._known:
+                    self._known[folder] = self._known.pop(folder)
+                    return self._known[folder]
+                try:
+                    found = await self._tried(folder[0])
+                except (OSError, TimeoutError) as error:
+                    _log.warning("tokenizers cannot be tried", why=str(error) or type(error).__name__)
+                    return None
+                if found is None or not found.may_pass:
+                    self._known[folder] = found
+                    while len(self._known) > _KNOWN:
+                        del self._known[next(iter(self._known))]
+                return found
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                await self.close()
+
+    async def _tried(self, path: str) -> TextFault | None:
+        """Raises OSError, TimeoutError where the process cannot be started. What it does at a folder is that folder's
+        fault, though a slow disk or short memory may be behind it."""
+        if self._process is None or not self._process.alive:
+            self._process = await LineProcess.start(self._command, START_S)
+        try:
+            why, may_pass = json.loads(await self._process.ask(json.dumps(path).encode(), ANSWER_S))
+            return TextFault(why, may_pass) if why else None
+        except TimeoutError:
+            found = TextFault(f"its tokenizer cannot be read within {ANSWER_S:.0f} s", may_pass=True)
+        except OSError:
+            found = TextFault("its tokenizer ends the process that reads it", may_pass=True)
+        await self.close()
+        return found

@@ -1,0 +1,89 @@
+"""Numbers of rotary embeddings as SGLang is given them. That its tables are Transformers' is tested beside, with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from gpu_scheduler.engines.sglang.policy.rope import for_sglang
+
+LONG = 2048
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4, "original_max_position_embeddings": 512}
+SCALE = 0.1 * math.log(4) + 1
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 4.0], "rope_theta": 1e4}
+
+
+def made(
+    told: dict[str, Any], positions: int = 512, original: int | None = None, context: int = LONG
+) -> dict[str, Any]:
+    found = for_sglang(told, positions, original, context)
+    assert found["rope_type"] == found["type"], "some of SGLang reads the one, some the other"
+    return found
+
+
+def test_a_whole_number_is_a_factor_too() -> None:
+    for kind in ("linear", "dynamic"):
+        factor = made({"rope_type": kind, "factor": 4, "original_max_position_embeddings": 512})["factor"]
+        assert isinstance(factor, float) and factor == 4.0
+
+
+def test_a_default_has_no_factor_and_keeps_its_base() -> None:
+    assert made({"rope_type": "default", "factor": 4.0, "rope_theta": 5.0}) == {
+        "rope_type": "default",
+        "type": "default",
+        "rope_theta": 5.0,
+    }
+
+
+@pytest.mark.parametrize(("context", "kind"), [(0, "dynamic"), (512, "default"), (513, "dynamic"), (2048, "dynamic")])
+def test_dynamic_stretches_nothing_where_no_request_is_that_long(context: int, kind: str) -> None:
+    assert made({"rope_type": "dynamic", "factor": 4.0}, context=context)["rope_type"] == kind
+
+
+@pytest.mark.parametrize(
+    ("more", "scale"),
+    [
+        ({}, SCALE),
+        ({"attention_factor": 1.25}, 1.25),
+        ({"mscale": 1.0, "mscale_all_dim": 0.5}, SCALE / (0.05 * math.log(4) + 1)),
+        ({"mscale": 1.0, "mscale_all_dim": 0}, SCALE),
+        ({"attn_factor": 7.0, "mscale": 0.5}, SCALE),
+    ],
+)
+def test_yarn_scales_attention_as_transformers_does(more: dict[str, float], scale: float) -> None:
+    found = made({**YARN, **more})
+    assert found["attn_factor"] * SCALE == pytest.approx(scale)
+    assert not {"mscale", "mscale_all_dim", "attention_factor"} & found.keys()
+
+
+def test_yarn_stretches_the_length_beside_it_and_without_a_factor_what_the_positions_say() -> None:
+    assert made(YARN, original=128)["original_max_position_embeddings"] == 128
+    assert made({**YARN, "factor": None}, positions=1024)["factor"] == 2.0
+    assert made({**YARN, "beta_fast": None, "beta_slow": 2}).keys() & {"beta_fast", "beta_slow"} == {"beta_slow"}
+
+
+def test_llama3_is_given_as_it_is() -> None:
+    told = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "rope_theta": 1e4}
+    assert made({**told, "type": "llama3", "original_max_position_embeddings": 64}) == {
+        **told,
+        "type": "llama3",
+        "original_max_position_embeddings": 64,
+    }
+
+
+def test_longrope_has_one_list_of_factors_for_all_that_is_served() -> None:
+    for told in (LONGROPE, {**LONGROPE, "rope_type": "su", "type": "su"}):
+        found = made(told, positions=2048, original=512)
+        assert found["rope_type"] == "longrope" and found["short_factor"] == found["long_factor"] == [2.0, 4.0]
+        assert found["short_mscale"] == found["long_mscale"] == math.sqrt(1 + math.log(4) / math.log(512))
+    short = made(LONGROPE, positions=2048, original=512, context=512)
+    assert (short["short_factor"], short["long_factor"]) == ([1.0, 1.0], [2.0, 4.0])
+    assert made({**LONGROPE, "attention_factor": 1.5})["long_mscale"] == 1.5
+    assert made(LONGROPE)["long_mscale"] == 1.0
+
+
+def test_what_is_not_known_stays_as_it_is() -> None:
+    told = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    assert for_sglang(told, 512, None, 512) == told

@@ -1,0 +1,146 @@
+"""Messages to prompts: what templates know, leave out and refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.errors import Invalid, Unmet
+from tests.gateway import tokenizers
+from tests.tokenization import folders
+from tokenization.chat import UnknownRole
+from tokenization.loading import load
+from tokenization.tokenizer import Tokenizer
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+WRITE = "{{ '<|' + m.role + '|>' + m.content }}"
+KNOWN = "['system', 'user', 'assistant']"
+LEAVES_OUT = "{% for m in messages %}{% if m.role in " + KNOWN + " %}" + WRITE + "{% endif %}{% endfor %}"
+REFUSES = (
+    "{% for m in messages %}{% if m.role not in "
+    + KNOWN
+    + " %}{{ raise_exception('unexpected role') }}{% endif %}"
+    + WRITE
+    + "{% endfor %}"
+)
+KNOWS_DEVELOPER = LEAVES_OUT.replace("'system'", "'system', 'developer'")
+WRITES_ALL = "{% for m in messages %}" + WRITE + "{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return load(tokenizers.write(tokenizers.tiny(), tmp_path_factory.mktemp("model")))
+
+
+def with_template(folder: Path, template: str) -> Tokenizer:
+    return load(tokenizers.write(tokenizers.tiny(), folder, template=template))
+
+
+def said(tokenizer: Tokenizer, *messages: tuple[str, Any], **options: Any) -> str:
+    return tokenizer.decode(tokenizer.chat([{"role": role, "content": content} for role, content in messages], options))
+
+
+def test_a_chat_is_tokenized_by_its_template_without_a_second_start(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.chat(MESSAGES, {})) == "<s><|user|>hello\n<|assistant|>"
+    assert tokenizer.decode(tokenizer.chat(MESSAGES, {"add_generation_prompt": False})) == "<s><|user|>hello\n"
+
+
+def test_messages_that_the_template_refuses_say_why(tokenizer: Tokenizer) -> None:
+    with pytest.raises(Invalid, match="no such role"):
+        tokenizer.chat([{"role": "forbidden", "content": "x"}], {})
+
+
+def test_half_a_character_suits_no_template(tokenizer: Tokenizer) -> None:
+    """Arguments of calls are JSON in JSON, and may name one."""
+    with pytest.raises(Invalid, match="do not suit"):
+        tokenizer.chat([{"role": "user", "content": "\ud800"}], {})
+
+
+def test_a_folder_without_a_template_says_so(tmp_path: Path) -> None:
+    without = load(tokenizers.write(tokenizers.tiny(), tmp_path / "plain", template=None))
+    with pytest.raises(Invalid, match="/v1/completions"):
+        without.chat(MESSAGES, {})
+
+
+@pytest.mark.parametrize("template", [LEAVES_OUT, REFUSES, WRITES_ALL], ids=["leaves out", "refuses", "writes all"])
+def test_a_developer_is_the_system_where_the_template_does_not_name_it(tmp_path: Path, template: str) -> None:
+    tokenizer = with_template(tmp_path, template)
+    assert said(tokenizer, ("developer", "one"), ("user", "two")) == "<|system|>one<|user|>two"
+
+
+def test_a_developer_stays_one_where_the_template_names_it(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, KNOWS_DEVELOPER)
+    assert said(tokenizer, ("developer", "one"), ("user", "two")) == "<|developer|>one<|user|>two"
+
+
+@pytest.mark.parametrize(
+    ("template", "why"), [(LEAVES_OUT, "leaves out messages of the role 'critic'"), (REFUSES, "the role 'critic'")]
+)
+def test_another_role_that_the_template_does_not_know_is_refused_by_name(
+    tmp_path: Path, template: str, why: str
+) -> None:
+    tokenizer = with_template(tmp_path, template)
+    for _ in range(2):
+        with pytest.raises(UnknownRole, match=why) as refused:
+            said(tokenizer, ("user", "one"), ("critic", "two"))
+        assert refused.value.index == 1
+    assert said(tokenizer, ("user", "one")) == "<|user|>one"
+
+
+def test_what_tools_said_is_not_left_out_either(tmp_path: Path) -> None:
+    with pytest.raises(UnknownRole, match="'tool'"):
+        said(with_template(tmp_path, LEAVES_OUT), ("user", "one"), ("tool", "two"))
+
+
+def test_a_role_is_known_by_what_becomes_of_its_messages_and_not_by_chance(tmp_path: Path) -> None:
+    """Its content is in the prompt, but of another message."""
+    with pytest.raises(UnknownRole):
+        said(with_template(tmp_path, LEAVES_OUT), ("critic", "one"), ("user", "one"))
+
+
+def test_a_template_that_writes_any_role_gets_any(tmp_path: Path) -> None:
+    assert said(with_template(tmp_path, WRITES_ALL), ("critic", "one")) == "<|critic|>one"
+
+
+def test_messages_without_a_content_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    assert said(with_template(tmp_path, LEAVES_OUT), ("critic", ""), ("user", "one")) == "<|user|>one"
+
+
+def test_thoughts_that_a_template_drops_are_no_dropped_role(tmp_path: Path) -> None:
+    drops = "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content.split('</think>')[-1] }}{% endfor %}"
+    tokenizer = with_template(tmp_path, drops)
+    assert said(tokenizer, ("assistant", "<think>one</think>"), ("user", "two")) == "<|assistant|><|user|>two"
+
+
+def test_a_role_that_the_template_only_merges_is_known(tmp_path: Path) -> None:
+    merges = (
+        "{% if messages[0].role == 'system' %}{% set s = messages[0].content + ' ' %}{% set rest = messages[1:] %}"
+        "{% else %}{% set s = '' %}{% set rest = messages %}{% endif %}"
+        "{% for m in rest %}{{ '<|user|>' + (s if loop.first else '') + m.content }}{% endfor %}"
+    )
+    assert said(with_template(tmp_path, merges), ("system", "one"), ("user", "two")) == "<|user|>one two"
+
+
+def test_parts_of_a_content_are_one_text_or_a_list_as_the_template_takes_them(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert said(with_template(tmp_path / "text", WRITES_ALL), ("user", parts)) == "<|user|>one two"
+    in_parts = with_template(tmp_path / "parts", folders.IN_PARTS)
+    assert said(in_parts, ("user", parts)) == "<|user|>[one][two]<|assistant|>"
+    assert said(in_parts, ("user", "one")) == "<|user|>one<|assistant|>"
+
+
+def test_a_template_that_wants_bare_functions_gets_them(tmp_path: Path) -> None:
+    wants_bare = (
+        "{% for t in tools %}{{ t.name + ' ' }}{% if not t.name %}{{ raise_exception('none') }}{% endif %}{% endfor %}"
+    )
+    tokenizer = with_template(tmp_path, wants_bare + WRITES_ALL)
+    tools = [{"type": "function", "function": {"name": "one", "parameters": {}}}]
+    assert said(tokenizer, ("user", "two"), tools=tools) == "one <|user|>two"
+
+
+@pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ m | no_such_filter }}", "{% if %}"])
+def test_a_template_that_does_not_compile_is_the_folders_fault(tmp_path: Path, template: str) -> None:
+    with pytest.raises(Unmet, match="its chat template does not compile, line 1: "):
+        with_template(tmp_path, template)

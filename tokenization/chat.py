@@ -1,0 +1,173 @@
+"""Messages to a prompt, by the chat template of a checkpoint's folder.
+
+Templates are written for the messages that their authors had in mind. What they do not know they leave out without a
+word, or write in a form that the model never saw; so roles are looked at here, before a model answers to half of a
+conversation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from services.errors import Invalid, Unmet
+
+Message = Mapping[str, Any]
+"""A message of OpenAI's API: role, content (text, or a list of parts with a text), and what else belongs to it."""
+
+_USUAL_ROLES = frozenset({"system", "user", "assistant", "tool"})
+_MARK = "⟨content of this role⟩"
+"""Stands for a message's content where it is asked whether a template writes it."""
+_OF_IMAGES = ("image", "audio", "video", "vision")
+_LOOPED = ("message", "msg", "m")
+"""Names that templates give a message where they go through the parts of its content."""
+
+
+class UnknownRole(Invalid):
+    """A role that the model's chat template leaves out, or refuses."""
+
+    def __init__(self, message: str, index: int) -> None:
+        """`index`: of the first message that has it."""
+        super().__init__(message)
+        self.index = index
+
+
+class Template:
+    """The chat template of one folder; all of them, where it has one for tools as well."""
+
+    def __init__(self, folder_tokenizer: Any) -> None:
+        """`folder_tokenizer`: a tokenizer of transformers. Raises Unmet for a template that does not compile."""
+        self._hf = folder_tokenizer
+        template = getattr(folder_tokenizer, "chat_template", None) or ""
+        texts = [template] if isinstance(template, str) else list(template.values())
+        self.text = "\n".join(texts)
+        """What is written in them; empty if there is none."""
+        for text in filter(None, texts):
+            _compile(text)
+        self._written: set[str] = set()
+        """Roles whose messages were seen to be in a prompt."""
+
+    def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        """The prompt. `options`: the template's own, by its names, and `tools`. A message of role "developer" has role
+        "system" where the template does not name the former. Raises Invalid when there is no template or it refuses
+        the messages, UnknownRole when it leaves out those of a role."""
+        if not self.text:
+            raise Invalid("this model has no chat template: use /v1/completions")
+        options = {"add_generation_prompt": True, **options}
+        if "developer" not in self.text:
+            messages = [{**one, "role": "system"} if one.get("role") == "developer" else one for one in messages]
+        shown = self._shaped(messages, options)
+        try:
+            prompt = self._applied(shown, options)
+        except Invalid as error:
+            self._blame_role(messages, error)
+            raise
+        for role in {str(message.get("role")) for message in messages} - self._written:
+            self._check_written(role, shown, options)
+        return prompt
+
+    def _shaped(self, messages: Sequence[Message], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Messages as SGLang's server shows them to a template: nothing that is null, contents of several parts as
+        lists for templates that go through them, else as one text with spaces between the parts."""
+        has_tools = options.get("tools") is not None
+        chosen = self._hf.get_chat_template(None, [] if has_tools else None)
+        lists = _goes_through_parts(chosen)
+        shaped = []
+        for message in messages:
+            told = {name: value for name, value in message.items() if value is not None}
+            content = told.setdefault("content", "")
+            if isinstance(content, list):
+                texts = [str(part["text"]) for part in content]
+                as_list = lists and told.get("role") != "tool"
+                told["content"] = [{"type": "text", "text": text} for text in texts] if as_list else " ".join(texts)
+            shaped.append(told)
+        return shaped
+
+    def _applied(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
+        import jinja2
+
+        tools = options.get("tools")
+        try:
+            try:
+                return str(self._hf.apply_chat_template(list(messages), tokenize=False, **options))
+            except (jinja2.TemplateError, ValueError, TypeError, LookupError):
+                if not tools:
+                    raise
+            # Some templates take functions without what OpenAI puts around them.
+            bare = {**options, "tools": [tool.get("function", tool) for tool in tools]}
+            return str(self._hf.apply_chat_template(list(messages), tokenize=False, **bare))
+        except jinja2.TemplateError as error:
+            raise Invalid(f"the model's chat template refused the messages: {error}") from None
+        except (ValueError, TypeError, LookupError) as error:
+            raise Invalid(f"the messages do not suit the model's chat template: {error}") from None
+
+    def _blame_role(self, messages: Sequence[Message], error: Invalid) -> None:
+        """Raises UnknownRole where the template refused messages one of which has a role that it does not name."""
+        for index, one in enumerate(messages):
+            role = str(one.get("role"))
+            if role not in _USUAL_ROLES and role not in self.text:
+                message = f"The model's chat template does not know the role '{role}': {error}"
+                raise UnknownRole(message, index) from None
+
+    def _check_written(self, role: str, shown: Sequence[Message], options: Mapping[str, Any]) -> None:
+        """Raises UnknownRole where the prompt would be the same whatever the messages of `role` say."""
+        places = [index for index, message in enumerate(shown) if message.get("role") == role and message["content"]]
+        if not places:
+            return
+        marked = [{**one, "content": _MARK} if index in places else one for index, one in enumerate(shown)]
+        try:
+            written = _MARK in self._applied(marked, options)
+        except Invalid:  # it wants contents of a certain form: it reads them
+            return
+        if not written:
+            raise UnknownRole(f"The model's chat template leaves out messages of the role '{role}'.", places[0])
+        self._written.add(role)
+
+
+def _compile(text: str) -> Any:
+    """Raises Unmet."""
+    import jinja2
+    from transformers.utils import chat_template_utils
+
+    try:
+        return chat_template_utils._compile_jinja_template(text)
+    except jinja2.TemplateError as error:
+        line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+        raise Unmet(f"its chat template does not compile{line}: {error.message}") from None
+
+
+@cache
+def _goes_through_parts(text: str) -> bool:
+    """Whether a template takes contents as lists of parts: by SGLang's rule, one that speaks of images, or has a loop
+    over a message's content."""
+    import jinja2
+    from jinja2 import nodes
+
+    if any(word in text for word in _OF_IMAGES):
+        return True
+    try:
+        tree = _compile(text).environment.parse(text)
+    except (jinja2.TemplateError, Unmet):
+        return False
+    return any(_is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _is_content(node: Any) -> bool:
+    """Whether an expression is a message's content, filtered, tested or sliced or as it is."""
+    from jinja2 import nodes
+
+    while True:
+        if isinstance(node, (nodes.Filter, nodes.Test)) or (
+            isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+        ):
+            node = node.node
+        else:
+            break
+    if isinstance(node, nodes.Getattr):
+        named = node.attr == "content"
+    elif isinstance(node, nodes.Getitem):
+        named = isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    else:
+        return False
+    return named and isinstance(node.node, nodes.Name) and node.node.name in _LOOPED

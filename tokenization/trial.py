@@ -1,0 +1,36 @@
+"""`python -m tokenization.trial`: tries whether what a gateway and an engine need of a folder beside its weights can be
+used: its tokenizer, its chat template, its config.json as transformers reads it.
+
+A process of its own, which its parent may end: what broken files make libraries in C++ and Rust do, nobody knows, and
+what was loaded is some hundred MiB. Reads a folder's path as JSON from each line of its input, and answers with a line
+of JSON: why it cannot be used, empty when it can, and whether that may pass while the files stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from services.errors import Unmet
+from tokenization import loading
+
+
+def verdict(path: str) -> tuple[str, bool]:
+    """(why the folder cannot be used, in one line without its path; empty when it can, whether that may pass)"""
+    try:
+        loading.check_config(path)
+        loading.load(path)
+    except Unmet as error:
+        return str(error), isinstance(error, loading.UnreadableNow)
+    return "", False
+
+
+def main() -> None:
+    loading.without_torch()
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(verdict(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
