@@ -19,10 +19,15 @@ class Scored:
     """A token with its log-probability and the best ones in its place."""
 
     token: int
-    logprob: float
-    top: Sequence[tuple[int, float]]
+    logprob: float | None
+    """None of a prompt's first token."""
+    top: Sequence[tuple[int, float]] | None
     offset: int
-    """Characters of the answer before it."""
+    """Characters of the answer, and of its prompt where that is part of it, before it."""
+
+    @classmethod
+    def of(cls, token: int, scores: common_pb2.TokenLogprob, offset: int) -> Scored:
+        return cls(token, scores.logprob, [(best.token_id, best.logprob) for best in scores.top], offset)
 
 
 class Answer:
@@ -44,6 +49,7 @@ class Answer:
         self._calls: list[Call] = []
         self._stops = StopMatcher(stops) if stops else None
         self._scored: list[Scored] = []
+        self._prompt_scores: list[common_pb2.TokenLogprob] = []
         self._decoded = 0  # characters, those that the stop matcher holds included
         self._given = 0
         self.tokens = 0
@@ -57,11 +63,16 @@ class Answer:
         """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on;
         "tool_calls" where it called some."""
 
+    def follow(self, text: str) -> None:
+        """It will be told behind `text`, so that its offsets count from there. Before the first push."""
+        self._decoded = self._given = len(text)
+
     def push(self, chunk: common_pb2.TokenChunk) -> str:
         """The text that may be given out now. Once there is a `finish_reason` nothing more may be pushed."""
         if not self.tokens:  # what a later attempt found cached was partly answer
             self.cached_tokens = self.cached_tokens or chunk.cached_tokens
         ids, finish = chunk.token_ids, chunk.finish
+        self._prompt_scores += chunk.prompt_logprobs
         if self._stops is None and not chunk.logprobs:
             self.latest = ids
             text = self._detokenizer.push(ids)
@@ -97,9 +108,7 @@ class Answer:
         self.latest = taken = []
         for index, token in enumerate(chunk.token_ids):
             if chunk.logprobs:
-                scores = chunk.logprobs[index]
-                top = [(best.token_id, best.logprob) for best in scores.top]
-                self._scored.append(Scored(token, scores.logprob, top, self._decoded))
+                self._scored.append(Scored.of(token, chunk.logprobs[index], self._decoded))
             taken.append(token)
             text = self._detokenizer.push((token,))
             self._decoded += len(text)
@@ -125,6 +134,11 @@ class Answer:
         if not self._stop_in(self._detokenizer.finish(), told) and self._stops is not None:
             told.append(self._stops.finish())
         return "".join(told)
+
+    def take_prompt_scores(self) -> list[common_pb2.TokenLogprob]:
+        """Of the prompt's tokens, those that came since the last call."""
+        scores, self._prompt_scores = self._prompt_scores, []
+        return scores
 
     def take_scored(self) -> list[Scored]:
         """The scored tokens whose text was begun to be given out since the last call; at the end all that are left."""

@@ -15,6 +15,7 @@ import orjson
 from gateway import endpoint, openai, sse
 from gateway.access import Caller
 from gateway.answer import Scored
+from gateway.echo import Echo
 from gateway.endpoint import Endpoint, Reply, each
 from gateway.http import Bodies
 from gateway.openai import ChatRequest, CompletionRequest
@@ -25,6 +26,10 @@ from tokenization.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
 """JSON has no infinity."""
+
+
+def _told(logprob: float | None) -> float | None:
+    return None if logprob is None else max(logprob, _LEAST_LOGPROB)
 
 
 class Body(endpoint.Body, Protocol):
@@ -79,14 +84,15 @@ class ChatForm:
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokenizer: Tokenizer, scored: Sequence[Scored]) -> dict[str, list[Any]]:
-        def entry(token: int, logprob: float) -> dict[str, Any]:
+        def entry(token: int, logprob: float | None) -> dict[str, Any]:
             data = tokenizer.token_bytes(token)
             written = data.decode(errors="replace")
-            return {"token": written, "logprob": max(logprob, _LEAST_LOGPROB), "bytes": list(data)}
+            return {"token": written, "logprob": _told(logprob), "bytes": list(data)}
 
         return {
             "content": [
-                {**entry(one.token, one.logprob), "top_logprobs": [entry(*best) for best in one.top]} for one in scored
+                {**entry(one.token, one.logprob), "top_logprobs": [entry(*best) for best in one.top or ()]}
+                for one in scored
             ]
         }
 
@@ -116,9 +122,10 @@ class CompletionForm:
 
         return {
             "tokens": [written(one.token) for one in scored],
-            "token_logprobs": [max(one.logprob, _LEAST_LOGPROB) for one in scored],
+            "token_logprobs": [_told(one.logprob) for one in scored],
             "top_logprobs": [
-                {written(token): max(logprob, _LEAST_LOGPROB) for token, logprob in one.top} for one in scored
+                None if one.top is None else {written(token): _told(logprob) for token, logprob in one.top}
+                for one in scored
             ],
             "text_offset": [one.offset for one in scored],
         }
@@ -164,30 +171,39 @@ class GenerateEndpoint(Endpoint[Body]):
             else:
                 await self._whole(served, echoes, reply)
 
-    async def _echoes(self, body: Body, served: Served) -> list[str]:
+    async def _echoes(self, body: Body, served: Served) -> list[Echo]:
         """What each choice begins with."""
+        request = served.request
         if not self._form.echoes(body):
-            return [""] * len(served.choices)
-        route = self._serving.routes.get(served.request.model)
+            return [Echo() for _ in served.choices]
+        route = self._serving.routes.get(request.model)
         texts = [
             prompt.text if prompt.text is not None else await self._serving.text(route, ids)
-            for prompt, ids in zip(served.request.prompts, served.prompts, strict=True)
+            for prompt, ids in zip(request.prompts, served.prompts, strict=True)
         ]
-        return [text for text in texts for _ in range(served.request.choices)]
+        scored = served.prompts if request.sampling.logprobs else [()] * len(texts)
+        places = await self._serving.offsets(served.tokenizer, scored, texts)
+        parts = zip(texts, scored, places, strict=True)
+        echoes = [Echo(*part) for part in parts for _ in range(request.choices)]
+        for choice, echo in zip(served.choices, echoes, strict=True):
+            choice.answer.follow(echo.text)
+        return echoes
 
-    async def _whole(self, served: Served, echoes: list[str], reply: Reply) -> None:
+    async def _whole(self, served: Served, echoes: list[Echo], reply: Reply) -> None:
         head = self._form.head(served.request.request_id, served.request.model, stream=False)
         wants_logprobs = served.request.sampling.logprobs
         choices: list[Any] = [None] * len(served.choices)
 
         async def collect(choice: Choice) -> None:
-            texts = [echoes[choice.index]]
+            texts: list[str] = []
             answer = choice.answer
             logprobs = _Logprobs() if wants_logprobs else None
             while choice.finish_reason is None:
-                texts.append(await choice.next())
+                text = await choice.next()
+                before, scored = echoes[choice.index].more(answer.take_prompt_scores())
+                texts += before, text
                 if logprobs is not None:
-                    logprobs.add(self._form.logprobs(served.tokenizer, answer.take_scored()))
+                    logprobs.add(self._form.logprobs(served.tokenizer, scored + answer.take_scored()))
             calls = answer.take_calls()
             written = self._form.choice(
                 choice.index, "".join(texts), calls, logprobs and logprobs.whole(), answer.finish_reason
@@ -197,7 +213,7 @@ class GenerateEndpoint(Endpoint[Body]):
         await each(collect, served.choices)
         await reply.whole(orjson.dumps({**head, "choices": choices, "usage": served.usage()}))
 
-    async def _stream(self, body: Body, served: Served, echoes: list[str], reply: Reply) -> None:
+    async def _stream(self, body: Body, served: Served, echoes: list[Echo], reply: Reply) -> None:
         form = self._form
         head = form.head(served.request.request_id, served.request.model, stream=True)
         wants_logprobs = served.request.sampling.logprobs
@@ -206,16 +222,19 @@ class GenerateEndpoint(Endpoint[Body]):
         async def pass_on(choice: Choice) -> None:
             nonlocal unfinished
             events = form.events(head, choice.index, body.usage_asked)
-            text = echoes[choice.index] + await choice.next()
+            answer = choice.answer
             before = events.opening()
             called = 0
             while True:
+                text = await choice.next()
+                prompt, scored = echoes[choice.index].more(answer.take_prompt_scores())
+                text = prompt + text
                 if wants_logprobs:
-                    scored = choice.answer.take_scored()
+                    scored += answer.take_scored()
                     event = events.scored(text, form.logprobs(served.tokenizer, scored)) if text or scored else b""
                 else:
                     event = events.text(text) if text else b""
-                if calls := choice.answer.take_calls():
+                if calls := answer.take_calls():
                     event += events.calls([call.delta(called + number) for number, call in enumerate(calls)])
                     called += len(calls)
                 if choice.finish_reason is not None:
@@ -223,7 +242,6 @@ class GenerateEndpoint(Endpoint[Body]):
                 if before or event:
                     await reply.events(before + event)
                     before = b""
-                text = await choice.next()
             last = before + event + events.finish(choice.finish_reason)
             unfinished -= 1
             if unfinished:

@@ -226,6 +226,7 @@ class _Generate(_Model):
             min_new_tokens=self.min_tokens or 0,
             logprobs=logprobs,
             top_logprobs=top,
+            prompt_only=limit == 0,
             **grammar,  # type: ignore[arg-type]
         )
         if self.seed is not None:
@@ -333,6 +334,7 @@ class CompletionRequest(_Generate):
     """The body of /v1/completions."""
 
     prompt: Annotated[list[Prompt], pydantic.PlainValidator(prompts)]
+    max_tokens: int | None = Field(None, ge=0, lt=_INT64)
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     echo: bool | None = None
 
@@ -342,18 +344,15 @@ class CompletionRequest(_Generate):
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
         """Raises BadField."""
         self._check()
+        sampling = self._sampling(default_limit=16, grammar=self._grammar()[1])
         if self.echo and self.logprobs is not None:
-            raise BadField(
-                "'echo' with 'logprobs' is not supported: a prompt's log-probabilities are not kept.",
-                "echo",
-                "unsupported_parameter",
-            )
+            sampling.prompt_logprobs_from = 1
         return Request(
             request_id=request_id,
             model=self.model,
             arrival_s=arrival_s,
             prompts=self.prompt,
-            sampling=self._sampling(default_limit=16, grammar=self._grammar()[1]),
+            sampling=sampling,
             limit_given=self._limit()[0] is not None,
             slo=slo,
             prompt_field="prompt",

@@ -3,7 +3,8 @@ place fails, go on at another as if nothing had happened.
 
 `Relay` holds what all requests share; `Tokens` is one request. Its consumer sees one row of chunks, whatever happened
 to engines and groups meanwhile. A request that is taken up again has the old prompt with the tokens already emitted
-behind it, and what is left of its limits; so nothing is drawn twice and nothing counted twice.
+behind it, and what is left of its limits; so nothing is drawn twice and nothing counted twice. Log-probabilities of the
+prompt go on behind those that came.
 """
 
 from __future__ import annotations
@@ -129,6 +130,7 @@ class Tokens:
         self._waiter: asyncio.Future[None] | None = None
         self._attempt: Attempt | None = None
         self._emitted: list[int] = []
+        self._scored = 0  # tokens of the prompt, from the second on
         self._fate: PrismError | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Of the attempts since the last token:
@@ -176,6 +178,13 @@ class Tokens:
         attempt = self._attempt
         assert attempt is not None
         self._unreached_at = None
+        if self._job.sampling.prompt_only:  # a group that does not know this has drawn a token
+            del chunk.token_ids[:], chunk.logprobs[:]
+        self._scored += len(chunk.prompt_logprobs)
+        answers = chunk.token_ids or chunk.finish in (common_pb2.STOP, common_pb2.LENGTH)
+        if answers and self._unscored:
+            self._end(Unavailable("an engine told no log-probabilities of the prompt"))
+            return
         if chunk.token_ids:
             self._emitted += chunk.token_ids
             self._tries = self._strikes = 0
@@ -190,12 +199,18 @@ class Tokens:
                 self._attempt = None
             self._wake()
             return
-        if chunk.token_ids:
+        if chunk.token_ids or chunk.prompt_logprobs:
             self._ready.append(_without_end(chunk))
         if finish == common_pb2.FAILED:
             self.failed(chunk.error, strike=not chunk.error.startswith(_NOT_HERE))
         else:
             self._end(_fate(finish, chunk.error))
+
+    @property
+    def _unscored(self) -> int:
+        """Tokens of the prompt whose log-probabilities are asked for and have not come."""
+        job = self._job
+        return len(job.token_ids) - 1 - self._scored if job.sampling.HasField("prompt_logprobs_from") else 0
 
     def unreached(self) -> None:
         """Who was asked could not be reached."""
@@ -329,10 +344,14 @@ class Tokens:
     def _submit(self, place: Place, left: int) -> None:
         job, emitted = self._job, self._emitted
         sampling = job.sampling
-        if emitted:
+        if emitted or self._scored:
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(job.sampling)
             sampling.max_new_tokens = left
+            if self._unscored:
+                sampling.prompt_logprobs_from += self._scored
+            else:
+                sampling.ClearField("prompt_logprobs_from")
         total = self._relay.patience.total_s
         self._attempts += 1
         span = traces.attempt(job.span, place, number=self._attempts, model=job.model, resumed_tokens=len(emitted))

@@ -42,7 +42,8 @@ class Request:
     """By time.monotonic, which the loop's clock agrees with but for its steps of a millisecond."""
     prompts: Sequence[Prompt]
     sampling: common_pb2.Sampling
-    """Its max_new_tokens 0: as many as the context leaves. With OpenAI's defaults for what the client left open."""
+    """Its max_new_tokens 0: as many as the context leaves, or none with `prompt_only`. With OpenAI's defaults for what
+    the client left open."""
     limit_given: bool
     """Whether the client gave max_new_tokens, so that more than the context leaves is refused; a default is cut."""
     slo: common_pb2.Slo

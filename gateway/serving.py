@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import defaults, embedding, grammars, metrics, traces
+from gateway import defaults, echo, embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
 from gateway.errors import BadField, Late, ModelFaulty, OverLimit, TooMany
@@ -80,6 +80,7 @@ class Serving:
                 await self.encode(tokenizer, prompt, request.prompt_field, together, route.model.context_tokens)
                 for prompt in request.prompts
             ]
+            echo.check(request, prompts)
             ends = () if request.embeds else sorted(tokenizer.end_ids)
             jobs = [
                 job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
@@ -114,7 +115,7 @@ class Serving:
         self, caller: Caller, request: Request, prompts: Sequence[Sequence[int]], jobs: Sequence[Job]
     ) -> Charge:
         """Of the caller's tokens a minute, those that the request may come to."""
-        if request.embeds:
+        if request.embeds or request.sampling.prompt_only:
             return await caller.hold(sum(map(len, prompts)), 0, True)
         said = request.sampling.max_new_tokens > 0
         most = (job.sampling.max_new_tokens for job in jobs)
@@ -174,6 +175,16 @@ class Serving:
         tokenizer = await self.tokenizer(route)
         run = self._tokenizers.run_aside if aside else self._tokenizers.run
         return await run(4 * len(ids), tokenizer.decode, ids)
+
+    async def offsets(
+        self, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], texts: Sequence[str]
+    ) -> list[list[int]]:
+        """Where the tokens of prompts begin in their texts."""
+
+        def find() -> list[list[int]]:
+            return [echo.offsets(tokenizer, ids, text) for ids, text in zip(prompts, texts, strict=True)]
+
+        return await self._tokenizers.run(4 * sum(map(len, prompts)), find)
 
     async def drain(self) -> None:
         """Takes no more requests; returns once nothing is in flight."""
@@ -244,7 +255,9 @@ class Serving:
         for number in range(request.choices):
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(asked)
-            sampling.max_new_tokens = 1 if request.embeds else min(limit or room, room)
+            sampling.max_new_tokens = 1 if request.embeds or asked.prompt_only else min(limit or room, room)
+            if len(ids) == 1:  # nothing comes before it
+                sampling.ClearField("prompt_logprobs_from")
             sampling.stop_token_ids.extend(
                 end
                 for end in ends
@@ -267,8 +280,9 @@ def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> 
             f"Token id {max(ids)} is not in the model's vocabulary of {model.vocab_size}.", request.prompt_field
         )
     room = model.context_tokens - len(ids)
-    if room < (0 if request.embeds else 1):
-        answer = "" if request.embeds else ", of which one must be left for the answer"
+    alone = request.embeds or request.sampling.prompt_only
+    if room < (0 if alone else 1):
+        answer = "" if alone else ", of which one must be left for the answer"
         raise BadField(
             f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}{answer}.",
             request.prompt_field,
@@ -308,7 +322,7 @@ class Choice:
         except PrismError:
             self._ended("failed")
             raise
-        if chunk.token_ids or chunk.embedding:
+        if chunk.token_ids or chunk.embedding or (chunk.finish and not self.first_s):
             self._time()
         text = self.answer.push(chunk)
         if self.answer.finish_reason is not None:

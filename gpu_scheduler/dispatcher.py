@@ -250,9 +250,11 @@ class Dispatcher:
             request = self._requests.get(chunk.request_id)
             if request is None or request.engine is not engine:
                 continue  # cancelled, or of an earlier attempt
-            if (chunk.token_ids or chunk.embedding) and self._backlog.state(request.id) is State.DISPATCHED:
+            ends = chunk.finish == common_pb2.LENGTH  # one of a prompt alone has no token
+            if (chunk.token_ids or chunk.embedding or ends) and self._backlog.state(request.id) is State.DISPATCHED:
                 self._first_token(request, chunk, now)
             request.emitted.extend(chunk.token_ids)
+            request.scored += len(chunk.prompt_logprobs)
             self.counters[request.model].rate.observe(len(chunk.token_ids), now)
             chunk.request_id = request.gateway_id
             request.stream.push(chunk)

@@ -40,6 +40,8 @@ class Request:
     """To it."""
     first_token_at: float = 0.0
     emitted: list[int] = field(default_factory=list)
+    scored: int = 0
+    """Tokens of its prompt whose log-probabilities were passed on."""
     cached_tokens: int = 0
     """Of its first tokens, whose KV came here before it."""
     kv_bytes: int = 0
@@ -75,15 +77,20 @@ class Request:
         return len(self.token_ids) + len(self.emitted)
 
     @property
+    def decodes(self) -> bool:
+        """Whether anything is drawn after its prompt."""
+        return not (self.embed or self.sampling.prompt_only)
+
+    @property
     def most_new_tokens(self) -> int:
-        return 0 if self.embed else max(0, self.sampling.max_new_tokens - len(self.emitted))
+        return max(0, self.sampling.max_new_tokens - len(self.emitted)) if self.decodes else 0
 
     def impossible(self, spec: common_pb2.ModelSpec) -> str:
         """Why this model can never answer it; empty: it can."""
         if self.embed != spec.HasField("embedding"):
             makes = "text and no embeddings" if self.embed else "embeddings and no text"
             return f"model '{self.model}' makes {makes}"
-        room = spec.context_tokens - (not self.embed)  # a token of an answer has to fit too
+        room = spec.context_tokens - self.decodes  # a token of an answer has to fit too
         if self.prompt_tokens == 0 or (self.prompt_tokens > room and spec.context_tokens > 0):
             return f"{self.prompt_tokens} prompt tokens do not fit a context of {spec.context_tokens}"
         if min(self.ttft_ms, self.tpot_ms) < 0:
@@ -107,10 +114,14 @@ class Request:
     def generate(self, priority: int) -> engine_pb2.Generate:
         """The command for an engine; after a retraction it goes on where it was."""
         sampling = self.sampling
-        if self.emitted:
+        if self.emitted or self.scored:
             sampling = common_pb2.Sampling()
             sampling.CopyFrom(self.sampling)
             sampling.max_new_tokens = self.most_new_tokens
+            if self.scored:
+                sampling.prompt_logprobs_from += self.scored
+            if sampling.prompt_logprobs_from >= len(self.token_ids):  # all are told
+                sampling.ClearField("prompt_logprobs_from")
         return engine_pb2.Generate(
             request_id=self.id,
             token_ids=[*self.token_ids, *self.emitted],

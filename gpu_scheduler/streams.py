@@ -7,9 +7,14 @@ from collections.abc import AsyncIterator, Callable
 
 from protos import common_pb2, gpu_scheduler_pb2
 
+MOST_SCORED = 4096
+"""Tokens of prompts whose log-probabilities share a message: with 20 of each it has 1 MB. A message has at most 64, and
+those of a long prompt alone are tens."""
+
 
 class GatewayStream:
-    """The outgoing side. `push` never waits; a gateway that reads slowly gets larger messages, not more of them.
+    """The outgoing side. `push` never waits; a gateway that reads slowly gets larger messages, not more of them, unless
+    they are log-probabilities of prompts.
 
     `ready` is called when there is something to `take` or the stream was closed, once until the next `take`.
     """
@@ -31,10 +36,18 @@ class GatewayStream:
         self._ready()
 
     def take(self) -> gpu_scheduler_pb2.ToGateway | None:
-        """What is ready, in one message; None if nothing is."""
+        """What is ready, in one message; None if nothing is. Of many log-probabilities of prompts some: then there is
+        something to take again."""
         if self.closed or not self._chunks:
             return None
         chunks, self._chunks = self._chunks, []
+        scored = 0
+        for number, chunk in enumerate(chunks, start=1):
+            scored += len(chunk.prompt_logprobs)
+            if scored >= MOST_SCORED and number < len(chunks):
+                self._chunks = chunks[number:]
+                self._ready()
+                return gpu_scheduler_pb2.ToGateway(chunks=chunks[:number])
         return gpu_scheduler_pb2.ToGateway(chunks=chunks)
 
 

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, BadRequestError
 from transformers import AutoTokenizer
 
 from protos import common_pb2
-from tests.end_to_end.reference import both
+from tests.end_to_end.reference import everything
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.sglang
@@ -39,13 +39,12 @@ def text_of(model, tokens):
 
 
 async def expected_texts(new=40):
-    """model -> (prompts, the texts that Transformers continues them with), and model -> their embeddings."""
-    said = await both({path(model): prompts(model) for model in MODELS}, new)
-    expected, vectors = {}, {}
-    for model in MODELS:
-        tokens, vectors[model] = said[path(model)]
-        expected[model] = (prompts(model), [text_of(model, each) for each in tokens])
-    return expected, vectors
+    """model -> (prompts, the texts that Transformers continues them with), and model -> all that it says of them."""
+    said = await everything({path(model): prompts(model) for model in MODELS}, new)
+    expected = {
+        model: (prompts(model), [text_of(model, each) for each in said[path(model)].tokens]) for model in MODELS
+    }
+    return expected, {model: said[path(model)] for model in MODELS}
 
 
 async def stream_text(client, model, prompt, new=40):
@@ -125,7 +124,7 @@ async def structured(client, model):
 
 async def test_three_models_that_do_not_fit_together_serve_what_transformers_says_through_every_fault(tmp_path):
     """One system for the whole story: starting SGLang is what takes time."""
-    expected, vectors = await expected_texts()
+    expected, said = await expected_texts()
     models = {name: {} for name in MODELS} | {MODELS[0]: {"path": with_tools(MODELS[0], tmp_path / "tools")}}
     # Without a time to drain, whatever runs on the source of a move goes on at its target.
     async with world(
@@ -149,7 +148,8 @@ async def test_three_models_that_do_not_fit_together_serve_what_transformers_say
         )
         assert answer.choices[0].message.content and answer.usage.completion_tokens <= 20
         await structured(client, MODELS[0])
-        await embeds(it, client, vectors[MODELS[2]])
+        await embeds(it, client, said[MODELS[2]].embeddings)
+        await likelihoods(it, MODELS[0], expected[MODELS[0]][0], said[MODELS[0]].likely)
 
         # An engine killed in the middle of ten streams.
         model = MODELS[0]
@@ -195,6 +195,49 @@ async def embeds(it, client, vectors):
     with pytest.raises(BadRequestError, match="makes embeddings"):
         await client.completions.create(model="embedder", prompt="The")
     await it.placement.remove_model("embedder", force=True)
+
+
+async def likelihoods(it, model, ids, likely):
+    """As lm-evaluation-harness asks for them, of tokens and of text; and of streams whose engine is killed."""
+    asked = {"logprobs": 1, "echo": True, "seed": 1234}
+
+    def check(told, right, answers):
+        own, best = told["token_logprobs"], told["top_logprobs"]
+        assert (own[0], best[0], len(own), len(best)) == (None, None, *[1 + len(right) + answers] * 2)
+        best = [max(top.values()) for top in best[1:]]
+        for one, top, (right_one, right_top) in zip(own[1:], best, right, strict=answers == 0):
+            assert (one, top) == pytest.approx((right_one, right_top), abs=1e-3)
+            assert (one == top) == (right_one == right_top) or right_top - right_one < 1e-3
+
+    for tokens in (0, 1):
+        choices = (await it.complete(model, ids, tokens, **asked))["choices"]
+        assert [choice["index"] for choice in choices] == list(range(len(ids)))
+        for choice, right in zip(choices, likely, strict=True):
+            check(choice["logprobs"], right, tokens)
+    for text, right in zip(TEXTS, likely, strict=True):
+        told = (await it.complete(model, text, 0, **asked))["choices"][0]["logprobs"]
+        added = len(told["tokens"]) - 1 - len(right)  # where the tokenizer adds none it is the same prompt
+        assert added or check(told, right, 0) is None
+        assert "".join(told["tokens"][added:]) == text and told["text_offset"][added] == 0
+
+    async def streamed(i, started):
+        told = {"token_logprobs": [], "top_logprobs": []}
+        body = {"model": model, "prompt": ids[i], "max_tokens": 40, "temperature": 0, "stream": True, **asked}
+        async with it.http.post(it.base + "/v1/completions", json=body | {"ignore_eos": True}) as answer:
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    scores = json.loads(line[6:])["choices"][0]["logprobs"] or {}
+                    for name, values in told.items():
+                        values += scores.get(name, [])
+                    started.set()
+        check(told, likely[i], 40)
+
+    started = [asyncio.Event() for _ in ids]
+    async with asyncio.TaskGroup() as streams:
+        for i, event in enumerate(started):
+            streams.create_task(streamed(i, event))
+        await started[0].wait()
+        os.kill((await it.measured(model)).engine_pid, signal.SIGKILL)
 
 
 async def moves_under_streams(it, model, prompts, new=100):

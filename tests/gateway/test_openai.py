@@ -47,7 +47,7 @@ SHARED = [
     ({"stop": [1]}, "stop"),
     ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
     ({"stop": ""}, "stop"),
-    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
     ({"max_tokens": "10"}, "max_tokens"),
     ({"max_tokens": 1 << 63}, "max_tokens"),
     ({"min_tokens": 1 << 63}, "min_tokens"),
@@ -100,7 +100,9 @@ def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) 
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
         ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [DEEP_CALL]}]}, "messages[0].tool_calls"),
+        ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -138,7 +140,8 @@ def test_a_wrong_field_of_a_chat_is_named(more: dict[str, Any], field: str) -> N
         ({"prompt": [1.5]}, "prompt"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ],
 )
 def test_a_wrong_field_of_a_completion_is_named(more: dict[str, Any], field: str) -> None:

@@ -12,6 +12,8 @@ import random
 import select
 from collections.abc import AsyncIterator
 
+import pytest
+
 from balloond.client import BalloondClient
 from protos import common_pb2
 from tests.balloond.conftest import Node
@@ -106,6 +108,25 @@ async def test_answers_are_the_same_after_limits_moved_under_load(node):
         await limit(node, 64 * EXTENT)
         assert end.stats.evicted_tokens > 0
         assert await one_by_one(end, "after", prompts) == before
+
+
+async def test_what_was_drawn_is_as_likely_in_a_prompt_and_all_of_a_long_one_is_told_within_the_quota(node):
+    """Prefill steps run as graphs here, and there are fewer requests than tokens in them."""
+    prompts = make_prompts(12, 900, seed=12)
+    async with serving(node) as end:
+        for number, prompt in enumerate(prompts):
+            end.ask(f"drawn-{number}", prompt, NEW_TOKENS, ignore_eos=True, logprobs=True)
+        said = await answers(end, [f"drawn-{number}" for number in range(len(prompts))])
+        asked = {"logprobs": True, "top_logprobs": 20, "prompt_logprobs_from": 1, "prompt_only": True}
+        for number, prompt in enumerate(prompts):
+            end.ask(f"told-{number}", [*prompt, *said[number]], 1, **asked)
+        for number, prompt in enumerate(prompts):
+            answer = await end.answer(f"told-{number}")
+            assert (answer.finish, answer.error, answer.tokens) == (common_pb2.LENGTH, "", [])
+            told = [one.logprob for one in answer.prompt_logprobs]
+            assert len(told) == len(prompt) + NEW_TOKENS - 1
+            drawn = [one.logprob for one in end.answers[f"drawn-{number}"].logprobs]
+            assert told[-NEW_TOKENS:] == pytest.approx(drawn, abs=0.25)  # of others beside it, in other kernels
 
 
 async def test_extents_of_an_engine_killed_in_a_forward_pass_are_reused_only_when_it_is_gone(node, child):

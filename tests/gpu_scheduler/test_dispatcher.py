@@ -72,12 +72,12 @@ class Desk:
         self.residents.set(resident, residency)
         return engine
 
-    def submit(self, request_id, model="a", tokens=10, new=5, ttft_ms=None, **keys):
+    def submit(self, request_id, model="a", tokens=10, new=5, ttft_ms=None, *, alone=False, logprobs_from=None, **keys):
         submit = gpu_scheduler_pb2.Submit(
             request_id=request_id,
             model=model,
             token_ids=range(tokens),
-            sampling=common_pb2.Sampling(max_new_tokens=new),
+            sampling=common_pb2.Sampling(max_new_tokens=new, prompt_only=alone, prompt_logprobs_from=logprobs_from),
             **keys,
         )
         if ttft_ms is not None:
@@ -125,6 +125,43 @@ async def test_a_model_that_is_not_here_is_answered_at_once(desk):
     desk.submit("r1")
     await desk.settle()
     assert (desk.last("r1").finish, desk.last("r1").error) == (common_pb2.FAILED, "not here")
+
+
+async def test_a_prompt_alone_takes_its_own_memory_may_fill_the_context_and_is_on_time_when_it_ends(desk):
+    engine = desk.model("a")
+    desk.submit("r1", tokens=1000, new=1, ttft_ms=5000, alone=True)
+    await desk.settle()
+    assert desk.dispatcher._requests[engine.started[0].request_id].kv_bytes == 1000 * 10
+    desk.answer(engine, tokens=(), finish=common_pb2.LENGTH)
+    await desk.settle()
+    assert desk.last("r1").finish == common_pb2.LENGTH
+    assert (desk.dispatcher.counters["a"].ttft_met, desk.dispatcher.count("a")) == (1, (0, 0, 0))
+
+
+async def test_log_probabilities_of_a_prompt_go_on_behind_those_that_were_passed_on(desk):
+    engine = desk.model("a")
+    desk.submit("r1", tokens=10, logprobs_from=1)
+    await desk.settle()
+
+    def tell(count):
+        scores = [common_pb2.TokenLogprob()] * count
+        name = engine.started[-1].request_id
+        desk.dispatcher.on_tokens(engine, [common_pb2.TokenChunk(request_id=name, prompt_logprobs=scores)])
+
+    async def again():
+        desk.dispatcher.on_parked(engine, engine.started[-1].request_id)
+        await desk.settle()
+        return engine.started[-1].sampling
+
+    tell(3)
+    assert desk.dispatcher.count("a")[1] == 1, "its prompt is not computed yet"
+    assert (await again()).prompt_logprobs_from == 4
+    tell(6)
+    desk.answer(engine, tokens=[7])
+    sampling = await again()
+    assert (sampling.HasField("prompt_logprobs_from"), sampling.max_new_tokens) == (False, 4)
+    assert list(engine.started[-1].token_ids) == [*range(10), 7]
+    assert sum(len(chunk.prompt_logprobs) for chunk in desk.chunks) == 9
 
 
 async def test_targets_below_zero_are_rejected(desk):

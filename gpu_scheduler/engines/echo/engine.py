@@ -296,6 +296,12 @@ class EchoEngine:
             if running.request.embed:
                 chunks.append(self._embed(running.request))
                 continue
+            if running.request.sampling.HasField("prompt_logprobs_from"):
+                chunks.append(self._scored_prompt(running.request))
+            if running.request.sampling.prompt_only:
+                self._free(running.request.request_id)
+                chunks.append(self._last_chunk(running.request.request_id, common_pb2.LENGTH))
+                continue
             self._running[running.request.request_id] = running
             chunk = self._advance(running)
             if chunk is not None:
@@ -313,6 +319,12 @@ class EchoEngine:
             finish=common_pb2.STOP,
             prompt_tokens=len(request.token_ids),
         )
+
+    @staticmethod
+    def _scored_prompt(request: engine_pb2.Generate) -> common_pb2.TokenChunk:
+        """All its tokens are certain, as those of answers are."""
+        scores = [common_pb2.TokenLogprob()] * (len(request.token_ids) - request.sampling.prompt_logprobs_from)
+        return common_pb2.TokenChunk(request_id=request.request_id, prompt_logprobs=scores)
 
     def _advance(self, running: _Running) -> common_pb2.TokenChunk | None:
         """One token of one request; None when it had to be parked for want of memory."""

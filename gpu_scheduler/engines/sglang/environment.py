@@ -27,9 +27,6 @@ _ALWAYS = {
     # How many future tokens of a request count when it is admitted. SGLang's 4096 would map memory that most requests
     # never use; who needs more gets it step by step, and retraction covers the rest.
     "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "128",
-    # A request with log-probabilities that starts again wants those of all it has said: several copies of a row of the
-    # vocabulary for each token. So many rows at a time are what the quota was measured with (`quota.draw_most`).
-    "SGLANG_LOGPROB_CHUNK_SIZE": "256",
     # What process groups listen on is nobody else's: all ranks are on one host.
     "GLOO_SOCKET_IFNAME": "lo",
     "NCCL_SOCKET_IFNAME": "lo",

@@ -187,6 +187,7 @@ class Instance:
         arguments = options.server_args(self.load.model, self.load.device, self.options, loader, ranks, peers)
         self.server_args = arguments
         index = int(self.load.device.partition(":")[2] or 0)
+        os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(self.options.scored_together)  # read as the model is made
         scheduler = Scheduler(arguments, options.port_args(), index, self.ranks.rank, 0, 0, 0, 0, None)
         self.scheduler = scheduler
         self.kv = scheduler.token_to_kv_pool_allocator.kv
@@ -369,7 +370,8 @@ class Instance:
             return device.private_bytes(self.device, elastic), 0
         spec, failure, peak, booked = self.load.model, None, 0, 0
         try:
-            quota.draw_most(self.scheduler, self.options.max_running_requests)
+            rows = max(self.options.max_running_requests, self.options.scored_together)
+            quota.draw_most(self.scheduler, rows)
             peak = device.private_bytes(self.device, elastic, self.graphs)
             given = 0 if spec.quota_is_default else -(-spec.quota_bytes // self.ranks.size)
             booked = policy.booked(spec.name, peak, given)

@@ -78,6 +78,12 @@ class Options:
     random_weights: int = 0
     """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
 
+    @property
+    def scored_together(self) -> int:
+        """Tokens of a prompt whose log-probabilities are computed at a time. Each takes several copies of a row of the
+        vocabulary, and so many rows are what the quota is measured with (`quota.draw_most`)."""
+        return max(_LEAST_SCORED, min(_MOST_SCORED, self.max_running_requests))
+
     @classmethod
     def parse(cls, given: Mapping[str, str], device: str, model: common_pb2.ModelSpec | None = None) -> Options:
         """Raises CommandError for an unknown name or a value that is no number."""
@@ -110,6 +116,8 @@ _ON_A_GPU = {
     "probe_together": 3,
 }
 """Defaults that differ there."""
+_LEAST_SCORED, _MOST_SCORED = 32, 256
+"""Fewer at a time would read the rows of the vocabulary too often; more would take a private quota of their own."""
 _LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
 """Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an
 octave apart."""

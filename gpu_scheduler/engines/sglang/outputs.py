@@ -15,6 +15,8 @@ from protos import common_pb2, engine_pb2
 
 Logprobs = tuple[Sequence[float], Sequence[Any], Sequence[Any]]
 """Of some tokens: their own, and for each the best ones' values and ids (None or empty where not asked for)."""
+_SCORED_TOGETHER = 256
+"""Tokens of a prompt whose log-probabilities share a message: with 20 of each 60 KB, which nobody is held up by."""
 
 
 class Outputs:
@@ -119,10 +121,23 @@ class Outputs:
             chunk.prompt_tokens = entry.prompt_tokens
             chunk.cached_tokens = cached_tokens
         if logprobs is not None:
-            _add_logprobs(chunk, *logprobs)
+            own, *best = logprobs
+            _add_logprobs(chunk.logprobs, own[: len(chunk.token_ids)], *best)
         if reason is not None:
             finish(chunk, entry, reason)
             self._book.close(entry)
+
+    def prompt_scored(self, rid: str, logprobs: Logprobs) -> None:
+        """The next tokens of a request's prompt. They leave before the end of the step that computed them, as they are
+        many: of a whole prompt with 20 for each token it would be tens of megabytes."""
+        entry = self._book.by_rid(rid)
+        if entry is None:
+            return
+        for begin in range(0, len(logprobs[0]), _SCORED_TOGETHER):
+            message = engine_pb2.FromEngine()
+            chunk = message.tokens.chunks.add(request_id=entry.request_id)
+            _add_logprobs(chunk.prompt_logprobs, *(part[begin : begin + _SCORED_TOGETHER] for part in logprobs))
+            self._send(message)
 
     def send(self, message: engine_pb2.FromEngine) -> None:
         """Nothing, if nobody said anything."""
@@ -175,11 +190,10 @@ def _logprobs(request: Any, begin: int, end: int) -> Logprobs:
     )
 
 
-def _add_logprobs(
-    chunk: common_pb2.TokenChunk, chosen: Sequence[float], best_values: Sequence[Any], best_ids: Sequence[Any]
-) -> None:
-    for k, logprob in enumerate(chosen[: len(chunk.token_ids)]):
-        one = chunk.logprobs.add(logprob=logprob)
+def _add_logprobs(told: Any, own: Sequence[float], best_values: Sequence[Any], best_ids: Sequence[Any]) -> None:
+    """To `told`, a message's list of TokenLogprob."""
+    for k, logprob in enumerate(own):
+        one = told.add(logprob=logprob)
         if k < len(best_values):
             for value, token in zip(best_values[k] or (), best_ids[k] or (), strict=True):
                 one.top.add(token_id=token, logprob=value)

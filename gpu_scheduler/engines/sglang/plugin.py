@@ -32,6 +32,7 @@ def all_hooks() -> list[Hook]:
     from gpu_scheduler.engines.sglang import (
         hooks_grammar,
         hooks_graphs,
+        hooks_logprobs,
         hooks_loop,
         hooks_memory,
         hooks_process,
@@ -42,6 +43,7 @@ def all_hooks() -> list[Hook]:
         hooks_process,
         hooks_loop,
         hooks_sampling,
+        hooks_logprobs,
         hooks_grammar,
         hooks_memory,
         hooks_graphs,

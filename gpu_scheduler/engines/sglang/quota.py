@@ -19,8 +19,8 @@ _log = log.get(__name__)
 
 
 def draw_most(scheduler: Any, rows: int) -> None:
-    """Takes what drawing tokens for the largest batch takes, all of whose requests want log-probabilities. Raises
-    NoMemory."""
+    """Takes what drawing tokens for the largest batch takes, all of whose requests want log-probabilities; those of so
+    many tokens of a prompt take no more. Raises NoMemory."""
     stream = scheduler.forward_stream if scheduler.enable_overlap else torch.cuda.current_stream()
     vocabulary = int(scheduler.model_config.vocab_size)
     try:

@@ -31,7 +31,7 @@ def sampling_params(
     """Raises RejectedRequest. `resumed_tokens` of the prompt were said before. A request that names no seed gets one,
     so that what it draws does not depend on being retracted and computed again."""
     room = context_tokens - prompt_tokens
-    if room <= 0:
+    if room < (0 if sampling.prompt_only else 1):
         raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
     max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
     kind = sampling.WhichOneof("grammar")
@@ -45,6 +45,8 @@ def sampling_params(
         raise RejectedRequest(f"stop token {outside[0]} is outside the vocabulary of {vocab_size}")
     if sampling.logprobs and sampling.top_logprobs > vocab_size:
         raise RejectedRequest(f"{sampling.top_logprobs} top_logprobs of a vocabulary of {vocab_size}")
+    if sampling.prompt_only:
+        max_new, kind = 0, None  # SGLang would ask the grammar for a token that nobody draws
     params = SamplingParams(
         max_new_tokens=max_new,
         min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
@@ -105,13 +107,24 @@ def to_sglang(
             sampling, prompt_tokens, generate.resumed_tokens, context_tokens, vocab_size, fresh_seed
         ),
         return_logprob=sampling.logprobs,
-        logprob_start_len=-1,
+        logprob_start_len=_first_row(sampling, prompt_tokens),
         top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,
         token_ids_logprob=None,
         stream=True,
         priority=generate.priority,
         time_stats=SchedulerReqTimeStats(),
     )
+
+
+def _first_row(sampling: common_pb2.Sampling, prompt_tokens: int) -> int:
+    """The first token of the prompt of which it is wanted how likely the next one was; -1: of none. Raises
+    RejectedRequest."""
+    if not sampling.HasField("prompt_logprobs_from"):
+        return -1
+    wanted = sampling.prompt_logprobs_from
+    if not (sampling.logprobs and 1 <= wanted < prompt_tokens):
+        raise RejectedRequest(f"no log-probabilities of token {wanted} of a prompt of {prompt_tokens}")
+    return wanted - 1
 
 
 def to_embed(

@@ -11,11 +11,12 @@ from protos import common_pb2, engine_pb2
 
 class Channel:
     def __init__(self):
-        self.finished, self.last = [], None
+        self.finished, self.last, self.chunks = [], None, []
 
     def send(self, message):
         chunks = message.tokens.chunks if message.WhichOneof("message") == "tokens" else ()
         self.last = chunks[-1] if chunks else self.last
+        self.chunks += chunks
         self.finished += [chunk.request_id for chunk in chunks if chunk.finish]
 
 
@@ -83,3 +84,19 @@ def test_what_the_model_does_not_make_is_refused(dimensions):
     engine._memory, engine._dimensions = Memory(10), dimensions
     engine._accept(engine_pb2.Generate(request_id="first", token_ids=[1], embed=not dimensions))
     assert channel.last.finish == common_pb2.REJECTED and not engine._waiting
+
+
+def test_a_prompt_has_as_many_log_probabilities_as_are_asked_for_and_may_be_all_there_is():
+    channel = Channel()
+    engine = EchoEngine(channel, None, 1)
+    engine._memory = Memory(100)
+    sampling = common_pb2.Sampling(max_new_tokens=1, logprobs=True, prompt_logprobs_from=1, prompt_only=True)
+    engine._accept(engine_pb2.Generate(request_id="alone", token_ids=range(5), sampling=sampling))
+    sampling.prompt_logprobs_from, sampling.prompt_only = 4, False
+    engine._accept(engine_pb2.Generate(request_id="answered", token_ids=range(5), sampling=sampling))
+    engine._step(time.monotonic())
+    told = {name: [chunk for chunk in channel.chunks if chunk.request_id == name] for name in ("alone", "answered")}
+    assert [len(chunk.prompt_logprobs) for chunk in told["alone"]] == [4, 0]
+    assert [len(chunk.prompt_logprobs) for chunk in told["answered"]] == [1, 0]
+    assert [list(chunk.token_ids) for chunk in told["alone"]] == [[], []] and told["answered"][1].token_ids
+    assert channel.finished == ["alone", "answered"] and not engine._memory._held

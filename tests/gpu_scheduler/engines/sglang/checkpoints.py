@@ -123,6 +123,15 @@ def reference(path: Path, prompts: Sequence[Sequence[int]], new_tokens: int) -> 
     return said
 
 
+def logprobs(path: Path, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """Of each text a row for every token but the first: how likely all tokens were in its place."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with _one_thread(), torch.inference_mode():
+        return [torch.log_softmax(model(torch.tensor([list(text)])).logits[0, :-1], dim=-1) for text in texts]
+
+
 def embeddings(path: Path, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     """The last hidden state of each prompt's last token, of length 1."""
     from transformers import AutoModel

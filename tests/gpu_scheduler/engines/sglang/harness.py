@@ -132,6 +132,7 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
     finish: common_pb2.Finish = common_pb2.FINISH_UNSPECIFIED
     error: str = ""
     parked: bool = False
@@ -240,6 +241,8 @@ class EngineEnd:
             self.order.append(chunk.request_id)
             answer.told_meanwhile += self.told - 1 if answer.prefilled else 0
             answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
+        assert not (chunk.prompt_logprobs and answer.tokens), "the prompt comes before the answer"
+        answer.prompt_logprobs += chunk.prompt_logprobs
         answer.tokens += chunk.token_ids
         answer.logprobs += chunk.logprobs
         if chunk.embedding:
@@ -247,6 +250,7 @@ class EngineEnd:
             answer.cached_tokens, answer.prompt_tokens = chunk.cached_tokens, chunk.prompt_tokens
         if chunk.finish:
             assert not answer.ended.is_set(), "a request ended twice"
+            answer.cached_tokens = answer.cached_tokens or chunk.cached_tokens
             answer.finish, answer.error = chunk.finish, chunk.error
             answer.ended.set()
 

@@ -21,6 +21,13 @@ def test_options_are_whole_numbers_by_name() -> None:
     assert (options.chunked_prefill_size, options.max_running_requests) == (64, 4)
 
 
+@pytest.mark.parametrize(("requests", "tokens"), [(4, 32), (100, 100), (256, 256), (1000, 256)])
+def test_a_prompts_log_probabilities_are_computed_for_as_many_tokens_as_the_quota_has_room_for(
+    requests: int, tokens: int
+) -> None:
+    assert Options(max_running_requests=requests).scored_together == tokens
+
+
 def test_an_unknown_option_is_refused_by_name() -> None:
     with pytest.raises(CommandError, match="unknown engine option 'chunk'"):
         Options.parse({"chunk": "64"}, "cpu:0")

@@ -29,6 +29,7 @@ from tests.gpu_scheduler.engines.sglang.harness import (
 )
 from tests.gpu_scheduler.engines.sglang.shared import Engines
 from tests.gpu_scheduler.engines.sglang.test_engine import STEPS, burst
+from tests.gpu_scheduler.engines.sglang.test_prompt_logprobs import Right, together
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module")]
 FLOOR = 16 * KV_EXTENT
@@ -90,6 +91,7 @@ async def test_tokens_are_those_of_one_device_while_the_limits_of_either_move_an
         assert measured.kv_bytes_per_token == 5 * 2 * 1 * 24 * 4, "one of two key-value heads"
 
         await burst(end, "alone", prompts, said["qwen"], 1)
+        await together(end, "scored", Right(models["qwen"], prompts, said["qwen"]), 1)
         drawn = {}
         for name in ("once", "again"):
             end.ask(name, prompts[0], 20, temperature=1.0, seed=7)
