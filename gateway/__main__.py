@@ -57,6 +57,7 @@ async def build(service: Service) -> None:
         total_s=config.request_time_out_s,
         strikes=config.replay_limit,
         reach_s=config.reach_time_out_s,
+        compile_s=config.compile_time_out_s,
     )
     activations = Activations(placement, time_out_s=config.activate_time_out_s)
     relay = Relay(routes, links, activations, patience)

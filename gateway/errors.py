@@ -70,7 +70,12 @@ class ModelFaulty(Unavailable):
 
 
 class NotUp(Unavailable):
-    """The model could not be brought up in the time that a request may wait."""
+    """The model could not be brought up in the time that a request may wait. `retry_s`: when it may be worth asking
+    again; 0: soon."""
+
+    def __init__(self, message: str, retry_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
 
 
 class NoKey(Unknown):
@@ -162,7 +167,7 @@ def headers(error: PrismError) -> Headers:
     # What is left of a body that was not read to its end is no next request.
     closed = [(b"connection", b"close")] if isinstance(error, (TooLarge, TooSlow, NoRoomForBody)) else []
     again = shape(error).retry_after_s
-    if isinstance(error, ModelFaulty) and error.retry_s:
+    if isinstance(error, (ModelFaulty, NotUp)) and error.retry_s:
         again = math.ceil(error.retry_s)
     return closed if again is None else [*closed, (b"retry-after", b"%d" % again)]
 

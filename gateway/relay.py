@@ -31,6 +31,8 @@ from services.tracing import Span
 _log = log.get(__name__)
 _NOT_HERE = "not here"
 """How a group says that it does not serve the model: our routes were old, and nothing failed."""
+_COMPILED_IN_S = 30.0
+"""When a request may come again for whose model kernels are still being compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Patience:
     strikes: int
     """How many times in a row its place may fail under it without a token. Then it is given up: it may be what makes
     them fail."""
+    compile_s: float = 0.0
+    """Instead of `park_s` while kernels are being compiled for the model, if it is longer."""
     reach_s: float = 15.0
     """For a group that can be reached at all, when there is none: waiting helps less then."""
     first_pause_s: float = 0.05
@@ -279,8 +283,7 @@ class Tokens:
             before = self._relay.routes.get(self._job.model).residency
             span.set({"gen_ai.request.model": self._job.model, "prism.residency": traces.residency(before)})
         try:
-            async with asyncio.timeout_at(min(self._park_deadline(), self._total_deadline())):
-                place = await self._find_place()
+            place = await self._found_in_time()
         except TimeoutError:
             fate = self._out_of_time()
             span.fail(type(fate).__name__, str(fate))
@@ -293,6 +296,18 @@ class Tokens:
             return place
         finally:
             span.end()
+
+    async def _found_in_time(self) -> Place:
+        """Raises TimeoutError; by the patience that there is when it would be over."""
+        while True:
+            bound = asyncio.timeout_at(min(self._park_deadline(), self._total_deadline()))
+            try:
+                async with bound:
+                    return await self._find_place()
+            except TimeoutError:
+                longer = min(self._park_deadline(), self._total_deadline())
+                if not bound.expired() or longer <= self._loop.time():
+                    raise
 
     def _routed(self) -> Place | None:
         """A place from the routes, active before waking, but not the one that just failed."""
@@ -384,7 +399,12 @@ class Tokens:
 
     def _park_deadline(self) -> float:
         assert self._stranded_at is not None
-        return self._stranded_at + self._relay.patience.park_s
+        patience = self._relay.patience
+        park_s = max(patience.park_s, patience.compile_s) if self._compiles() else patience.park_s
+        return self._stranded_at + park_s
+
+    def _compiles(self) -> bool:
+        return self._relay.routes.compiles(self._job.model)
 
     def _total_deadline(self) -> float:
         total = self._relay.patience.total_s
@@ -408,7 +428,8 @@ class Tokens:
         self._timer = None
         if self._attempt is None or self._attempt.link.address != address:
             return
-        if time.monotonic() >= self._total_deadline() or self._waits_for_waking(address):
+        now = time.monotonic()
+        if now >= self._total_deadline() or (self._waits_for_waking(address) and now >= self._park_deadline()):
             self._end(self._out_of_time())
         else:
             self._set_timer(address)
@@ -416,6 +437,13 @@ class Tokens:
     def _out_of_time(self) -> PrismError:
         patience = self._relay.patience
         why = f": {self._why}" if self._why else ""
+        if self._stranded_at is not None and self._compiles():
+            waited_s = time.monotonic() - self._stranded_at
+            return NotUp(
+                f"model '{self._job.model}' could not be brought up within {waited_s:.0f} s: its kernels are being "
+                "compiled, which is done once for this machine; try again",
+                _COMPILED_IN_S,
+            )
         if time.monotonic() >= self._total_deadline():
             return TimedOut(f"not finished within {patience.total_s:g} s{why}")
         return NotUp(f"model '{self._job.model}' could not be brought up within {patience.park_s:g} s{why}")

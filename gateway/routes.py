@@ -24,6 +24,8 @@ class Place:
     group: str
     address: str
     residency: common_pb2.Residency
+    compiling: bool = False
+    """Whether it is coming up there and kernels are being compiled for it."""
 
     @property
     def active(self) -> bool:
@@ -55,7 +57,7 @@ class Route:
 
 
 def decode_place(place: placement_pb2.Place) -> Place:
-    return Place(group=place.group, address=place.address, residency=place.residency)
+    return Place(place.group, place.address, place.residency, place.compiling)
 
 
 def decode(route: placement_pb2.Route) -> Route:
@@ -114,6 +116,12 @@ class RouteTable:
         route = self._routes.get(model)
         places = route.places if route is not None else ()
         return next((place.residency for place in places if place.address == address), common_pb2.RESIDENCY_UNSPECIFIED)
+
+    def compiles(self, model: str) -> bool:
+        """Whether the model is nowhere active, and coming up somewhere where kernels are being compiled for it."""
+        route = self._routes.get(model)
+        places = route.places if route is not None else ()
+        return any(place.compiling for place in places) and not any(place.active for place in places)
 
     async def follow(self, messages: AsyncIterator[placement_pb2.Routes | None]) -> None:
         """Keeps the table; `messages` yields None when the stream was lost."""

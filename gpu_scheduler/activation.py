@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from gpu_scheduler import traces
@@ -40,6 +41,7 @@ T = TypeVar("T")
 _log = log.get(__name__)
 _CHECKPOINT, _IMAGE = "checkpoint", "image"
 """Where weights came from, if not from a device."""
+_COMPILING = "compiling kernels"
 _ROOM_TIMEOUT_S = 20.0
 _KEPT_SPARE_BYTES = 16 << 20
 """The driver's own tables come and go."""
@@ -129,6 +131,7 @@ class Activation:
         it was, hibernating or without an engine and a booking."""
         began = time.monotonic()
         resident.steps, resident.weights_from = [], []
+        resident.compiling, resident.kernels_compiled = False, 0
         asleep = resident.engine is not None and resident.engine.alive
         resident.activation = traces.activation(resident, asleep, began)
         self._residents.set(resident, common_pb2.WAKING)
@@ -147,6 +150,7 @@ class Activation:
                 if resident.measured.quota_bytes:
                     await self.entitle(resident, awake=True)
         except (PrismError, asyncio.CancelledError) as error:
+            resident.compiling = False
             traces.activated(resident, time.monotonic(), error)
             try:
                 await self.undo(resident, asleep)
@@ -158,7 +162,7 @@ class Activation:
         if resident.engine is not None:
             self.pool(resident).settled(resident.engine)
         await self._apply_limit(resident)
-        resident.image_only = False
+        resident.image_only = resident.compiling = False
         seconds = resident.came_s = time.monotonic() - began
         ACTIVATION.labels(resident.spec.name, "hibernation" if asleep else "engine").observe(seconds)
         if asleep:
@@ -173,6 +177,7 @@ class Activation:
             seconds=round(seconds, 3),
             from_sleep=asleep,
             weights_from=resident.weights_from,
+            kernels_compiled=resident.kernels_compiled,
             steps=steps,
         )
         self._residents.set(resident, common_pb2.ACTIVE)
@@ -433,7 +438,25 @@ class Activation:
             self._begin_saving(resident, engine, await command.mapped())
 
     def _command(self, resident: Resident, engine: Engine, message: engine_pb2.ToEngine) -> Command:
+        engine.on_compiling = partial(self._compiles, resident, engine)
         return engine.command(message, lambda progress: self._residents.tell(resident, progress))
+
+    def _compiles(self, resident: Resident, engine: Engine, told: engine_pb2.Compiling) -> None:
+        """Its engine begins to compile a kernel, or has: a step within the one under way, which goes on behind it."""
+        if resident.engine is not engine or resident.residency != common_pb2.WAKING or not resident.steps:
+            return
+        resident.compiling = True
+        resident.kernels_compiled += told.done
+        steps, now = resident.steps, time.monotonic()
+        within, began = steps[-1]
+        if not told.done:
+            steps.append((_COMPILING, now))
+        elif within == _COMPILING:
+            steps.append((steps[-2][0], now))
+        else:  # of which nothing was heard before
+            steps += [(_COMPILING, max(began, now - told.seconds)), (within, now)]
+        progress = common_pb2.Progress(step=_COMPILING, done=resident.kernels_compiled, unit="kernels")
+        self._residents.tell(resident, progress)
 
     async def _fill_from_image(self, resident: Resident, engine: Engine, command: Command) -> None:
         ranks = await self.within(command.mapped())

@@ -1,4 +1,5 @@
-"""What a group counts by model as it happens; the rest of its metrics are read from its report (`metrics.py`)."""
+"""What a group counts as it happens, nearly all of it by model; the rest of its metrics are read from its report
+(`metrics.py`)."""
 
 from __future__ import annotations
 
@@ -9,6 +10,14 @@ from services.metrics import SLOW_BUCKETS_S
 STARTED = Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
 TTFT = Counter("prism_ttft_targets_total", "first tokens with a target", ["model", "met"])
 STALLED = Counter("prism_engines_stalled_total", "Engines that had requests, stood still and were killed", ["model"])
+COMPILED = Counter(
+    "prism_kernels_compiled_total", "Kernels that engines compiled, because no cache had them", ["compiler"]
+)
+COMPILING_S = Counter("prism_kernel_compile_seconds_total", "What compiling these took", ["compiler"])
+COMPILERS = ("nvcc", "triton")
+for _compiler in COMPILERS:  # told from the beginning: that nothing was compiled is news, too
+    COMPILED.labels(_compiler)
+    COMPILING_S.labels(_compiler)
 ACTIVATION = Histogram(
     "prism_activation_seconds",
     "What bringing a model up took: from hibernation, or in a fresh or warm engine",

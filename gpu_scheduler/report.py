@@ -100,6 +100,8 @@ class Report:
             active_s=resident.active_s,
             came_s=resident.came_s,
             weights_from=resident.weights_from,
+            compiling=resident.compiling,
+            kernels_compiled=resident.kernels_compiled,
             retry_s=resident.retry_s if resident.residency == common_pb2.ERROR else 0.0,
             no_image=self._why_no_image(resident) if resident.engine is not None else "",
             outdated=self._residents.is_outdated(resident),

@@ -69,11 +69,15 @@ class Resident:
     """The later one of these two."""
     steps: list[tuple[str, float]] = field(default_factory=list)
     """Of the activation under way, or the last: each step and when it began (monotonic seconds), with an empty name
-    behind the last one."""
+    behind the last one. A step that was interrupted by another is there again."""
     weights_from: list[str] = field(default_factory=list)
     """By rank, at the activation under way, or the last: "checkpoint", "image", or a device."""
     activation: Span = UNTRACED
     """Of the activation under way, or the last."""
+    compiling: bool = False
+    """Kernels were compiled, or are being, since it began to come up; false when it is up."""
+    kernels_compiled: int = 0
+    """Since it began to come up the last time."""
     image_only: bool = False
     """What a device gave did not do: the next activation takes the image."""
     active_at: float = 0.0
@@ -102,7 +106,10 @@ class Resident:
 
     def step_seconds(self) -> dict[str, float]:
         """How long each step of the last activation took."""
-        return {name: after - began for (name, began), (_, after) in pairwise(self.steps)}
+        seconds: dict[str, float] = {}
+        for (name, began), (_, after) in pairwise(self.steps):
+            seconds[name] = seconds.get(name, 0.0) + after - began
+        return seconds
 
     def total(self, name: str) -> Any:
         """A counter of EngineStats, whole or of seconds, over all engines that the model had here."""

@@ -41,6 +41,7 @@ def facts(state: gpu_scheduler_pb2.GroupState) -> Hashable:
             r.residency,
             r.reason,
             r.retry_s,
+            r.compiling,
             r.no_image,
             r.outdated,
             r.weights_bytes,

@@ -13,10 +13,13 @@ from gpu_scheduler.residents import Residents
 from services import log, tasks
 
 _log = log.get(__name__)
+_COMPILES_S = 300.0
+"""How long an engine may compile one kernel, which it does between two steps; nvcc takes 7 to 25 s on an idle host."""
 
 
 async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_timeout_s: float) -> None:
-    """For ever. `stall_timeout_s`: as of policy/silence.py. Loads and wakes have times of their own."""
+    """For ever. `stall_timeout_s`: as of policy/silence.py. Loads, wakes and
+    compilers have times of their own."""
     silences: dict[Engine, Silence] = {}
     while True:
         await asyncio.sleep(LOOK_S)
@@ -25,6 +28,7 @@ async def watch_engines(residents: Residents, dispatcher: Dispatcher, stall_time
         for engine, silence in list(silences.items()):
             requests, prefill_s = dispatcher.work_of(engine)
             works = (bool(requests) or engine.owes) and not engine.commanded
+            works = works and not 0 < engine.compiling_s < _COMPILES_S
             verdict = silence.look(time.monotonic(), works=works, heard=engine.heard, prefill_s=prefill_s)
             if verdict is Verdict.ASK:
                 engine.ping()

@@ -107,7 +107,14 @@ def route(
             reason = reason or resident.reason
             retries.append(resident.retry_s)
         elif resident.residency in TAKES_REQUESTS:
-            places.append(placement_pb2.Place(group=group.name, address=group.address, residency=resident.residency))
+            places.append(
+                placement_pb2.Place(
+                    group=group.name,
+                    address=group.address,
+                    residency=resident.residency,
+                    compiling=resident.compiling,
+                )
+            )
         if resident.residency != common_pb2.ERROR and not places:
             found.residency = resident.residency
     if places:

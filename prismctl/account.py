@@ -63,6 +63,8 @@ def _facts(place: Mapping[str, Any]) -> Iterator[str]:
             yield f"it has been idle for {place['idle_s']:.0f} s"
     elif state in _MEANS:
         yield _MEANS[state] + (f", waking took {place['wake_s']:.2f} s" if place["wake_s"] else "")
+    if place["compiling"]:
+        yield f"compiling kernels, {place['kernels_compiled']} so far: once for this machine"
     if place["reason"] and state != "error":  # which was said first
         yield str(place["reason"])
 

@@ -229,4 +229,6 @@ def place(name: str, resident: gpu_scheduler_pb2.Resident) -> dict[str, Any]:
         "kv_limit_bytes": resident.kv_limit_bytes,
         "kv_lacking_bytes": resident.kv_lacking_bytes,
         "no_image": resident.no_image,
+        "compiling": resident.compiling,
+        "kernels_compiled": resident.kernels_compiled,
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc
 
-from deploy.local import bundled, sizing
+from deploy.local import bundled, kernels, sizing
 from deploy.local.devices import groups, host_bytes_for_images, host_bytes_free
 from deploy.local.models import named, read_all, write_catalogue
 from deploy.local.processes import StartFailed, System
@@ -23,13 +23,15 @@ from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from protos import common_pb2
-from services import addresses, log
+from services import addresses, log, tasks
 from services.errors import PrismError
 
 _WARM_S = 120.0
 _GPU_ENGINES = 16
 """Most engine processes of a GPU, hibernating ones included."""
 ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ROOT / ".cache" / "kernels"
+"""Of engines on GPUs, once compiled."""
 
 
 def say(text: str) -> None:
@@ -145,18 +147,25 @@ async def main() -> int:
         local = local.with_groups(groups("cpu", sized.mib))
         if sized.needed_mib:
             say(f"{sized}; --device-mib sets another size")
-    system = System(local.processes(), state / "logs", say)
+    compiled = kernels.caches(KERNELS, os.environ) if local.on_gpus else {}
+    precompiled = kernels.Precompiled(local.catalogue, compiled, state / "logs" / "precompile.log", say)
+    system = System(local.processes(), state / "logs", say, compiled)
     say(f"starting; logs in {os.path.relpath(state / 'logs')}")
     began = time.monotonic()
     starting = asyncio.get_running_loop().create_task(system.start())
-    await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     try:
+        if local.on_gpus:
+            await precompiled.start()  # beside engines that import SGLang
+        await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
             return 130
         starting.result()
+        compiling = tasks.spawn(precompiled.wait(), "wait for kernels")
         await _warm(local, stopping)
+        await asyncio.wait([compiling, stopping], return_when=asyncio.FIRST_COMPLETED)
+        await tasks.cancel(compiling)
         if stopping.done():
             return 130
         await _introduce(local, system, time.monotonic() - began)
@@ -166,6 +175,7 @@ async def main() -> int:
         say(str(error))
         return 1
     finally:
+        await precompiled.end()
         await system.end()
         say("everything has ended")
     return 0

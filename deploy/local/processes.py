@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from deploy.healthy import healthy
@@ -21,13 +22,14 @@ _MOST_CRASHES = 3
 _STOP_S = 20.0
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+_NO_MORE: Mapping[str, str] = types.MappingProxyType({})
 
 
 class StartFailed(Exception):
     """A process ended before it was healthy; the message has its last lines."""
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """Runs in the child: even a killed launcher leaves nothing behind."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
@@ -35,8 +37,11 @@ def _die_with_parent() -> None:
 class Running:
     """One process, started again when it dies by itself."""
 
-    def __init__(self, process: Process, logs: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, process: Process, logs: Path, say: Callable[[str], None], environment: Mapping[str, str] = _NO_MORE
+    ) -> None:
         self.spec = process
+        self._environment = environment
         self.log_path = logs / f"{process.name}.log"
         self.restarts = 0
         self._say = say
@@ -66,8 +71,8 @@ class Running:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C reaches the launcher alone, which ends them in order
-                preexec_fn=_die_with_parent,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                preexec_fn=die_with_parent,
+                env={**os.environ, **self._environment, "PYTHONUNBUFFERED": "1"},
             )
 
     async def _healthy(self) -> None:
@@ -131,9 +136,16 @@ class Running:
 class System:
     """All processes of a local system."""
 
-    def __init__(self, plan: list[Process], logs: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: list[Process],
+        logs: Path,
+        say: Callable[[str], None],
+        environment: Mapping[str, str] = _NO_MORE,
+    ) -> None:
+        """`environment`: variables that they get beside ours."""
         logs.mkdir(parents=True, exist_ok=True)
-        self.running = {process.name: Running(process, logs, say) for process in plan}
+        self.running = {process.name: Running(process, logs, say, environment) for process in plan}
         self._plan = plan
         self._say = say
 

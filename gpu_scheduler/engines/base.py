@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpu_scheduler import counted
 from gpu_scheduler.engines import processes
 from protos import common_pb2, engine_pb2
 from services import log, tasks
@@ -148,6 +150,9 @@ class Engine:
         """Of each of its devices, since its model fell asleep or left last, leases aside; 0: not told."""
         self.told_kept = asyncio.Event()
         self.listener: Listener | None = None
+        self.on_compiling: Callable[[engine_pb2.Compiling], None] | None = None
+        """Called for each kernel that it begins to compile, or has compiled."""
+        self._compiling_since: float | None = None
         self.dead = asyncio.Event()
         self._channel = FramedChannel(engine_pb2.FromEngine, self._take, self._ended)
         self._stopping = False
@@ -194,6 +199,11 @@ class Engine:
     @property
     def alive(self) -> bool:
         return not self.dead.is_set()
+
+    @property
+    def compiling_s(self) -> float:
+        """For how long it has been compiling the kernel that it told of last; 0 when that is done."""
+        return 0.0 if self._compiling_since is None else time.monotonic() - self._compiling_since
 
     @property
     def commanded(self) -> bool:
@@ -300,6 +310,8 @@ class Engine:
             self.told_kept.set()
         elif kind == "pong":
             pass
+        elif kind == "compiling":
+            self._compiles(message.compiling)
         elif kind == "hello":
             if not self._hello.done():
                 self._hello.set_result(message.hello)
@@ -323,6 +335,15 @@ class Engine:
                 )
         else:
             raise RuntimeError(f"an engine said {kind!r}, which this gpu_scheduler does not know")
+
+    def _compiles(self, told: engine_pb2.Compiling) -> None:
+        self._compiling_since = None if told.done else time.monotonic()
+        if told.done:
+            counted.COMPILED.labels(told.compiler).inc()
+            counted.COMPILING_S.labels(told.compiler).inc(told.seconds)
+            _log.info("kernel compiled", engine=self.pid, kernel=told.kernel, ms=round(1e3 * told.seconds, 1))
+        if self.on_compiling is not None:
+            self.on_compiling(told)
 
     def _ended(self) -> None:
         if self.dead.is_set():

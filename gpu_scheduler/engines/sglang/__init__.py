@@ -26,5 +26,6 @@ A request:
 
 On a GPU the same with other parts: `options` has SGLang's arguments for either, `pool` both layouts (`rows` for
 storing), `device` what a process keeps of a GPU, `quota` how much that may be, `graph_memory` what of it leaves while
-the model sleeps. What must not pass from one model to the next is in `forget`.
+the model sleeps. `kernels` tells of what is compiled, and `precompile`, a process beside the engines, compiles the
+longest before they need it. What must not pass from one model to the next is in `forget`.
 """

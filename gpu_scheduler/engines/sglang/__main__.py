@@ -56,8 +56,6 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     plugin.load()
     if environment.has_gpu():
         kernels.take_all_numbers()
-        if given.log_level in ("debug", "info"):
-            kernels.say_compiled()
 
     from gpu_scheduler.engines.sglang import on_balloond
     from gpu_scheduler.engines.sglang.engine import Engine
@@ -75,6 +73,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     else:
         ranks = follower = Follower(fds[0], given.rank, given.ranks)
         channel = FollowerChannel(follower)
+    if environment.has_gpu():
+        kernels.Compilations(lambda told: channel.send(compiling=told)).watch()
     with contextlib.nullcontext() if given.ranks == 1 else _leaving_at_once():
         Engine(channel, ranks, open_memory or on_balloond.open_memory).run()
 

@@ -2,20 +2,31 @@
 
 It compiles each anew for every kind of whole number that it is given (one, a multiple of 16, any other), and for every
 value of what it takes for a constant; the first of its kind on a host whoever serves waits for. So those of SGLang's
-that are given numbers which change from step to step are made to take all of them alike. What is compiled all the same
-is in the log.
+that are given numbers which change from step to step are made to take all of them alike.
+
+SGLang has others compiled by nvcc (tvm-ffi's modules), which takes 7 to 25 s each, one after another. What is compiled,
+by either, because no cache on the disk has it, is told to the gpu_scheduler: requests wait longer meanwhile.
 
 Imports Triton and SGLang: only the engine process may import this.
 """
 
 from __future__ import annotations
 
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from typing import Any
 
+from protos import engine_pb2
 from services import log
 
 _log = log.get(__name__)
+NVCC, TRITON = "nvcc", "triton"
+_HASH = re.compile(r"_[0-9a-f]{16}$")
 NUMBERS = {
     ("sglang.kernels.ops.attention.metadata", "_fused_metadata_kernel_general"): ("B", "max_seq_pages"),
     ("sglang.kernels.ops.memory.common", "get_last_loc_kernel"): ("num_tokens",),
@@ -40,13 +51,58 @@ def take_all_numbers() -> None:
         setattr(module, name, triton.jit(getattr(module, name).fn, do_not_specialize=numbers))
 
 
-def say_compiled() -> None:
-    """From now on every kernel that is compiled, because the disk has none like it, is in the log (info)."""
-    from triton import knobs
-
-    knobs.compilation.listener = _compiled
+def called(module: str) -> str:
+    """What a module of tvm-ffi is called for people: without what all have in front, and the hash of its source."""
+    return _HASH.sub("", module.removeprefix("sgl_kernel_jit_"))
 
 
-def _compiled(*, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
-    if not cache_hit:
-        _log.info("kernel compiled", kernel=getattr(src, "name", "?"), ms=round(times.total / 1e3, 1))
+class Compilations:
+    """Tells of every kernel that this process has to compile. `send` is called in the thread that made this one; what
+    other threads compile is told with what that one compiles next."""
+
+    def __init__(self, send: Callable[[engine_pb2.Compiling], None]) -> None:
+        self._send = send
+        self._thread = threading.get_ident()
+        self._untold: deque[engine_pb2.Compiling] = deque()
+
+    def watch(self) -> None:
+        """From now on. What a cache on the disk has calls neither of the two compilers."""
+        from triton import knobs
+
+        knobs.compilation.listener = self._heard_triton
+        try:
+            from tvm_ffi import cpp
+        except ImportError as error:
+            _log.warning("what nvcc compiles is not told", why=str(error))
+            return
+        # SGLang takes them from there each time.
+        for name in ("load_inline", "load"):
+            setattr(cpp, name, self._watched(getattr(cpp, name)))
+
+    def _watched(self, build: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(build)
+        def watched(name: str, *arguments: Any, **more: Any) -> Any:
+            kernel, began = called(name), time.monotonic()
+            self._tell(engine_pb2.Compiling(kernel=kernel, compiler=NVCC))
+            try:
+                return build(name, *arguments, **more)
+            finally:
+                self._tell_done(kernel, NVCC, time.monotonic() - began)
+
+        return watched
+
+    def _heard_triton(self, *, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            self._tell_done(str(getattr(src, "name", "?")), TRITON, times.total / 1e6)
+
+    def _tell_done(self, kernel: str, compiler: str, seconds: float) -> None:
+        self._tell(engine_pb2.Compiling(kernel=kernel, compiler=compiler, done=True, seconds=seconds))
+
+    def _tell(self, message: engine_pb2.Compiling) -> None:
+        if threading.get_ident() != self._thread:
+            if message.done:
+                self._untold.append(message)
+            return
+        while self._untold:
+            self._send(self._untold.popleft())
+        self._send(message)

@@ -1,0 +1,49 @@
+"""Which modules a model needs, and that SGLang has them as they are asked for."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from gpu_scheduler.engines.sglang.policy import jit
+from tests.gpu_scheduler.engines.sglang.test_kernels import functions, sglang_folder
+
+LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "torch_dtype": "bfloat16"}
+ALWAYS = {jit.clamp_position("int64")}
+
+
+def of_dtype(dtype: str) -> set[jit.JitModule]:
+    return ALWAYS | {jit.activation(dtype)}
+
+
+@pytest.mark.parametrize(
+    ("config", "ranks", "more"),
+    [
+        (LLAMA, 1, {jit.rope(True, 128, "bfloat16"), jit.kvcache(2048)}),
+        (LLAMA, 4, {jit.rope(True, 128, "bfloat16"), jit.kvcache(512)}),
+        (LLAMA, 16, {jit.rope(True, 128, "bfloat16"), jit.kvcache(256)}),
+        (LLAMA | {"head_dim": 64}, 1, {jit.rope(True, 64, "bfloat16"), jit.kvcache(1024)}),
+        (LLAMA | {"partial_rotary_factor": 0.5}, 1, {jit.rope(True, 64, "bfloat16"), jit.kvcache(2048)}),
+        (LLAMA | {"num_key_value_heads": None}, 1, {jit.rope(True, 128, "bfloat16"), jit.kvcache(8192)}),
+        (LLAMA | {"num_attention_heads": 0}, 1, set()),
+        (LLAMA | {"hidden_size": "wide"}, 1, set()),
+    ],
+)
+def test_what_a_model_needs(config, ranks, more):
+    assert jit.needed(config, ranks) == of_dtype("bfloat16") | more
+
+
+def test_what_config_does_not_say_is_left_to_engines():
+    assert jit.needed({}, 1) == jit.needed(LLAMA | {"torch_dtype": "float32"}, 1) == ALWAYS
+    assert jit.needed(LLAMA | {"dtype": "float16", "torch_dtype": "float32"}, 1) > of_dtype("float16")
+    assert jit.needed({"dtype": "bfloat16"}, 1) == of_dtype("bfloat16")
+
+
+@pytest.mark.parametrize("module", sorted(jit.needed(LLAMA, 1)), ids=str)
+def test_sglang_has_it_with_these_parameters(module):
+    path = sglang_folder().joinpath(*module.path.split(".")[1:]).with_suffix(".py")
+    parameters = functions(path.read_text())[module.function].args.args
+    kinds = [ast.unparse(each.annotation) for each in parameters]
+    said = [{bool: "bool", int: "int", str: "torch.dtype"}[type(each)] for each in module.arguments]
+    assert kinds == said

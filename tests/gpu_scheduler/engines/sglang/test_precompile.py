@@ -1,0 +1,132 @@
+"""What is compiled before an engine needs it, with compilers that only write it down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpu_scheduler.engines.sglang import precompile
+from gpu_scheduler.engines.sglang.policy import jit
+from gpu_scheduler.engines.sglang.precompile import Done
+
+MODULES = [jit.clamp_position("int64"), jit.activation("bfloat16"), jit.kvcache(2048)]
+
+
+def model(folder: Path, **config: object) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_catalogues_models_with_what_each_needs_once(tmp_path):
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "dtype": "bfloat16"}
+    model(tmp_path / "a", **heads)
+    model(tmp_path / "b", **heads)
+    model(tmp_path / "echoes", **heads | {"head_dim": 32})
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "c.toml").write_text(
+        '[[model]]\nname = "a"\npath = "a"\n[[model]]\nname = "b"\npath = "b"\ndevices = 2\n'
+        '[[model]]\nname = "broken"\npath = "broken"\n[[model]]\nname = "away"\npath = "away"\n'
+        '[[model]]\nname = "echoes"\npath = "echoes"\nengine = "echo"\n'
+    )
+    found = precompile.of_catalogue(tmp_path / "c.toml")
+    assert found == jit.needed(heads, 1) | jit.needed(heads, 2) and len(found) == 5
+
+
+def test_several_are_compiled_at_a_time_and_what_was_is_written_down(tmp_path, monkeypatch):
+    monkeypatch.setattr(precompile.os, "cpu_count", lambda: 16)
+    together = threading.Barrier(len(MODULES))
+    said = []
+    done = Done(tmp_path / "cache", "sglang 1, 9.0")
+    assert precompile.compile_all(done.missing(MODULES), lambda _: together.wait(60), done, said.append) == 0
+    assert sorted(each["kernel"] for each in said) == sorted(map(str, MODULES))
+    assert Done(tmp_path / "cache", "sglang 1, 9.0").missing(MODULES) == []
+    assert len(Done(tmp_path / "cache", "sglang 2, 9.0").missing(MODULES)) == len(MODULES)
+    assert len(Done(tmp_path / "other", "sglang 1, 9.0").missing(MODULES)) == len(MODULES)
+
+
+def test_one_that_cannot_be_compiled_is_said_in_a_line_and_tried_again_the_next_time(tmp_path):
+    said = []
+
+    def make(module):
+        if module == MODULES[1]:
+            raise RuntimeError("ninja exited with status 1\nstdout:\n[1/2] nvcc\ncuda.cu(3): error: no such thing\n")
+
+    done = Done(tmp_path, "x")
+    assert precompile.compile_all(done.missing(MODULES), make, done, said.append) == 1
+    assert [each["error"] for each in said if "error" in each] == ["cuda.cu(3): error: no such thing"]
+    assert Done(tmp_path, "x").missing(MODULES) == [MODULES[1]]
+
+
+@pytest.mark.parametrize("text", ["{", "3", '{"a": 1}'])
+def test_a_list_that_is_none_is_as_if_nothing_was_compiled(tmp_path, text):
+    (tmp_path / "prism-compiled.json").write_text(text)
+    assert len(Done(tmp_path, "x").missing(MODULES)) == len(MODULES)
+
+
+def lines(out: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+def test_the_process_says_how_many_there_are_and_then_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(precompile, "architecture", lambda: (9, 0))
+    imported = []
+    monkeypatch.setattr(precompile, "import_sglang", lambda found: imported.append(found) or (lambda module: None))
+    model(tmp_path / "a")
+    (tmp_path / "c.toml").write_text('[[model]]\nname = "a"\npath = "a"\n')
+    assert precompile.main([str(tmp_path / "c.toml")]) == 0
+    first, each = lines(capsys.readouterr().out)
+    assert (first, each["kernel"], imported) == ({"of": 1}, "clamp_position(int64)", [(9, 0)])
+    assert precompile.main([str(tmp_path / "c.toml")]) == 0
+    assert lines(capsys.readouterr().out) == [{"of": 0}] and len(imported) == 1, "nothing is imported to find that out"
+
+
+def test_without_a_gpu_or_a_catalogue_it_says_so_in_a_line(tmp_path, capsys, monkeypatch):
+    assert precompile.main([str(tmp_path / "none.toml")]) == 1
+    (told,) = lines(capsys.readouterr().out)
+    assert "none.toml" in told["error"]
+
+    def nowhere():
+        raise OSError("NVML: no driver")
+
+    monkeypatch.setattr(precompile, "architecture", nowhere)
+    (tmp_path / "c.toml").write_text("")
+    assert precompile.main([str(tmp_path / "c.toml")]) == 1
+    assert lines(capsys.readouterr().out) == [{"error": "NVML: no driver"}]
+
+
+@pytest.mark.sglang
+def test_sglang_would_compile_it_for_the_gpu_that_it_was_told_of(tmp_path):
+    """In a process of its own, with its real loader and a compiler that writes down what it is asked for."""
+    code = f"""
+import sys
+sys.path.append({str(Path(precompile.__file__).with_name("cpu_stubs"))!r})
+from gpu_scheduler.engines.sglang import precompile
+from gpu_scheduler.engines.sglang.policy import jit
+make = precompile.import_sglang((9, 0))
+import tvm_ffi.cpp
+asked = []
+tvm_ffi.cpp.load_inline = lambda name, **more: asked.append((name, more["build_directory"]))
+done = precompile.Done(precompile.cache_folder(precompile.os.environ), "x")
+modules = jit.needed({{"num_attention_heads": 4, "hidden_size": 512, "dtype": "bfloat16"}}, 1)
+assert precompile.compile_all(modules, make, done, lambda said: None) == 0
+for name, folder in sorted(asked):
+    print(name.rpartition("_")[0], "__arch_9.0a__" in folder)
+"""
+    environment = os.environ | {"TVM_FFI_CACHE_DIR": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    out = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.splitlines() == [
+        "sgl_kernel_jit_activation_bf16_t_true True",
+        "sgl_kernel_jit_clamp_position_int64_t True",
+        "sgl_kernel_jit_fused_rope_true_128_true_bf16_t True",
+        "sgl_kernel_jit_kvcache_1024_true True",
+    ]
