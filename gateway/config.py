@@ -27,8 +27,8 @@ class GatewayConfig(Config):
     """How long a request waits for a model to come up before it gets 503, and a stream for another place when its own
     failed. Longer than a start from disk takes."""
     compile_time_out_s: float = Field(600.0, gt=0)
-    """The same while kernels are compiled for the model, once for a machine, where it is longer: nvcc takes a minute or
-    two for those of one model."""
+    """How long a request waits instead of `park_time_out_s`, where this is longer, while kernels are compiled for its
+    model. That is done once for a machine, and nvcc takes a minute or two for one model."""
     reach_time_out_s: float = Field(15.0, gt=0)
     """Within `park_time_out_s`, how long a request waits while no group can be reached that has its model or could
     bring it up: longer than a gpu_scheduler takes to start again and placement to notice a node that is cut off."""

@@ -43,7 +43,8 @@ class Engines(Section):
     stall_timeout_s: float = Field(default=30.0, ge=0)
     """An engine with requests, or with a command beside which it can answer, that says nothing for so long, though it
     is asked, is killed and replaced (policy/silence.py); four times what its prompts should take comes on top. 0:
-    never. Longer than whatever an engine compiles while it serves."""
+    never. Longer than Triton takes for a kernel while an engine serves; one that has nvcc compile says so, and is not
+    given up meanwhile."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Of the engines' own lines, SGLang's among them."""
     kv_extent_bytes: int | None = Field(default=None, gt=0)

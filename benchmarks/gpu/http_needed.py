@@ -31,7 +31,8 @@ class Check:
 
 
 _PRISM_IMPORTS = """
-import balloond.keeper, gateway.app, gpu_scheduler.server, loader.server, placement.server, uvicorn
+import balloond.keeper, deploy.local.kernels, gateway.app, gpu_scheduler.server, loader.server, placement.server
+import uvicorn
 from importlib.metadata import entry_points
 assert any(each.name == "prism" for each in entry_points(group="sglang.srt.plugins")), "the plugin is not installed"
 """
@@ -73,6 +74,11 @@ def _existing(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if each.exists())
 
 
+async def prism() -> Check:
+    """Whether all processes of a system find their modules, in a process of its own."""
+    return await _imported("Prism's modules", [sys.executable, "-W", "ignore", "-c", _PRISM_IMPORTS], dict(os.environ))
+
+
 async def imports(device: str, kv_tokens: int) -> list[Check]:
     """Whether all processes find their modules and SGLang knows its flags, each in a process of its own, at once."""
     python = [sys.executable, "-W", "ignore"]
@@ -82,7 +88,7 @@ async def imports(device: str, kv_tokens: int) -> list[Check]:
         shapes.write_tokenizer(folder)
         return list(
             await asyncio.gather(
-                _imported("Prism's modules", [*python, "-c", _PRISM_IMPORTS], dict(os.environ)),
+                prism(),
                 _imported(
                     "SGLang's server and flags",
                     [*python, "-c", _SGLANG_IMPORTS, *said],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import types
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from gateway import relay
 from gateway.relay import Patience
+from gateway.routes import Place, Route, RouteTable
 from protos import common_pb2, placement_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
@@ -418,3 +420,153 @@ class TestNobodyReached:
             await asyncio.sleep(0.01)
         await both_places(world)
         assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
+
+
+class Clock:
+    """The relay's, which a test puts forward."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead_s = 0.0
+        clock = types.SimpleNamespace(monotonic=lambda: time.monotonic() + self.ahead_s)
+        monkeypatch.setattr(relay, "time", clock)
+
+
+class TestCompiling:
+    """Requests for a model whose kernels are being compiled."""
+
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"park_time_out_s": 20.0, "compile_time_out_s": 300.0}
+
+    @pytest.fixture
+    def sent(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, str]]:
+        """Requests that were sent to a group, and its address."""
+        found: list[tuple[Any, str]] = []
+        set_timer = relay.Tokens._set_timer
+
+        def noted(self: Any, address: str) -> None:
+            found.append((self, address))
+            set_timer(self, address)
+
+        monkeypatch.setattr(relay.Tokens, "_set_timer", noted)
+        return found
+
+    async def waits(
+        self, world: World, sent: list[tuple[Any, str]], *, compiling: bool
+    ) -> tuple[asyncio.Task[Any], Running, asyncio.Event]:
+        """A request at a group that wakes the model; since then kernels are compiled, or not. The event lets the model
+        answer."""
+        ready = asyncio.Event()
+        said = world.say(TEXT)
+
+        async def script(running: Running) -> None:
+            await ready.wait()
+            await Output(said)(running)
+
+        world.groups[0].script = script
+        place = fakes.place(world.groups[0], common_pb2.WAKING)
+        await world.publish(world.route(place))
+        answer = asyncio.get_running_loop().create_task(world.chat())
+        running = await world.groups[0].arrived(1)
+        place.compiling = compiling
+        await world.publish(world.route(place))
+        while sent[0][0]._relay.routes.compiles(MODEL) != compiling:
+            await asyncio.sleep(0.005)
+        return answer, running, ready
+
+    async def test_they_wait_longer_than_for_another_that_wakes(
+        self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answer, running, ready = await self.waits(world, sent, compiling=True)
+        clock = Clock(monkeypatch)
+        tokens, address = sent[0]
+        clock.ahead_s = 21.0
+        tokens._expired(address)
+        assert tokens._fate is None and not running.cancelled.is_set()
+        assert len(sent) == 2, "the timer is set again"
+        ready.set()
+        assert (await answer).json()["choices"][0]["message"]["content"] == TEXT
+
+    async def test_another_that_wakes_is_waited_for_as_long_as_ever(
+        self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answer, running, _ = await self.waits(world, sent, compiling=False)
+        Clock(monkeypatch).ahead_s = 21.0
+        sent[0][0]._expired(sent[0][1])
+        response = await answer
+        assert refusal(response, 503)["code"] == "model_not_ready" and response.headers["retry-after"] == "5"
+        await asyncio.wait_for(running.cancelled.wait(), 10)
+
+    @pytest.mark.parametrize(("ahead_s", "bounds"), [(301.0, {}), (601.0, {"compile_time_out_s": 600.0})])
+    async def test_when_that_is_over_too_they_are_told_why_and_when_to_come_again(
+        self,
+        world: World,
+        sent: list[tuple[Any, str]],
+        monkeypatch: pytest.MonkeyPatch,
+        ahead_s: float,
+        bounds: dict[str, float],
+    ) -> None:
+        answer, running, _ = await self.waits(world, sent, compiling=True)
+        Clock(monkeypatch).ahead_s = ahead_s
+        if bounds:  # the bound of whole requests is as long
+            patience = sent[0][0]._relay.patience
+            monkeypatch.setattr(sent[0][0]._relay, "patience", dataclasses.replace(patience, compile_s=600.0))
+        sent[0][0]._expired(sent[0][1])
+        response = await answer
+        error = refusal(response, 503)
+        assert error["code"] == "model_not_ready" and response.headers["retry-after"] == "30"
+        assert "kernels are being compiled, which is done once for this machine" in str(error["message"])
+        await asyncio.wait_for(running.cancelled.wait(), 10)
+
+    async def test_the_bound_of_whole_requests_bounds_that_too(
+        self, world: World, sent: list[tuple[Any, str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        answer, *_ = await self.waits(world, sent, compiling=True)
+        shorter = dataclasses.replace(sent[0][0]._relay.patience, total_s=30.0)
+        monkeypatch.setattr(sent[0][0]._relay, "patience", shorter)
+        Clock(monkeypatch).ahead_s = 31.0
+        sent[0][0]._expired(sent[0][1])
+        assert refusal(await answer, 503)["code"] == "model_not_ready"
+
+    async def test_beside_an_active_place_nobody_waits_for_compilers(self, world: World) -> None:
+        table = RouteTable()
+        compiles = Place("a", "unix:/a", common_pb2.WAKING, True)
+        for places, expected in (
+            ((compiles,), True),
+            ((compiles, Place("b", "unix:/b", common_pb2.ACTIVE)), False),
+            ((), False),
+        ):
+            table.set([Route(common_pb2.ModelSpec(name="m"), common_pb2.WAKING, places, "", 0, 0)])
+            assert table.compiles("m") is expected
+        assert not table.compiles("unknown")
+
+
+class TestCompilingElsewhere:
+    @pytest.fixture
+    def settings(self) -> dict[str, Any]:
+        return {"park_time_out_s": 0.2, "compile_time_out_s": 300.0}
+
+    async def test_one_that_looks_for_a_place_waits_longer_once_kernels_are_compiled(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It was sent back, and placement answers after the bound for others is over."""
+        world.say(TEXT)
+        world.groups[0].script = fails_after(world, 0, "not here")
+        asked = 0
+        over = asyncio.Event()
+
+        def compiles(self: RouteTable, model: str) -> bool:
+            nonlocal asked
+            asked += 1
+            if asked > 1:
+                over.set()
+            return asked > 1
+
+        monkeypatch.setattr(RouteTable, "compiles", compiles)
+
+        async def later(_: Any) -> placement_pb2.Place:
+            await over.wait()
+            return fakes.place(world.groups[1])
+
+        world.placement.activate = later
+        assert (await world.chat()).json()["choices"][0]["message"]["content"] == TEXT

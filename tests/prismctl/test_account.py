@@ -6,7 +6,7 @@ from prismctl.account import account
 def place(state="active", **keys):
     known = {"group": "g0", "answers": True, "state": state, "reason": "", "waiting": 0, "running": 0, "idle_s": 3.0}
     known |= {"active_s": 9.0, "came_s": 0.5, "wake_s": 0.25, "weights_from": ["image"], "kv_lacking_bytes": 0}
-    known |= {"no_image": ""}
+    known |= {"no_image": "", "compiling": False, "kernels_compiled": 0}
     return known | {"weights_bytes": 2 << 20, "kv_held_bytes": 1 << 20} | keys
 
 
@@ -42,6 +42,12 @@ def test_one_that_sleeps_with_who_it_made_way_for_and_what_a_request_would_meet(
         "why: hibernate on g0 9 s ago, done in 0.50 s: idle",
         "a request now would bring it up on g0: the least pressure",
         "for that n would become cold: idle for 9 s",
+    ]
+
+
+def test_one_that_waits_for_compilers():
+    assert told("waking", [place("waking", compiling=True, kernels_compiled=3)]) == [
+        "m is waking on g0; compiling kernels, 3 so far: once for this machine"
     ]
 
 

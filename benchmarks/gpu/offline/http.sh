@@ -9,6 +9,8 @@
 # Words are what is measured, in this order; each may have a number of rounds (8b:6):
 #   fresh     8B, nothing compiled yet: what still runs in the first windows (250 s). It leaves the kernels for the others
 #   8b        8B, all loads (480 s with four rounds, 680 with six; 90 more where kernels are to be compiled)
+#   start     two starts of make serve with 8B and a request at once, nothing compiled before the first (150 s, and 20 for
+#             the checkpoint); alone: WORDS of the other kinds are not there yet, or have ended
 #   135m      SmolLM2's shape, or SMOLLM2=FOLDER a real one (330 s with four rounds)
 # MORE="--rehearse ..." are arguments after all others. An archive made by zstd needs its program and liblz4.so.1 in /tmp/c.
 set -eu
@@ -63,7 +65,8 @@ case $1 in
                     measured 8b 800 "$rounds" --models 8b ;;
                 135m) [ "$rounds" != "$word" ] || rounds=4
                     measured 135m 420 "$rounds" --models "135m${SMOLLM2:+=$SMOLLM2}" --loads 16,32,x400 ;;
-                *) echo "fresh, 8b or 135m, not $word" ;;
+                start) TAIL=60 bench http_start 240 first_start --limit-s 160 --folders "$WORK/models" ;;
+                *) echo "fresh, 8b, start or 135m, not $word" ;;
             esac
         done
         touch "$RESULTS/http.ended"

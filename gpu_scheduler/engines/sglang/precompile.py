@@ -114,8 +114,15 @@ def architecture() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def import_sglang(architecture: tuple[int, int]) -> Callable[[JitModule], object]:
-    """What makes a module for a GPU of this architecture. Asked for it, torch would make a context on one."""
+def _version(distribution: str) -> str:
+    try:
+        return f"{distribution} {metadata.version(distribution)}"
+    except metadata.PackageNotFoundError:  # unpacked without what says it
+        return distribution
+
+
+def import_sglang(architecture: tuple[int, int], modules: Iterable[JitModule]) -> Callable[[JitModule], object]:
+    """What makes one of these modules for a GPU of this architecture. Asked for that, torch might make a context."""
     import torch
 
     torch.cuda.current_device = lambda: 0
@@ -124,7 +131,10 @@ def import_sglang(architecture: tuple[int, int]) -> Callable[[JitModule], object
 
     # SGLang sets it for each module and takes it away again, and several threads do so at once.
     os.environ["TVM_FFI_CUDA_ARCH_LIST"] = get_jit_cuda_arch().target_name
-    import tvm_ffi.cpp  # noqa: F401  (not by several threads at once)
+    import tvm_ffi.cpp  # noqa: F401  (as the others: not by several threads at once)
+
+    for module in modules:
+        import_module(module.path)
 
     def make(module: JitModule) -> object:
         given = [getattr(torch, each) if isinstance(each, str) else each for each in module.arguments]
@@ -143,18 +153,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         modules, found = of_catalogue(given.catalogue), architecture()
-        versions = (f"{name} {metadata.version(name)}" for name in ("sglang", "apache-tvm-ffi"))
-        made_for = ", ".join([*versions, "{}.{}".format(*found)])
-    except (OSError, ValueError, metadata.PackageNotFoundError) as error:
+    except (OSError, ValueError) as error:
         say({"error": str(error)})
         return 1
-    done = Done(cache_folder(os.environ), made_for)
+    made_for = (_version("sglang"), _version("apache-tvm-ffi"), "{}.{}".format(*found))
+    done = Done(cache_folder(os.environ), ", ".join(made_for))
     missing = done.missing(modules)
     say({"of": len(missing)})
     if not missing:
         return 0
     try:
-        make = import_sglang(found)
+        make = import_sglang(found, missing)
     except Exception as error:  # of SGLang's whole world: engines will say more
         say({"error": f"SGLang cannot be imported: {_one_line(error)}"})
         return 1

@@ -79,7 +79,7 @@ def test_the_process_says_how_many_there_are_and_then_each(tmp_path, monkeypatch
     monkeypatch.setenv("TVM_FFI_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(precompile, "architecture", lambda: (9, 0))
     imported = []
-    monkeypatch.setattr(precompile, "import_sglang", lambda found: imported.append(found) or (lambda module: None))
+    monkeypatch.setattr(precompile, "import_sglang", lambda found, _: imported.append(found) or (lambda module: None))
     model(tmp_path / "a")
     (tmp_path / "c.toml").write_text('[[model]]\nname = "a"\npath = "a"\n')
     assert precompile.main([str(tmp_path / "c.toml")]) == 0
@@ -111,12 +111,12 @@ import sys
 sys.path.append({str(Path(precompile.__file__).with_name("cpu_stubs"))!r})
 from gpu_scheduler.engines.sglang import precompile
 from gpu_scheduler.engines.sglang.policy import jit
-make = precompile.import_sglang((9, 0))
+modules = jit.needed({{"num_attention_heads": 4, "hidden_size": 512, "dtype": "bfloat16"}}, 1)
+make = precompile.import_sglang((9, 0), modules)
 import tvm_ffi.cpp
 asked = []
 tvm_ffi.cpp.load_inline = lambda name, **more: asked.append((name, more["build_directory"]))
 done = precompile.Done(precompile.cache_folder(precompile.os.environ), "x")
-modules = jit.needed({{"num_attention_heads": 4, "hidden_size": 512, "dtype": "bfloat16"}}, 1)
 assert precompile.compile_all(modules, make, done, lambda said: None) == 0
 for name, folder in sorted(asked):
     print(name.rpartition("_")[0], "__arch_9.0a__" in folder)

@@ -1,0 +1,141 @@
+"""Kernels of a local system: where they are kept, and what is said of those that are compiled beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from deploy.local import kernels
+from deploy.local.kernels import Precompiled
+from deploy.local.processes import System
+from deploy.local.topology import Process
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_caches_are_folders_of_ours_unless_the_user_said_where(tmp_path):
+    found = kernels.caches(tmp_path / "kernels", {"TRITON_CACHE_DIR": "/mine", "TVM_FFI_CACHE_DIR": ""})
+    assert set(found) == set(kernels.CACHES) - {"TRITON_CACHE_DIR"}
+    assert all(Path(path).parent == tmp_path / "kernels" and Path(path).is_dir() for path in found.values())
+
+
+def test_where_nothing_can_be_written_every_library_has_its_own_place(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert kernels.caches(tmp_path / "file" / "kernels", {}) == {}
+
+
+async def test_every_process_of_a_system_gets_them(tmp_path):
+    class Ended(Exception):
+        pass
+
+    process = Process("p", "json.tool", ("--help",), "unix:/none")
+    system = System([process], tmp_path, print, {"TVM_FFI_CACHE_DIR": "/kept"})
+    started = {}
+
+    async def start(*command, env, **_):
+        started.update(env)
+        raise Ended
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "create_subprocess_exec", start)
+        with pytest.raises(Ended):
+            await system.running["p"].start()
+    assert started["TVM_FFI_CACHE_DIR"] == "/kept" and started["PATH"] == os.environ["PATH"]
+
+
+def precompiled(tmp_path, script, said):
+    """With a process that runs `script`; the catalogue's path is its first argument, a folder its variable FOLDER."""
+    command = (sys.executable, "-c", script)
+    environment = {"FOLDER": str(tmp_path)}
+    return Precompiled(tmp_path / "c.toml", environment, tmp_path / "log", said.append, command)
+
+
+async def test_what_is_compiled_is_said_while_it_is_and_at_the_end(tmp_path):
+    os.mkfifo(tmp_path / "go")
+    script = """
+import os, sys
+print("a library says hello")
+print('{"of": 3}\\n{"kernel": "rope", "seconds": 1.0}', flush=True)
+open(os.environ["FOLDER"] + "/go").read()
+print('{"kernel": "kvcache", "seconds": 2.0}\\n{"kernel": "activation", "error": "no nvcc"}')
+print(sys.argv[1], file=sys.stderr)
+"""
+    said = []
+    going = precompiled(tmp_path, script, said)
+    await going.start()
+    waiting = asyncio.get_running_loop().create_task(going.wait(every_s=0.01))
+    while not any("1 of 3 so far" in line for line in said):
+        await asyncio.sleep(0.005)
+    assert said[-1].startswith("compiling kernels, once for this machine: 1 of 3 so far, ")
+    await asyncio.to_thread((tmp_path / "go").write_text, "")
+    await waiting
+    assert said[-2].startswith("2 of 3 kernels compiled (")
+    assert said[-1] == "activation not compiled beforehand, an engine will try: no nvcc"
+    assert (tmp_path / "log").read_text() == f"{tmp_path / 'c.toml'}\n"
+    await going.end()
+
+
+async def test_where_all_was_compiled_before_nothing_is_said(tmp_path):
+    said = []
+    going = precompiled(tmp_path, """print('{"of": 0}')""", said)
+    await going.start()
+    await going.wait()
+    assert said == []
+
+
+async def test_a_start_does_not_wait_for_ever_and_its_end_ends_the_compilers_too(tmp_path):
+    os.mkfifo(tmp_path / "never")
+    script = """
+import os, subprocess, sys
+read = "open(os.environ['FOLDER'] + '/never').read()"
+child = subprocess.Popen([sys.executable, "-c", "import os; " + read])
+print('{"of": 1}', flush=True)
+print('{"pid": %d}' % child.pid, flush=True)
+eval(read)
+"""
+    said, heard = [], []
+    going = precompiled(tmp_path, script, said)
+    hear = going._heard
+    going._heard = lambda told: (heard.append(told), hear(told))
+    await going.start()
+    while len(heard) < 2:
+        await asyncio.sleep(0.005)
+    await going.wait(longest_s=0.0)
+    (line,) = said
+    assert "0 of 1 so far" in line and line.endswith("it goes on, and requests wait for what they need of it")
+    compiler = heard[1]["pid"]
+    assert os.getpgid(compiler) == going._child.pid
+    await going.end()
+    while not ended(compiler):
+        await asyncio.sleep(0.005)
+
+
+def ended(pid: int) -> bool:
+    """A process that is gone, or that waits for nobody but init to hear of it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+async def test_one_that_was_never_started_is_neither_waited_for_nor_ended(tmp_path):
+    said = []
+    going = precompiled(tmp_path, "", said)
+    await going.wait()
+    await going.end()
+    assert said == []
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
+async def test_the_process_is_ours_and_without_a_gpu_it_says_so(tmp_path):
+    said = []
+    (tmp_path / "c.toml").write_text("")
+    going = Precompiled(tmp_path / "c.toml", {"PYTHONPATH": str(ROOT)}, tmp_path / "log", said.append)
+    await going.start()
+    await going.wait()
+    (line,) = said
+    assert line.startswith("kernels not compiled beforehand, an engine will try: "), (tmp_path / "log").read_text()
