@@ -127,7 +127,7 @@ class Start:
                 asked_s = self._at()
                 async with http.post("/v1/completions", json=body) as answer:
                     text = await answer.text()
-                    row = {"asked_s": asked_s, "at_s": self._at(), "status": answer.status}
+                    row: dict[str, Any] = {"asked_s": asked_s, "at_s": self._at(), "status": answer.status}
                     row["retry_after"] = answer.headers.get("retry-after")
                 self.found["answers"].append(row if answer.status == 200 else {**row, "body": text[:500]})
                 say(f"answer {answer.status} after {row['at_s']} s")
@@ -175,7 +175,8 @@ def keep_logs(state: Path, folder: Path) -> None:
 
 async def run(given: argparse.Namespace, model: Model, work: Path) -> list[str]:
     """What was not so as it should be, in words."""
-    faults, found = [], {}
+    faults: list[str] = []
+    found: dict[str, Any] = {}
     end = time.monotonic() + given.limit_s
     for name in ("first", "second"):
         left_s = end - time.monotonic() - _STOP_S / 2
