@@ -26,8 +26,9 @@ _MEANS = {
 
 
 def account(known: Mapping[str, Any]) -> list[str]:
-    """What `explain` knows of a model, as sentences: where it is, why, what waits, what a request would meet."""
-    return [*_where(known), *_why(known), *_waiting(known), *_prospect(known)]
+    """What `explain` knows of a model, as sentences: where it is, why, what waits, what a request would meet, and who
+    does not answer, without whom nothing comes up or leaves."""
+    return [*_where(known), *_why(known), *_waiting(known), *_prospect(known), *known["silent"]]
 
 
 def _where(known: Mapping[str, Any]) -> Iterator[str]:
@@ -40,6 +41,8 @@ def _where(known: Mapping[str, Any]) -> Iterator[str]:
     for place in known["places"]:
         if not place["answers"]:
             yield f"{model} was last heard of on {place['group']}, which does not answer"
+            if place["problem"]:
+                yield place["problem"]
             continue
         yield f"{model} is {place['state']} on {place['group']}" + "".join(f"; {each}" for each in _facts(place))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from typing import Annotated, Any
 
@@ -9,10 +10,10 @@ import typer
 
 from prismctl import views
 from prismctl.account import account
-from prismctl.system import System, run
+from prismctl.system import UNREACHABLE, System, run
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show_json, show_table, width
-from services.errors import NotFound
+from services.errors import NotFound, Unavailable
 
 _COLUMNS = (
     Column("age", right=True),
@@ -39,11 +40,13 @@ def explain(
     value = known | {"account": account(known)}
     if json_:
         show_json(value)
-        return
-    for line in value["account"]:
-        typer.echo("\n".join(textwrap.wrap(line, width(), subsequent_indent="  ", break_long_words=False)))
-    if known["decisions"]:
-        typer.echo("\n" + render(_COLUMNS, map(_row, known["decisions"]), width()))
+    else:
+        for line in value["account"]:
+            typer.echo("\n".join(textwrap.wrap(line, width(), subsequent_indent="  ", break_long_words=False)))
+        if known["decisions"]:
+            typer.echo("\n" + render(_COLUMNS, map(_row, known["decisions"]), width()))
+    if known["silent"] or not all(place["answers"] for place in known["places"]):
+        raise typer.Exit(UNREACHABLE)
 
 
 async def _all(system: System, last: int) -> list[dict[str, Any]]:
@@ -52,10 +55,13 @@ async def _all(system: System, last: int) -> list[dict[str, Any]]:
 
 
 async def _one(system: System, model: str, last: int) -> dict[str, Any]:
-    """What placement and the groups that have it say of a model. Raises NotFound."""
+    """What placement and the groups that have it say of a model, and who does not answer of the node. Raises
+    NotFound."""
     async with system.open_placement() as placement:
         routes, cluster = await placement.routes(), await placement.cluster()
         answer = await placement.explanation(model, last)
+    node = system.node()
+    problems = await asyncio.gather(*(each.problem(system.wait_s) for each in node))
     route = next((each for each in views.models(routes) if each["model"] == model), None)
     if route is None:
         raise NotFound(f"no model {model!r} in the catalogue")
@@ -64,10 +70,14 @@ async def _one(system: System, model: str, last: int) -> dict[str, Any]:
         if not any(each.model == model for each in group.models):
             continue
         if not group.reachable:
-            places.append({"group": group.group, "answers": False})
+            places.append({"group": group.group, "answers": False, "problem": None})
             continue
-        async with system.open_group(group.group, group.address) as client:
-            state, queue = await client.state(), await client.inspect()
+        try:
+            async with system.open_group(group.group, group.address) as client:
+                state, queue = await client.state(), await client.inspect()
+        except Unavailable as error:
+            places.append({"group": group.group, "answers": False, "problem": str(error)})
+            continue
         places += [views.place(group.group, each) for each in state.residents if each.model == model]
         requests += [views.request(each, group.group) for each in queue.requests if each.model == model]
     return {
@@ -78,6 +88,7 @@ async def _one(system: System, model: str, last: int) -> dict[str, Any]:
         "requests": requests,
         "prospect": views.prospect(answer.prospect) if answer.HasField("prospect") else None,
         "decisions": views.decisions(answer.decisions),
+        "silent": [each.silent(problem) for each, problem in zip(node, problems, strict=True) if problem],
     }
 
 

@@ -93,7 +93,7 @@ def add_model(
     )
 
     async def ask() -> common_pb2.ModelSpec:
-        async with system.open_placement() as placement:
+        async with system.open_placement() as placement, system.attending(system.node()):
             return await placement.add_model(listing, check_only=check)
 
     spec = views.spec(run(ask()))
@@ -118,7 +118,8 @@ def remove_model(
 
     async def ask() -> None:
         async with system.open_placement() as placement:
-            await placement.remove_model(name, force)
+            async with system.attending([*system.node(), *await system.groups(placement, name)]):
+                await placement.remove_model(name, force)
 
     run(ask())
     show({"model": name, "removed": True}, json_, f"{name} is removed")
@@ -138,7 +139,7 @@ def unpin_model(context: typer.Context, name: Name, json_: Json = False) -> None
 
 def _pin(system: System, name: str, pinned: bool, json_: bool) -> None:
     async def ask() -> None:
-        async with system.open_loader() as loader:
+        async with system.open_loader() as loader, system.attending(system.node()):
             await (loader.pin(name) if pinned else loader.unpin(name))
 
     run(ask())
@@ -152,7 +153,7 @@ def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> No
     system: System = context.obj
 
     async def ask() -> dict[str, Any]:
-        async with system.open_loader() as loader:
+        async with system.open_loader() as loader, system.attending(system.node()):
             return views.inspection(await loader.state(name))
 
     seen = run(ask())

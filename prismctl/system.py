@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import typer
 
-from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
-from services import rpc
+from prismctl import presence
+from prismctl.attending import Asked, attending
 from services.errors import Conflict, PrismError, TimedOut, Unavailable
 from services.sockets import unix_path
 
 NO, USAGE, UNREACHABLE, BUSY = 1, 2, 3, 4
 """Exit statuses beside 0, done: the answer is no, or it was refused; the command line, or a file that it names, cannot
 be used; who has to answer does not; another change is under way, so that trying again can help."""
+SERVICES = ("placement", "loader", "balloond", "gateway")
+_CALLED = {"loader": "the loader", "keeper": "the keeper"}
+_DEPLOYED = Path("/run/prism")
+"""Where sockets are under systemd and in compose."""
 T = TypeVar("T")
 
 
@@ -49,13 +54,74 @@ class System:
         """Of placement, loader, balloond or gateway."""
         return getattr(self, service) or f"unix:{self.state.resolve() / service}.sock"
 
+    @property
+    def keeper_socket(self) -> str:
+        return str(self.state.resolve() / "keeper.sock")
+
     def is_here(self, service: str) -> bool:
         """Whether something is known of it: its address was given, or it has a socket in `state`."""
+        if service == "keeper":
+            return os.path.exists(self.keeper_socket)
         return bool(getattr(self, service)) or os.path.exists(unix_path(self.address(service)) or "")
 
     def group_sockets(self) -> list[str]:
         """Addresses of the gpu_schedulers whose sockets are in `state`: for when placement cannot be asked."""
         return [f"unix:{path.resolve()}" for path in sorted(self.state.glob("gpu?scheduler*.sock"))]
+
+    def nowhere(self) -> str | None:
+        """Where a system was looked for of which nobody answers, and where else one may be; None where addresses were
+        given instead."""
+        if self.placement:
+            return None
+        folder = self.state.resolve()
+        if not folder.exists():
+            what = "there is no such folder"
+        elif not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
+            what = "this user may not look into it"
+        elif any(folder.glob("*.sock")):
+            what = "of the processes whose sockets are there none answers"
+        else:
+            what = "it has no sockets"
+        there = f" ({_DEPLOYED} has some)" if folder != _DEPLOYED and any(_DEPLOYED.glob("*.sock")) else ""
+        return f"no system in {folder}: {what}; --state FOLDER, or PRISM_STATE, says where its sockets are{there}"
+
+    # --- who has to answer
+
+    def node(self) -> list[Asked]:
+        """Those of the node, as far as they are known, that models come and go by."""
+        here = [service for service in ("loader", "balloond") if self.is_here(service)]
+        found = [self._asked(_CALLED.get(service, service), self.address(service)) for service in here]
+        if self.is_here("keeper"):
+            path = self.keeper_socket
+            found.append(Asked(_CALLED["keeper"], path, partial(presence.keeper_problem, path), self._look(path)))
+        return found
+
+    async def groups(self, placement: PlacementClient, model: str = "", *more: str) -> list[Asked]:
+        """Groups that placement can reach: all, or those that have the model, and those of `more`."""
+        return [
+            self.group(each.group, each.address)
+            for each in (await placement.cluster()).groups
+            if each.reachable
+            and (not model or each.group in more or any(there.model == model for there in each.models))
+        ]
+
+    def group(self, name: str, address: str) -> Asked:
+        return self._asked(name, address)
+
+    def attending(self, asked: Iterable[Asked]) -> AbstractAsyncContextManager[None]:
+        """Work inside goes on for as long as these answer. Raises Unavailable."""
+        return attending(list(asked), self.wait_s)
+
+    def _asked(self, name: str, address: str) -> Asked:
+        return Asked(name, address, partial(presence.problem, address), self._look(address))
+
+    def _look(self, address: str) -> str:
+        """What to look at when the process there does not answer."""
+        path = unix_path(address) or address
+        log = self.state.resolve() / "logs" / f"{Path(path).stem}.log"
+        return f"its log is {os.path.relpath(log)}" if os.path.isfile(log) and os.path.exists(path) else ""
+
+    # --- asking
 
     @asynccontextmanager
     async def open_placement(self) -> AsyncIterator[PlacementClient]:
@@ -68,25 +134,24 @@ class System:
             yield client
 
     @asynccontextmanager
-    async def open_balloond(self) -> AsyncIterator[BalloondClient]:
-        async with self._open("balloond", self.address("balloond"), BalloondClient) as client:
-            yield client
-
-    @asynccontextmanager
     async def open_group(self, group: str, address: str) -> AsyncIterator[GpuSchedulerClient]:
         async with self._open(group, address, GpuSchedulerClient) as client:
             yield client
 
     @asynccontextmanager
     async def _open(self, name: str, address: str, connect: Callable[[str], C]) -> AsyncIterator[C]:
-        """Raises Unavailable with the name: what gRPC says of a connection names nobody."""
-        if not await rpc.healthy(address, self.wait_s):
-            path = unix_path(address)
-            away = "; there is no such socket: --state FOLDER, or PRISM_STATE, says where the services are"
-            raise Unavailable(f"{name} at {address} does not answer{away if path and not os.path.exists(path) else ''}")
+        """Raises Unavailable with the name, when it does not answer or stops doing so: what gRPC says of a connection
+        names nobody."""
+        asked = self._asked(name, address)
+        problem = await asked.problem(self.wait_s)
+        if problem == presence.NO_SOCKET:
+            raise Unavailable(asked.silent(f"{problem}: --state FOLDER, or PRISM_STATE, says where the services are"))
+        if problem:
+            raise Unavailable(asked.silent(problem))
         client = connect(address)
         try:
-            yield client
+            async with self.attending([asked]):
+                yield client
         finally:
             await client.close()
 

@@ -81,7 +81,7 @@ async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
 
 async def test_who_watches_many_nodes_hears_of_a_booking_at_once_and_of_pages_as_often_as_it_wants():
     changed, states = Watched(None), [balloond_pb2.NodeState(devices=[balloond_pb2.DeviceState(device="d")])]
-    servicer = BalloondServicer("node", SimpleNamespace(changed=changed))
+    servicer = BalloondServicer("node", SimpleNamespace(changed=changed), None)
     servicer._state = lambda: states[-1]
     told = servicer.Watch(balloond_pb2.WatchRequest(pages_ms=60_000), None)
     assert await anext(told) == states[0]
