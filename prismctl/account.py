@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from prismctl.sizes import size
+from services.text import agreeing
 
 _BROUGHT = {
     "active": ("activate", "migrate"),
@@ -81,7 +82,7 @@ def _waiting(known: Mapping[str, Any]) -> Iterator[str]:
     waiting = [each for each in known["requests"] if not each["place"].startswith("running")]
     if waiting:
         longest = max(each["waiting_s"] for each in waiting)
-        yield f"{len(waiting)} of them wait, the longest for {longest:.1f} s"
+        yield f"{len(waiting)} of them {agreeing(len(waiting), 'waits', 'wait')}, the longest for {longest:.1f} s"
     for place in known["places"]:
         if place["answers"] and place["kv_lacking_bytes"]:
             yield f"on {place['group']} they lack {size(place['kv_lacking_bytes'])} of KV memory"

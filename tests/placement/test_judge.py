@@ -37,7 +37,7 @@ def test_where_no_group_has_as_many_devices_the_reason_says_how_many_they_have()
     world = FakeCluster(groups=1)
     wide = world.model("wide", devices=4)
     world.tell()
-    assert world.judge.refused(wide) == "wide is for a group of 4 devices: g0 has 1"
+    assert world.judge.refused(wide) == "it is for a group of 4 devices: g0 has 1"
     assert world.judge.activation(wide).group is None
 
 
