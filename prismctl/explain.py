@@ -26,11 +26,12 @@ _COLUMNS = (
 
 def explain(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model; the decisions about all when left out.")] = "",
-    last: Annotated[int, typer.Option(min=1, help="How many decisions.")] = 10,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="One; left out: the decisions about all.")] = "",
+    last: Annotated[int, typer.Option(min=1, max=100_000, help="How many decisions.")] = 10,
     json_: Json = False,
 ) -> None:
-    """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first."""
+    """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first. Status 3
+    when one of those that know does not answer; what the others say is shown."""
     system: System = context.obj
     if not model:
         decisions = run(_all(system, last))

@@ -132,6 +132,8 @@ async def _at_port(address: str, connected: str) -> str:
     except TimeoutError:
         return f"no connection within {_CONNECT_S:g} s"
     except OSError as error:
+        if error.errno is not None and error.errno > 0:
+            return os.strerror(error.errno).lower()  # the loop's own words have the address again
         return (error.strerror or str(error)).lower()
     writer.close()
     return connected or "it is connected and silent: it hangs, or only one side speaks TLS (PRISM_TLS_CA)"

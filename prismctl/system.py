@@ -76,6 +76,8 @@ class System:
         folder = self.state.resolve()
         if not folder.exists():
             what = "there is no such folder"
+        elif not folder.is_dir():
+            what = "it is no folder"
         elif not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
             what = "this user may not look into it"
         elif any(folder.glob("*.sock")):
@@ -166,6 +168,8 @@ def run(work: Awaitable[T]) -> T:
         return asyncio.run(working())
     except PrismError as error:
         raise failed(str(error), _status(error)) from None
+    except UnicodeEncodeError as error:  # bytes of the command line that are no text, on their way into a message
+        raise failed(f"{error.object!r} is not text", USAGE) from None
 
 
 def failed(line: str, status: int) -> typer.Exit:
