@@ -130,6 +130,8 @@ def _away(seen: Mapping[str, Any], width: int) -> list[str]:
     for group in seen["groups"]:
         if group["error"]:
             lines += _wrapped(f"{group['group']} says: {group['error']}", width)
+        if group["engines_error"]:
+            lines += _wrapped(f"{group['group']} says: no engine is warm: {group['engines_error']}", width)
     return lines
 
 
