@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prismctl.sizes import size
@@ -62,8 +62,7 @@ def top(seen: Mapping[str, Any], width: int) -> str:
 
 def status(seen: Mapping[str, Any], width: int) -> str:
     """Services, groups, and what each model does there."""
-    names = ", ".join(each["service"] for each in seen["services"])
-    lines = _away(seen, width) or _wrapped(f"all {counted(len(seen['services']), 'service')} answer: {names}", width)
+    lines = _away(seen, width) or _wrapped(_all_answer([each["service"] for each in seen["services"]]), width)
     table: list[Row | Section] = []
     for group in seen["groups"]:
         free = f"{size(group['free_bytes'])} of {size(group['capacity_bytes'])} free"
@@ -120,6 +119,12 @@ def _summary(seen: Mapping[str, Any]) -> str:
     if seen["images"] is not None:
         parts.append(f"images {size(seen['images']['used_bytes'])} of {size(seen['images']['capacity_bytes'])}")
     return "; ".join(parts)
+
+
+def _all_answer(names: Sequence[str]) -> str:
+    count = len(names)
+    who = f"all {count} services answer" if count > 1 else "1 service answers"
+    return f"{who}: {', '.join(names)}"
 
 
 def _away(seen: Mapping[str, Any], width: int) -> list[str]:

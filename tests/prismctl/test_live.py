@@ -21,7 +21,7 @@ from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LLAMA, QWEN, PERL = MODELS
-SERVICES = ["placement", "loader", "balloond", "gateway", "cpu:0", "cpu:1"]
+SERVICES = ["placement", "loader", "balloond", "gateway", "keeper", "cpu:0", "cpu:1"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -73,7 +73,7 @@ async def with_image(it, model):
 
 
 async def test_the_status_of_a_system_that_is_well(system):
-    assert "all 6 services answer" in await run(system, "status")
+    assert f"all 7 services answer: {', '.join(SERVICES)}\n" in await run(system, "status")
     told = await value(system, "status")
     assert [each["service"] for each in told["services"] if each["answers"]] == SERVICES
     assert [group["group"] for group in told["groups"]] == ["cpu:0", "cpu:1"]
@@ -188,6 +188,7 @@ async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
     assert {each["service"] for each in told["services"] if each["answers"]} == {
         "balloond",
         "gateway",
+        "keeper",
         "cpu:0",
         "cpu:1",
     }

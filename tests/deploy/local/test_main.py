@@ -1,5 +1,6 @@
 import asyncio
 import fcntl
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,9 +26,32 @@ async def test_a_second_system_in_the_same_folder_is_refused_in_one_line(tmp_pat
     assert len(out.splitlines()) == 1 and "runs in" in out and "--state" in out
 
 
-async def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
-    status, out = await start("--state", str(tmp_path), "--models", "/nowhere")
-    assert (status, out) == (1, "prism: no model that can be served: /nowhere does not exist\n")
+async def test_folders_without_a_model_are_named_one_a_line(tmp_path):
+    models = ("m=/nowhere/v=3", str(tmp_path))
+    status, out = await start("--state", str(tmp_path / "state"), "--models", *models)
+    assert (status, out) == (
+        1,
+        "prism: no model can be served:\n"
+        "  m: /nowhere/v=3 does not exist\n"
+        f"  {tmp_path.name}: {tmp_path} has no config.json\n",
+    )
+
+
+async def test_a_catalogue_that_cannot_be_used_is_one_line_before_anything_starts(tmp_path):
+    (tmp_path / "c.toml").write_text("[[model]\n")
+    status, out = await start("--state", str(tmp_path), "--catalogue", str(tmp_path / "c.toml"))
+    assert status == 1 and out.startswith("prism: no catalogue that can be used: ") and out.count("\n") == 1
+
+
+def test_make_gives_every_folder_on_as_it_is():
+    models = "/models/a b=/v=3/c org/d=/models/d"
+    said = subprocess.run(
+        ["make", "-n", "serve", f"MODELS={models}", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert f" --models {models} " in said.stdout.splitlines()[-1] + " "
 
 
 @pytest.mark.parametrize(
