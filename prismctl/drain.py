@@ -24,7 +24,7 @@ def drain(
     async def ask() -> list[dict[str, Any]]:
         async with system.open_placement() as placement:
             there = [each for each in (await placement.cluster()).groups if each.group == group]
-            asked = [*system.node(), *(system.group(each.group, each.address) for each in there)]
+            asked = [*system.node(), *(system.asked(each.group, each.address) for each in there)]
             async with system.attending(asked):
                 if undo:
                     await placement.undo_drain(group)

@@ -159,7 +159,7 @@ def unpin_model(context: typer.Context, name: Name, json_: Json = False) -> None
 
 def _pin(system: System, name: str, pinned: bool, json_: bool) -> None:
     async def ask() -> None:
-        async with system.open_loader() as loader, system.attending(system.node()):
+        async with system.open_loader() as loader:
             await (loader.pin(name) if pinned else loader.unpin(name))
 
     run(ask())
@@ -173,7 +173,7 @@ def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> No
     system: System = context.obj
 
     async def ask() -> dict[str, Any]:
-        async with system.open_loader() as loader, system.attending(system.node()):
+        async with system.open_loader() as loader:
             return views.inspection(await loader.state(name))
 
     seen = run(ask())

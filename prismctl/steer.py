@@ -40,7 +40,7 @@ def wake(
             if no_wait:
                 return place.group, "waking"
             try:
-                attending = system.attending([*system.node(), system.group(place.group, place.address)])
+                attending = system.attending([*system.node(), system.asked(place.group, place.address)])
                 async with asyncio.timeout(patience_s), attending:
                     return await _until_active(placement, name), "active"
             except TimeoutError:

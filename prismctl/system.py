@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -66,7 +67,7 @@ class System:
 
     def group_sockets(self) -> list[str]:
         """Addresses of the gpu_schedulers whose sockets are in `state`: for when placement cannot be asked."""
-        return [f"unix:{path.resolve()}" for path in sorted(self.state.glob("gpu?scheduler*.sock"))]
+        return [f"unix:{path}" for path in _sockets(self.state.resolve(), "gpu?scheduler*")]
 
     def nowhere(self) -> str | None:
         """Where a system was looked for of which nobody answers, and where else one may be; None where addresses were
@@ -74,25 +75,16 @@ class System:
         if self.placement:
             return None
         folder = self.state.resolve()
-        if not folder.exists():
-            what = "there is no such folder"
-        elif not folder.is_dir():
-            what = "it is no folder"
-        elif not os.access(folder, os.R_OK | os.X_OK, effective_ids=True):
-            what = "this user may not look into it"
-        elif any(folder.glob("*.sock")):
-            what = "of the processes whose sockets are there none answers"
-        else:
-            what = "it has no sockets"
-        there = f" ({_DEPLOYED} has some)" if folder != _DEPLOYED and any(_DEPLOYED.glob("*.sock")) else ""
-        return f"no system in {folder}: {what}; --state FOLDER, or PRISM_STATE, says where its sockets are{there}"
+        there = f" ({_DEPLOYED} has some)" if folder != _DEPLOYED and _sockets(_DEPLOYED) else ""
+        named = f"--state FOLDER, or PRISM_STATE, says where its sockets are{there}"
+        return f"no system in {folder}: {_seen(folder)}; {named}"
 
     # --- who has to answer
 
     def node(self) -> list[Asked]:
         """Those of the node, as far as they are known, that models come and go by."""
         here = [service for service in ("loader", "balloond") if self.is_here(service)]
-        found = [self._asked(_CALLED.get(service, service), self.address(service)) for service in here]
+        found = [self.asked(_CALLED.get(service, service), self.address(service)) for service in here]
         if self.is_here("keeper"):
             path = self.keeper_socket
             found.append(Asked(_CALLED["keeper"], path, partial(presence.keeper_problem, path), self._look(path)))
@@ -101,20 +93,18 @@ class System:
     async def groups(self, placement: PlacementClient, model: str = "", *more: str) -> list[Asked]:
         """Groups that placement can reach: all, or those that have the model, and those of `more`."""
         return [
-            self.group(each.group, each.address)
+            self.asked(each.group, each.address)
             for each in (await placement.cluster()).groups
             if each.reachable
             and (not model or each.group in more or any(there.model == model for there in each.models))
         ]
 
-    def group(self, name: str, address: str) -> Asked:
-        return self._asked(name, address)
-
     def attending(self, asked: Iterable[Asked]) -> AbstractAsyncContextManager[None]:
         """Work inside goes on for as long as these answer. Raises Unavailable."""
         return attending(list(asked), self.wait_s)
 
-    def _asked(self, name: str, address: str) -> Asked:
+    def asked(self, name: str, address: str) -> Asked:
+        """Of a gRPC address."""
         return Asked(name, address, partial(presence.problem, address), self._look(address))
 
     def _look(self, address: str) -> str:
@@ -132,7 +122,10 @@ class System:
 
     @asynccontextmanager
     async def open_loader(self) -> AsyncIterator[LoaderClient]:
-        async with self._open("the loader", self.address("loader"), LoaderClient) as client:
+        """It waits for the others of the node."""
+        address = self.address("loader")
+        others = [each for each in self.node() if each.address != address]
+        async with self._open("the loader", address, LoaderClient, others) as client:
             yield client
 
     @asynccontextmanager
@@ -141,10 +134,12 @@ class System:
             yield client
 
     @asynccontextmanager
-    async def _open(self, name: str, address: str, connect: Callable[[str], C]) -> AsyncIterator[C]:
-        """Raises Unavailable with the name, when it does not answer or stops doing so: what gRPC says of a connection
-        names nobody."""
-        asked = self._asked(name, address)
+    async def _open(
+        self, name: str, address: str, connect: Callable[[str], C], others: Iterable[Asked] = ()
+    ) -> AsyncIterator[C]:
+        """Raises Unavailable with the name, when it does not answer or stops doing so, or one of `others`: what gRPC
+        says of a connection names nobody."""
+        asked = self.asked(name, address)
         problem = await asked.problem(self.wait_s)
         if problem == presence.NO_SOCKET:
             raise Unavailable(asked.silent(f"{problem}: --state FOLDER, or PRISM_STATE, says where the services are"))
@@ -152,10 +147,28 @@ class System:
             raise Unavailable(asked.silent(problem))
         client = connect(address)
         try:
-            async with self.attending([asked]):
+            async with self.attending([asked, *others]):
                 yield client
         finally:
             await client.close()
+
+
+def _sockets(folder: Path, name: str = "*") -> list[str]:
+    """In order; none where the folder may not be read."""
+    return sorted(glob.glob(os.path.join(glob.escape(str(folder)), f"{name}.sock")))
+
+
+def _seen(folder: Path) -> str:
+    """What there is of a folder in which nobody answers."""
+    try:
+        os.stat(os.path.join(folder, "."))  # as a folder
+    except FileNotFoundError:
+        return "there is no such folder"
+    except NotADirectoryError:
+        return "it is no folder"
+    except OSError:
+        return "this user may not look into it"
+    return "of the processes whose sockets are there none answers" if _sockets(folder) else "it has no sockets"
 
 
 def run(work: Awaitable[T]) -> T:

@@ -1,5 +1,8 @@
 """Where a system is looked for."""
 
+import os
+import tempfile
+
 import pytest
 from typer.testing import CliRunner
 
@@ -39,6 +42,22 @@ def test_sockets_of_a_system_that_has_ended_are_told_from_none(tmp_path):
     assert "of the processes whose sockets are there none answers" in System(tmp_path).nowhere()
     assert "it is no folder" in System(tmp_path / "file").nowhere()
     assert System(tmp_path, placement="127.0.0.1:1").nowhere() is None
+
+
+def test_a_folder_of_another_user_is_told_as_that():
+    """Whoever runs this: root becomes somebody else for a moment."""
+    me = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0)
+        os.seteuid(me or 65534)
+        try:
+            result = run("--state", f"{folder}/x", "status")
+            logs = run("--state", f"{folder}/x", "logs")
+        finally:
+            os.seteuid(me)
+            os.chmod(folder, 0o700)
+    assert result.exit_code == 3 and f"no system in {folder}/x: this user may not look into it" in result.stdout
+    assert (logs.exit_code, logs.stderr) == (2, f"prismctl: {folder}/x/logs: Permission denied\n")
 
 
 def test_logs_that_are_nowhere_are_one_line_with_the_option_that_says_where(tmp_path):
