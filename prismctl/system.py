@@ -29,6 +29,8 @@ SERVICES = ("placement", "loader", "balloond", "gateway")
 _CALLED = {"loader": "the loader", "keeper": "the keeper"}
 _DEPLOYED = Path("/run/prism")
 """Where sockets are under systemd and in compose."""
+_LEAST_S = 1.0
+"""Of work that is under way nothing is lost by waiting so long for a service that is busy."""
 T = TypeVar("T")
 
 
@@ -101,7 +103,7 @@ class System:
 
     def attending(self, asked: Iterable[Asked]) -> AbstractAsyncContextManager[None]:
         """Work inside goes on for as long as these answer. Raises Unavailable."""
-        return attending(list(asked), self.wait_s)
+        return attending(list(asked), max(self.wait_s, _LEAST_S))
 
     def asked(self, name: str, address: str) -> Asked:
         """Of a gRPC address."""

@@ -33,7 +33,7 @@ class Watched:
 
 
 def doing(steps: Sequence[str]) -> str:
-    """What the engines of a group are at, each at one of `steps` as the group's state names them."""
+    """What the engines of a group are at, each at one of `steps`: those are `starting` of its state."""
     if not steps:
         return "no engine is on its way"
     return ", ".join(step if count == 1 else f"{step} ({count} engines)" for step, count in Counter(steps).items())

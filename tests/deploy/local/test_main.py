@@ -1,10 +1,15 @@
 import asyncio
 import fcntl
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,3 +71,36 @@ async def test_impossible_arguments_are_one_clear_line(arguments, words):
     status, out = await start(*arguments)
     assert status != 0
     assert words in out
+
+
+async def test_a_system_whose_engines_die_and_one_of_whose_folders_is_bad_says_so_and_serves_the_rest(tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("raise ImportError('libcudart.so.12 is nowhere')")
+    good = ROOT / "examples" / "models" / "llama-debian"
+    with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "deploy.local", "--state", state, "--http", f"127.0.0.1:{free_port()}",
+            "--device-mib", "27", "--models", str(good), "bad=/nowhere/v=3",
+            cwd=ROOT, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+        lines = []
+        try:
+            async with asyncio.timeout(300):
+                while not lines or "Ctrl-C ends everything" not in lines[-1]:
+                    line = await process.stdout.readline()
+                    assert line, "".join(lines)
+                    lines.append(line.decode())
+                process.send_signal(signal.SIGINT)
+                lines.append((await process.stdout.read()).decode())
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    said = "".join(lines)
+    assert "prism: bad cannot be served, the others are: /nowhere/v=3 does not exist\n" in said
+    (died,) = (line for line in lines if line.startswith("prism: cpu:0: engines do not start: engine "))
+    assert died.endswith("logs/gpu_scheduler-cpu-0.log\n") and "    ImportError: libcudart.so.12 is nowhere\n" in lines
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    assert "engines do not start" in rows["cpu:0"] and rows["bad"].endswith("error: /nowhere/v=3 does not exist\n")
+    assert "on disk" in rows["llama-debian"]
