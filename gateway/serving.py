@@ -23,6 +23,7 @@ from gateway.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
+from services.text import agreeing, counted
 from services.tracing import UNTRACED, Span
 from tokenization.chat import UnknownRole
 from tokenization.tokenizer import Tokenizer, TooLong
@@ -201,8 +202,9 @@ class Serving:
         try:
             if self._in_flight + count > self._most_in_flight:
                 raise TooMany(
-                    f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
-                    f"{self._most_in_flight} are taken"
+                    f"{counted(self._in_flight, 'answer')} {agreeing(self._in_flight, 'is', 'are')} in flight and "
+                    f"{count} more {agreeing(count, 'was', 'were')} asked for; at most {self._most_in_flight} "
+                    f"{agreeing(self._most_in_flight, 'is', 'are')} taken"
                 )
             caller.take_in_flight(count)
         except TooMany:
@@ -240,8 +242,8 @@ class Serving:
         limit = asked.max_new_tokens
         if limit > room and request.limit_given:
             raise BadField(
-                f"'{request.limit_field}' is {limit}, but the prompt has {len(ids)} tokens and the model's context "
-                f"{model.context_tokens}: at most {room} are left.",
+                f"'{request.limit_field}' is {limit}, but the prompt has {counted(len(ids), 'token')} and the model's "
+                f"context {model.context_tokens}: at most {room} {agreeing(room, 'is', 'are')} left.",
                 request.limit_field,
                 "context_length_exceeded",
             )
@@ -284,7 +286,7 @@ def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> 
     if room < (0 if alone else 1):
         answer = "" if alone else ", of which one must be left for the answer"
         raise BadField(
-            f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}{answer}.",
+            f"The prompt has {counted(len(ids), 'token')}; the model's context is {model.context_tokens}{answer}.",
             request.prompt_field,
             "context_length_exceeded",
         )

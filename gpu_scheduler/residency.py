@@ -25,6 +25,7 @@ from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
 from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.pauses import Pauses
+from services.text import counted
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -111,7 +112,8 @@ class Residency:
             raise Unmet(f"{name} is not a residency to bring a model to")
         if target == common_pb2.ACTIVE and (wanted := count(spec)) != len(self._config.devices):
             here = len(self._config.devices)
-            raise Unmet(f"{spec.name} is for {wanted} devices, the group {self._config.group} for models on {here}")
+            on = f"the group {self._config.group} for models on {here}"
+            raise Unmet(f"{spec.name} is for {counted(wanted, 'device')}, {on}")
         if target == common_pb2.ACTIVE and not self._has_kv(spec):
             raise Unmet(
                 f"{spec.name} has a floor of 0, and on {self._config.group} the KV of a model is its floor "

@@ -188,5 +188,6 @@ class LoaderClient:
 
     def _told(self, error: grpc.aio.AioRpcError) -> PrismError:
         """What gRPC says of a connection names nobody, and clients are shown it."""
-        told = from_rpc(error)
-        return Unavailable(f"the loader at {self._address}: {told}") if isinstance(told, Unavailable) else told
+        whom = f"the loader at {self._address}"
+        told = from_rpc(error, whom)
+        return Unavailable(f"{whom}: {told}") if isinstance(told, Unavailable) else told
