@@ -1,7 +1,8 @@
 """HTTP connections that end when their other side takes too much room or time for a request, or reads nothing of what
-is written to it.
+is written to it, and on which an offer to speak another protocol changes nothing.
 
 uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.Bodies`'.
+Its parser ends a request with an `Upgrade` at the end of its head, and the body is lost: clients offer HTTP/2 so.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MOST_HEAD_BYTES = 64 << 10
@@ -20,6 +22,12 @@ READ_TIME_OUT_S = 60.0
 """In which some of what is written has to be read. Who reads nothing would keep places of requests, and memory."""
 _TOO_LARGE = b"431 Request Header Fields Too Large"
 _TOO_SLOW = b"408 Request Timeout"
+_NO_TUNNEL = b"405 Method Not Allowed"
+_OTHER_VERSION = b"505 HTTP Version Not Supported"
+_NO_HTTP2 = b"HTTP/2 is not spoken here: use HTTP/1.1."
+_NO_REQUEST = "Invalid HTTP request received."
+_PREFACE = b"PRI"
+"""Method of what a client sends first that knows, or thinks so, that HTTP/2 is spoken."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -70,11 +78,44 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._aside += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._aside > MOST_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_TOO_LARGE)
         else:
             self._await_next()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        head = b""
+        while True:
+            try:
+                if head:
+                    self.parser.feed_data(head)
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                if self._refused:
+                    return
+                head, data = self._head_without_offer(), memoryview(data)[stopped.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                if self._refused:
+                    return
+                if self.parser.get_method() == _PREFACE:
+                    self._refuse(_OTHER_VERSION, _NO_HTTP2)
+                else:
+                    self.logger.warning(_NO_REQUEST)
+                    self.send_400_response(_NO_REQUEST)
+                return
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was just parsed, for a parser that is to find no `Upgrade` in it: a server may ignore one (RFC
+        9110, 7.8)."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -86,8 +127,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_came()
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MOST_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
-        else:
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(_NO_TUNNEL)
+        elif not self.parser.should_upgrade():
             super().on_headers_complete()
+        # Else the parser goes no further, and another one has the head without the offer, and all behind it.
 
     def on_body(self, body: bytes) -> None:
         self._aside = 0
@@ -95,6 +139,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._aside = 0
         self._in_message = False
         self._head_came()
@@ -122,12 +168,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, status: bytes, text: bytes = b"") -> None:
         """A response to an earlier request that is under way is cut off: there is nothing to be said beside it."""
         self._refused = True
         self._head_came()
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            kind = b"content-type: text/plain\r\n" if text else b""
+            head = b"HTTP/1.1 %s\r\n%scontent-length: %d\r\nconnection: close\r\n\r\n" % (status, kind, len(text))
+            self.transport.write(head + text)
         self.transport.close()
