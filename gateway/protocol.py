@@ -8,10 +8,14 @@ Its parser ends a request with an `Upgrade` at the end of its head, and the body
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway import paths
+from gateway.metrics import Count
 
 MOST_HEAD_BYTES = 64 << 10
 """Of a request line and headers, and of trailers; nginx takes 32 KiB."""
@@ -20,12 +24,35 @@ HEAD_TIME_OUT_S = 30.0
 what is left of a body that has been answered."""
 READ_TIME_OUT_S = 60.0
 """In which some of what is written has to be read. Who reads nothing would keep places of requests, and memory."""
-_TOO_LARGE = b"431 Request Header Fields Too Large"
-_TOO_SLOW = b"408 Request Timeout"
-_NO_TUNNEL = b"405 Method Not Allowed"
-_OTHER_VERSION = b"505 HTTP Version Not Supported"
-_NO_HTTP2 = b"HTTP/2 is not spoken here: use HTTP/1.1."
-_NO_REQUEST = "Invalid HTTP request received."
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """The last that is said on a connection."""
+
+    status: int
+    phrase: bytes
+    code: str
+    """What metrics call it."""
+    text: bytes = b""
+
+    @property
+    def response(self) -> bytes:
+        kind = b"content-type: text/plain\r\n" if self.text else b""
+        head = b"HTTP/1.1 %d %s\r\n%scontent-length: %d\r\nconnection: close\r\n\r\n"
+        return head % (self.status, self.phrase, kind, len(self.text)) + self.text
+
+    def count(self) -> None:
+        count = Count(paths.OTHER)
+        count.answered(self.status, self.code)
+        count.end()
+
+
+_TOO_LARGE = _Refusal(431, b"Request Header Fields Too Large", "head_too_large")
+_TOO_SLOW = _Refusal(408, b"Request Timeout", "head_time_out")
+_NO_TUNNEL = _Refusal(405, b"Method Not Allowed", "method_not_allowed")
+_NO_HTTP = _Refusal(400, b"Bad Request", "no_http", b"Invalid HTTP request received.")
+_NO_HTTP2 = _Refusal(505, b"HTTP Version Not Supported", "http_version", b"HTTP/2 is not spoken here: use HTTP/1.1.")
 _PREFACE = b"PRI"
 """Method of what a client sends first that knows, or thinks so, that HTTP/2 is spoken."""
 
@@ -102,11 +129,7 @@ class BoundedProtocol(HttpToolsProtocol):
             except httptools.HttpParserError:
                 if self._refused:
                     return
-                if self.parser.get_method() == _PREFACE:
-                    self._refuse(_OTHER_VERSION, _NO_HTTP2)
-                else:
-                    self.logger.warning(_NO_REQUEST)
-                    self.send_400_response(_NO_REQUEST)
+                self._refuse(_NO_HTTP2 if self.parser.get_method() == _PREFACE else _NO_HTTP)
                 return
 
     def _head_without_offer(self) -> bytes:
@@ -168,14 +191,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: bytes, text: bytes = b"") -> None:
+    def _refuse(self, refusal: _Refusal) -> None:
         """A response to an earlier request that is under way is cut off: there is nothing to be said beside it."""
         self._refused = True
         self._head_came()
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            kind = b"content-type: text/plain\r\n" if text else b""
-            head = b"HTTP/1.1 %s\r\n%scontent-length: %d\r\nconnection: close\r\n\r\n" % (status, kind, len(text))
-            self.transport.write(head + text)
+            self.transport.write(refusal.response)
+            refusal.count()
         self.transport.close()
