@@ -57,9 +57,10 @@ class GatewayConfig(Config):
     model's context. "refuse": it gets 400. "cut": it is answered as if it had asked for what is left, and ends with
     `finish_reason` "length" there. A prompt that leaves nothing is refused in any case."""
     waking_comment_s: float = Field(5.0, ge=0)
-    """How long a stream that has nothing to say waits while no group has its model up, before it gets a comment of
-    server-sent events, ": waking", and then each next one: clients and proxies give up where nothing comes. The first
-    comment begins the answer, so that what goes wrong after it is an event of a stream with status 200. 0: never."""
+    """Time between comments (": waking", in the form of server-sent events) in a stream of which nothing comes while no
+    group has its model up, and from its start to the first of them; 0: there are none. Clients and proxies give up
+    where nothing comes. The first comment begins the answer: what goes wrong after it is an event in a stream whose
+    status is 200."""
     most_body_bytes: int = Field(8 << 20, ge=1024)
     """Of one body, as it is when it is unpacked; a longer one gets 413."""
     most_bodies_bytes: int = Field(256 << 20, ge=1024)

@@ -18,6 +18,7 @@ from deploy.local.devices import groups, host_bytes_for_images
 from deploy.local.models import write_catalogue
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
+from gateway import cors
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from protos import common_pb2
@@ -42,6 +43,13 @@ def sizes(text: str) -> list[list[int]]:
     return values
 
 
+def _origin(text: str) -> str:
+    try:
+        return cors.origin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m deploy.local", description=__doc__)
     parser.add_argument(
@@ -59,6 +67,14 @@ def arguments() -> argparse.Namespace:
         "--models", nargs="+", metavar="[NAME=]FOLDER", help="or their folders; a model is named as its folder"
     )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        type=_origin,
+        metavar="ORIGIN",
+        help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
+    )
     parser.add_argument(
         "--state",
         type=Path,
@@ -82,7 +98,12 @@ def arguments() -> argparse.Namespace:
         "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    try:
+        cors.alone(options.cors_origin)
+    except ValueError as error:
+        parser.error(f"argument --cors-origin: {error}")
+    return options
 
 
 async def main() -> int:
@@ -120,6 +141,7 @@ async def main() -> int:
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
+        gateway={"cors_origins": options.cors_origin} if options.cors_origin else {},
     )
     if local.on_gpus:
         local = local.with_(engines=_GPU_ENGINES, host_capacity_bytes=host_bytes_for_images())

@@ -35,6 +35,8 @@ async def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     [
         (("--catalogue", "/nowhere.toml"), "no catalogue at /nowhere.toml"),
         (("--device-mib", "0"), "--device-mib"),
+        (("--cors-origin", "http://localhost:3000/"), 'write "http://localhost:3000"'),
+        (("--cors-origin", "*", "--cors-origin", "http://localhost:3000"), "name no other beside it"),
         (("--state", "/tmp/" + "x" * 90), "too long a path"),
     ],
 )
