@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway import paths
 from gateway.metrics import Count
@@ -66,6 +66,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes since the last that was part of a body, or ended a request."""
         self._in_message = False
         self._refused = False
+        self._answered: RequestResponseCycle | None = None
+        """The request whose answer is being made: not the last that came where a client sends several in a row."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
@@ -76,7 +78,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._head_came()
         self._stop_looking()
+        self._leave_all()
         super().connection_lost(error)
+
+    def _leave_all(self) -> None:
+        """Nobody takes any answer any more. uvicorn tells only the last request, and writes for the others."""
+        for cycle in (self._answered, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -94,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < unread:
             self._look_again()
         else:
+            self._leave_all()
             self.transport.abort()
 
     def _stop_looking(self) -> None:
@@ -200,4 +215,5 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is None or self.cycle.response_complete:
             self.transport.write(refusal.response)
             refusal.count()
+        self._leave_all()
         self.transport.close()

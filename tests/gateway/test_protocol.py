@@ -218,3 +218,57 @@ async def test_who_speaks_http_2_unasked_is_told_that_it_is_not_spoken(server: H
 async def test_there_are_no_tunnels(server: HttpServer, target: bytes) -> None:
     answer = await said(server, b"CONNECT " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n" + LAST)
     assert answer.startswith(b"HTTP/1.1 405 ") and answer.count(b"HTTP/1.1") == 1
+
+
+async def until_gone(server: HttpServer, requests: asyncio.Queue[asyncio.Event], sent: bytes) -> None:
+    """Sends several requests in a row, of which the first waits, and leaves: it hears of that."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    gone = await requests.get()
+    writer.close()
+    async with asyncio.timeout(10):
+        await gone.wait()
+
+
+@pytest.mark.parametrize("offer", [b"", H2C], ids=["plain", "offering"])
+async def test_all_requests_in_a_row_hear_that_their_client_is_gone(
+    offer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = asyncio.Queue[asyncio.Event]()
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.Event()
+        requests.put_nowait(gone)
+        await http.Bodies(100, 100).read(receive)
+        async with http.WhileConnected(receive):
+            await asyncio.Event().wait()
+        await http.respond(send, 200, b"")  # to nobody
+        gone.set()
+
+    server = HttpServer(waits, "127.0.0.1:0")
+    await server.start()
+    asked = POST + offer + COUNTED
+    await until_gone(server, requests, asked * 3)
+    assert requests.empty(), "the others never began"
+    await until_gone(server, requests, asked)
+    await server.stop()
+    assert "Exception" not in caplog.text
+
+
+async def test_a_request_before_nonsense_hears_that_the_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    said_to = asyncio.Event()
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        async with http.WhileConnected(receive):
+            await asyncio.Event().wait()
+        await http.respond(send, 200, b"")
+        said_to.set()
+
+    server = HttpServer(late, "127.0.0.1:0")
+    await server.start()
+    bare = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    assert await said(server, bare + bare + b"nonsense\r\n\r\n") == b""
+    async with asyncio.timeout(10):
+        await said_to.wait()
+    await server.stop()
+    assert "Exception" not in caplog.text
