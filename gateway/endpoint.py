@@ -130,8 +130,8 @@ class Reply:
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
 
     async def comment(self) -> None:
-        """Says that the model wakes. It may begin the stream."""
-        if not self._streaming:
+        """Says that the model wakes. It may begin the stream; once there is an answer it does nothing."""
+        if not self._ended and not self._streaming:
             await self._begin()
         if not self._ended:
             await self._send({"type": "http.response.body", "body": sse.WAKING, "more_body": True})
@@ -152,6 +152,7 @@ class Reply:
         if self._streaming:
             await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
         else:
+            self._ended = True
             traces.replied(self.span, status)
             await http.respond_error(self._send, error, self._headers)
 
@@ -163,6 +164,7 @@ class Reply:
         if self._streaming:
             await self.events(sse.error(body) + sse.DONE, more=False)
         else:
+            self._ended = True
             traces.replied(self.span, 500)
             await http.respond(self._send, 500, body, self._headers)
 

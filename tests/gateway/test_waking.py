@@ -12,8 +12,12 @@ import httpx
 import openai
 import pytest
 
+from gateway.endpoint import Reply
+from gateway.metrics import Count
 from protos import common_pb2, placement_pb2
 from services import tasks
+from services.errors import Unavailable
+from services.tracing import UNTRACED
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
@@ -197,3 +201,20 @@ async def test_who_leaves_a_stream_of_comments_leaves_nothing_behind(world: Worl
             await comments((line async for line in response.aiter_lines() if line), 2)
     assert await since.all_requests(1) == {(MODEL, CHAT, "200", "client_gone"): 1}
     await asyncio.wait_for((await world.groups[0].arrived(1)).cancelled.wait(), 30)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_comment_that_is_behind_the_answer_is_none(stream: bool) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    reply = Reply(send, [], UNTRACED, Count("a test"))
+    if stream:
+        await reply.events(b"data: [DONE]\n\n", more=False)
+    else:
+        await reply.fail(Unavailable("no"))
+    answered = list(sent)
+    await reply.comment()
+    assert sent == answered and not sent[-1].get("more_body", False)
