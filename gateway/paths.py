@@ -25,9 +25,7 @@ OTHER = "other"
 def plain(path: str) -> str:
     """The path with one slash where it has several and none at its end. It is what access is decided by, and what the
     router looks up: nothing can be one path to the one and another to the other."""
-    if "//" not in path and not path.endswith("/"):
-        return path
-    if not path.startswith("/"):
+    if not path.startswith("/") or ("//" not in path and not path.endswith("/")):
         return path
     parts = "/".join(part for part in path.split("/") if part)
     return _DIRECTORY if f"/{parts}/" == _DIRECTORY and path.endswith("/") else f"/{parts}"
