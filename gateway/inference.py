@@ -11,6 +11,7 @@ import grpc
 from gateway import traces
 from gateway.access import Access, Caller
 from gateway.errors import BadField
+from gateway.metrics import Count
 from gateway.openai import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS, MOST_TOP_LOGPROBS
 from gateway.request import Prompt, Request
 from gateway.serving import Serving
@@ -35,18 +36,26 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         self, message: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         arrival_s = time.monotonic()
-        caller = self._caller(context)
         span = traces.of_rpc(context.invocation_metadata() or (), arrival_s)
+        count = Count(traces.RPC)
         try:
+            caller = self._caller(context)
+            count.model = self._serving.known(message.model, caller)
             request = decode(message, arrival_s)
             traces.asked(span, request, "chat" if message.HasField("chat") else "text_completion", streams=True)
             async for part in self._generate(request, span, caller):
                 yield part
+            count.answered(200)
         except PrismError as error:
             span.fail(type(error).__name__, str(error))
+            count.failed(error)
+            raise
+        except Exception:
+            count.fault()
             raise
         finally:
             span.end()
+            count.end()
 
     async def _generate(
         self, request: Request, span: Span, caller: Caller
@@ -69,6 +78,9 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         self, message: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:
         caller = self._caller(context)
+        count = Count(f"{_SERVICE.strip('/')}/ListModels")
+        count.answered(200)
+        count.end()
         return gateway_pb2.ListModelsResponse(
             models=[
                 gateway_pb2.ListModelsResponse.Model(

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import pydantic
+import pydantic_core
 from pydantic import Field
 
-from gateway import defaults, grammars
+from gateway import defaults, grammars, surrogates
 from gateway.errors import BadField
 from gateway.request import Prompt, Request
 from gateway.tools import asked as calling
@@ -400,6 +401,8 @@ def parse(kind: type[M], body: bytes) -> M:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     what = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
+        if (whole := surrogates.mended(body)) is not None:
+            return parse(kind, whole)
         raise BadField(f"The body is not JSON: {what}", None, "invalid_json")
     field = ""
     for part in problem["loc"]:
@@ -409,3 +412,13 @@ def parse(kind: type[M], body: bytes) -> M:
     if not field:
         raise BadField("The body must be a JSON object.", None, "invalid_type")
     raise BadField(f"Invalid '{field}': {what}", field, _CODES.get(problem["type"], "invalid_type"))
+
+
+def model_of(body: bytes) -> str:
+    """The model that a body names which is otherwise wrong; empty if none can be found."""
+    try:
+        said = pydantic_core.from_json(body)
+    except ValueError:
+        return ""
+    model = said.get("model") if isinstance(said, dict) else None
+    return model if isinstance(model, str) else ""

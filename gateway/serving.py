@@ -14,7 +14,7 @@ from types import TracebackType
 from gateway import defaults, echo, embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
-from gateway.errors import BadField, Late, ModelFaulty, OverLimit, TooMany
+from gateway.errors import BadField, Late, ModelFaulty, TooMany
 from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
@@ -40,10 +40,13 @@ class Serving:
         *,
         most_in_flight: int,
         models_defaults: bool = True,
+        cut_to_context: bool = False,
     ) -> None:
-        """`models_defaults`: models say how tokens are drawn where a client does not."""
+        """`models_defaults`: models say how tokens are drawn where a client does not. `cut_to_context`: an answer that
+        may be longer than the context leaves room for is made as long as that."""
         self.routes = routes
         self._models_defaults = models_defaults
+        self._cut_to_context = cut_to_context
         self._tokenizers = tokenizers
         self._relay = relay
         self._most_in_flight = most_in_flight
@@ -69,7 +72,7 @@ class Serving:
         grammars.check(request.sampling, count)
         if request.embeds:
             count = min(count, embedding.MOST_AT_ONCE)
-        self._take(request, count, caller)
+        self._take(count, caller)
         tokenizing = span.child("tokenize")
         try:
             await caller.take_request()
@@ -87,10 +90,8 @@ class Serving:
                 job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
             ]
             charge = await self._hold(caller, request, prompts, jobs)
-        except BaseException as error:
+        except BaseException:
             self.ended(count, caller)
-            if isinstance(error, OverLimit):
-                metrics.REQUESTS.labels(request.model, "over limit").inc()
             raise
         finally:
             tokenizing.end()
@@ -135,6 +136,17 @@ class Serving:
         """Sets the metric of models that cannot be served. To be called when routes or tokenizers have changed."""
         for route in self.routes.all():
             metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
+
+    def known(self, model: str, caller: Caller) -> str:
+        """The name as it is, of a model that there is and that the caller may use; empty otherwise."""
+        return model if caller.may_use(model) and self.routes.has(model) else ""
+
+    def wakes(self, model: str) -> bool:
+        """Whether a request for the model waits for it to come up: no group has it up, by what placement told last."""
+        if not self.routes.has(model):
+            return False
+        route = self.routes.get(model)
+        return not route.faulty and not any(place.active for place in route.places)
 
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
@@ -197,19 +209,15 @@ class Serving:
         self._draining = True
         self._relay.cut(Unavailable("this gateway is stopping"))
 
-    def _take(self, request: Request, count: int, caller: Caller) -> None:
+    def _take(self, count: int, caller: Caller) -> None:
         """Counts it in. Raises TooMany."""
-        try:
-            if self._in_flight + count > self._most_in_flight:
-                raise TooMany(
-                    f"{counted(self._in_flight, 'answer')} {agreeing(self._in_flight, 'is', 'are')} in flight and "
-                    f"{count} more {agreeing(count, 'was', 'were')} asked for; at most {self._most_in_flight} "
-                    f"{agreeing(self._most_in_flight, 'is', 'are')} taken"
-                )
-            caller.take_in_flight(count)
-        except TooMany:
-            metrics.REQUESTS.labels(request.model, "too many").inc()
-            raise
+        if self._in_flight + count > self._most_in_flight:
+            raise TooMany(
+                f"{counted(self._in_flight, 'answer')} {agreeing(self._in_flight, 'is', 'are')} in flight and "
+                f"{count} more {agreeing(count, 'was', 'were')} asked for; at most {self._most_in_flight} "
+                f"{agreeing(self._most_in_flight, 'is', 'are')} taken"
+            )
+        caller.take_in_flight(count)
         self._count(count)
 
     def _count(self, change: int) -> None:
@@ -240,7 +248,7 @@ class Serving:
         if self._models_defaults:
             asked = defaults.filled(asked, request.left_open, model)
         limit = asked.max_new_tokens
-        if limit > room and request.limit_given:
+        if limit > room and request.limit_given and not self._cut_to_context:
             raise BadField(
                 f"'{request.limit_field}' is {limit}, but the prompt has {counted(len(ids), 'token')} and the model's "
                 f"context {model.context_tokens}: at most {room} {agreeing(room, 'is', 'are')} left.",
@@ -352,7 +360,7 @@ class Choice:
             return
         self._counted = True
         model, slo = self._job.model, self._job.slo
-        metrics.REQUESTS.labels(model, outcome).inc()
+        metrics.ANSWERS.labels(model, outcome).inc()
         metrics.OUTPUT_TOKENS.labels(model).inc(self.answer.tokens)
         if outcome == "cancelled":
             return  # its client did not want to know

@@ -21,6 +21,7 @@ from deploy.local.models import named, read_all, write_catalogue
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from deploy.local.warming import Warming, Watched
+from gateway import cors
 from loader import catalogue
 from placement.client import PlacementClient
 from services import addresses, log, tasks
@@ -41,6 +42,13 @@ def sizes(text: str) -> list[list[int]]:
     if min(map(min, values)) < 1:
         raise ValueError(text)
     return values
+
+
+def _origin(text: str) -> str:
+    try:
+        return cors.origin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def arguments() -> argparse.Namespace:
@@ -65,6 +73,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
     parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        type=_origin,
+        metavar="ORIGIN",
+        help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
+    )
+    parser.add_argument(
         "--state",
         type=Path,
         default=ROOT / ".run",
@@ -87,7 +103,12 @@ def arguments() -> argparse.Namespace:
         "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    try:
+        cors.alone(options.cors_origin)
+    except ValueError as error:
+        parser.error(f"argument --cors-origin: {error}")
+    return options
 
 
 async def main() -> int:
@@ -125,6 +146,7 @@ async def main() -> int:
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
+        gateway={"cors_origins": options.cors_origin} if options.cors_origin else {},
     )
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:

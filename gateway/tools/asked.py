@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
+from gateway import surrogates
+
 MOST_TOOLS = 128
 MOST_LEVELS = 64
 """Of arguments: templates write them out, and go down into them."""
@@ -132,7 +134,7 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = json.loads(surrogates.mended(arguments.encode()) or arguments)
             except (ValueError, RecursionError):
                 raise ValueError(f"the arguments of '{function['name']}' are not JSON") from None
         if _levels(arguments) > MOST_LEVELS:

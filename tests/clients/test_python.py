@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from gpu_scheduler.engines.echo.rule import embedding
-from tests.clients.conftest import DIMENSIONS, EMBEDDER, KEY
+from tests.clients.conftest import COMMENTS, DIMENSIONS, EMBEDDER, KEY, SLEEPER
 from tests.gateway.conftest import MODEL, World
 
 TOOLS: Any = [
@@ -40,7 +40,7 @@ async def client(parrot: World) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_models_are_listed_and_one_is_found(client: openai.AsyncOpenAI) -> None:
-    assert sorted([model.id async for model in client.models.list()]) == sorted([MODEL, EMBEDDER])
+    assert sorted([model.id async for model in client.models.list()]) == sorted([MODEL, EMBEDDER, SLEEPER])
     assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
@@ -168,6 +168,23 @@ async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> Non
     assert refused.value.param == "response_format"
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
+
+
+async def test_comments_of_a_model_that_wakes_are_stepped_over(client: openai.AsyncOpenAI, parrot: World) -> None:
+    asked = {**ask("one two"), "model": SLEEPER}
+    stream = await client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "one two"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens
+    async with client.chat.completions.stream(**asked) as gathered:
+        assert (await gathered.get_final_completion()).choices[0].message.content == "one two"
+    stream = await client.completions.create(model=SLEEPER, prompt="one two", stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "one two"
+    raw = await client.chat.completions.with_raw_response.create(**asked, stream=True)
+    assert (await raw.http_response.aread()).count(b": waking\n\n") >= COMMENTS, "there were any"
+    with pytest.raises(openai.APIError, match="this is impossible"):
+        async for _ in await client.chat.completions.create(**{**ask("impossible"), "model": SLEEPER}, stream=True):
+            pass
 
 
 async def test_a_time_out_and_a_stream_that_is_given_up_free_the_engine(

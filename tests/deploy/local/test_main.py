@@ -36,7 +36,8 @@ async def test_a_second_system_in_the_same_folder_is_refused_in_one_line(tmp_pat
 
 async def test_folders_without_a_model_are_named_one_a_line(tmp_path):
     models = ("m=/nowhere/v=3", str(tmp_path))
-    status, out = await start("--state", str(tmp_path / "state"), "--models", *models)
+    with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
+        status, out = await start("--state", state, "--models", *models)
     assert (status, out) == (
         1,
         "prism: no model can be served:\n"
@@ -67,6 +68,8 @@ def test_make_gives_every_folder_on_as_it_is():
     [
         (("--catalogue", "/nowhere.toml"), "no catalogue at /nowhere.toml"),
         (("--device-mib", "0"), "--device-mib"),
+        (("--cors-origin", "http://localhost:3000/"), 'write "http://localhost:3000"'),
+        (("--cors-origin", "*", "--cors-origin", "http://localhost:3000"), "name no other beside it"),
         (("--state", "/tmp/" + "x" * 90), "too long a path"),
     ],
 )
