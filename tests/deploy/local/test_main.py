@@ -42,7 +42,7 @@ async def test_folders_without_a_model_are_named_one_a_line(tmp_path):
         1,
         "prism: no model can be served:\n"
         "  m: /nowhere/v=3: its folder does not exist\n"
-        f"  {tmp_path.name}: {tmp_path}: its folder has no config.json\n",
+        f"  {tmp_path.name}: {tmp_path}: its folder is empty\n",
     )
 
 
