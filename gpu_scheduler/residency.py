@@ -237,7 +237,7 @@ class Residency:
                     _log.warning("trying again", model=resident.spec.name, why=str(error))
                     continue
                 if at_fault(error) or may_pass(error):
-                    await self._check_files(resident, thorough=True)
+                    await self._check_files(resident, error)
                 self._could_not(resident, error)
                 raise
         self._pauses.forget(resident.spec.name)
@@ -256,10 +256,11 @@ class Residency:
         finally:
             await tasks.cancel(release, death)
 
-    async def _check_files(self, resident: Resident, thorough: bool = False) -> None:
-        """Raises what the loader finds wrong with the model's files. The resident then is as it was."""
+    async def _check_files(self, resident: Resident, failure: PrismError | None = None) -> None:
+        """Raises what the loader finds wrong with the model's files, after an engine failed if there is a `failure`.
+        The resident then is as it was."""
         try:
-            await self._activation.check_files(resident, thorough)
+            await self._activation.check_files(resident, failure)
         except PrismError as error:
             await self._activation.undo(resident, asleep=False)
             self._could_not(resident, error)
