@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from gateway import traces
+from gateway import grammars, traces
 from gateway.access import Access, Caller
 from gateway.errors import BadField
 from gateway.openai import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS, MOST_TOP_LOGPROBS
@@ -96,6 +96,7 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
     if kind is None:
         raise BadField("One of 'text', 'tokens' and 'chat' must be given.", "prompt", "missing_required_parameter")
     _check(message)
+    sampling = _sampling(message.sampling)
     if kind == "chat":
         prompt = Prompt(messages=[{"role": one.role, "content": one.content} for one in message.chat.messages])
     else:
@@ -105,13 +106,29 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
         model=message.model,
         arrival_s=arrival_s,
         prompts=[prompt],
-        sampling=message.sampling,
+        sampling=sampling,
         limit_given=message.sampling.max_new_tokens > 0,
         slo=message.slo,
         prompt_field={"text": "text", "tokens": "tokens.ids", "chat": "chat.messages"}[kind],
         limit_field="sampling.max_new_tokens",
         stops=tuple(message.stop),
+        grammar_field=f"sampling.{message.sampling.WhichOneof('grammar')}",
     )
+
+
+def _sampling(asked: common_pb2.Sampling) -> common_pb2.Sampling:
+    """With a grammar in the place of a schema. Raises BadField."""
+    kind = asked.WhichOneof("grammar")
+    if kind is None:
+        return asked
+    text = getattr(asked, kind)
+    if kind != "json_schema":
+        grammars.check_length(text, f"sampling.{kind}")
+        return asked
+    made = common_pb2.Sampling()
+    made.CopyFrom(asked)
+    made.ebnf = grammars.of_schema(text, "sampling.json_schema")
+    return made
 
 
 def _check(message: gateway_pb2.GenerateRequest) -> None:

@@ -7,6 +7,7 @@ change the answer, is refused by name. Values are taken as JSON has them: "5" is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import pydantic
@@ -16,6 +17,8 @@ from gateway import defaults, grammars
 from gateway.errors import BadField
 from gateway.request import Prompt, Request
 from gateway.tools import asked as calling
+from gateway.tools import grammar as tools_grammar
+from gateway.tools.formats import ENFORCED
 from protos import common_pb2
 
 MOST_CHOICES = 128
@@ -260,11 +263,14 @@ class ChatRequest(_Generate):
         called = self._tools()
         field, grammar = self._grammar()
         if called is not None:
-            if field:
+            if field not in ("", "response_format"):
                 raise BadField(f"'{field}' beside 'tools' needs a 'tool_choice' of 'none'.", field)
             if called.must:
                 self._alone("tool_choice")
-                grammar = {"json_schema": called.schema()}
+                field, grammar = "tools", {"ebnf": tools_grammar.of(called, ENFORCED)}
+            elif field:  # it depends on how the model writes its calls, which is known when its tokenizer is
+                called, grammar = replace(called, answer=self.response_format), {}
+                tools_grammar.of(called, ENFORCED)
         options = self._template()
         if called is not None:
             options["tools"] = called.for_template()
@@ -282,6 +288,7 @@ class ChatRequest(_Generate):
             left_open=self._left_open(),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
+            grammar_field=field,
             tools=called,
         )
 
@@ -334,12 +341,13 @@ class CompletionRequest(_Generate):
                 "echo",
                 "unsupported_parameter",
             )
+        field, grammar = self._grammar()
         return Request(
             request_id=request_id,
             model=self.model,
             arrival_s=arrival_s,
             prompts=self.prompt,
-            sampling=self._sampling(default_limit=16, grammar=self._grammar()[1]),
+            sampling=self._sampling(default_limit=16, grammar=grammar),
             limit_given=self._limit()[0] is not None,
             slo=slo,
             prompt_field="prompt",
@@ -347,6 +355,7 @@ class CompletionRequest(_Generate):
             left_open=self._left_open(),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
+            grammar_field=field,
         )
 
 

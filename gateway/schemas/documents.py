@@ -10,8 +10,17 @@ TYPES = ("null", "boolean", "number", "string", "array", "object")
 """`integer` is no type of its own: a number that is whole."""
 
 
+_MOST_SAID = 500
+
+
 class Refused(ValueError):
     """A schema that is no schema, or that no grammar keeps; `str` says what and where."""
+
+    def __init__(self, why: str) -> None:
+        said = why.encode(errors="replace").decode()  # names may be halves of characters
+        super().__init__(
+            said if len(said) <= _MOST_SAID else f"{said[: _MOST_SAID // 2]} ... {said[-_MOST_SAID // 2 :]}"
+        )
 
 
 class Node:

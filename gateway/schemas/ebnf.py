@@ -28,7 +28,7 @@ def written(value: Any) -> str:
 
 def quoted(said: str) -> str:
     """What is written so, and nothing else."""
-    return '"' + said.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + said.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def times(least: int, most: int | None) -> str:
