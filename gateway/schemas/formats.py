@@ -20,9 +20,6 @@ _SHORTENED = "|".join(
     else rf"::(?:{_H16}(?::{_H16}){{0,6}})?"
     for before in range(7)
 )
-_ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]"
-_URI = r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"
-_PCHAR = r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
 _POINTER = r"(?:/(?:[^/~]|~[01])*)*"
 _FIXED: Mapping[str, str] = {
     "date": f"^{_DATE}$",
@@ -39,50 +36,66 @@ _FIXED: Mapping[str, str] = {
 
 
 def pattern(name: str, most: int | None = None) -> str | None:
-    """Of the strings of a format of at most so many characters, or of those of them whose parts are not too long for
-    that. None: the format is not known, or none has so few."""
+    """Of the strings of a format; where they have at most so many characters, of those of them whose parts are so short
+    that none is longer. None: the format is not known, or none is as short."""
     if name in _FIXED:
         return _FIXED[name]
     made = _MADE.get(name)
     if made is None:
         return None
     build, parts, beside, longest = made
-    length = longest if most is None else min(longest, (most - beside) // parts)
+    if most is None:
+        return build(None)
+    length = min(longest, (most - beside) // parts)
     return build(length) if length > 0 else None
 
 
-def _label(length: int) -> str:
-    return "[A-Za-z0-9]" if length < 2 else rf"[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{length - 2}}}[A-Za-z0-9])?"
+def _some(one: str, least: int, length: int | None, times: int = 1) -> str:
+    return f"{one}{{{least},{'' if length is None else times * length}}}"
 
 
-def _hostname(length: int) -> str:
-    return rf"^{_label(length)}(?:\.{_label(length)}){{0,3}}$"
+_LABEL = "[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 
 
-def _email(length: int) -> str:
-    local = f"{_ATEXT}{{1,{length}}}"
-    return rf"^{local}(?:\.{local})?@{_label(length)}(?:\.{_label(length)}){{1,3}}$"
+def _hostname(length: int | None) -> str:
+    short = "" if length is None else f"(?=.{{1,{length}}}$)"
+    return f"^{short}{_LABEL}(?:[.]{_LABEL})*$"
 
 
-def _tail(length: int) -> str:
-    rest = rf"(?:{_PCHAR}|[/?]){{0,{length}}}"
-    return rf"(?:/{_PCHAR}{{0,{length}}}){{0,6}}(?:\?{rest})?(?:#{rest})?$"
+def _email(length: int | None) -> str:
+    atext = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
+    short = "" if length is None else f"(?=[^@]{{1,{length}}}@)"
+    dotted = "" if length is None else f"(?=.{{1,{length}}}$)"
+    return f"^{short}{atext}(?:[.]{atext})*@{dotted}{_LABEL}(?:[.]{_LABEL})+$"
 
 
-def _uri(length: int) -> str:
-    return rf"^[A-Za-z][A-Za-z0-9+.-]{{0,15}}:(?://{_URI}{{1,{length}}}(?::\d{{1,4}})?|/?{_PCHAR}{{1,{length}}}){_tail(length)}"
+def _of_uri(others: str, length: int | None) -> str:
+    """A character. Of a part of so many only one that needs no percent sign, as such are three."""
+    plain = rf"[A-Za-z0-9._~!$&'()*+,;={others}-]"
+    return plain if length is not None else rf"(?:{plain}|%[0-9A-Fa-f]{{2}})"
 
 
-def _reference(length: int) -> str:
-    return rf"^(?://{_URI}{{1,{length}}}|(?:{_URI}|@){{1,{length}}})?{_tail(length)}"
+def _tail(length: int | None) -> str:
+    rest = _of_uri(":@/?", length)
+    return f"(?:[?]{_some(rest, 0, length, 2)})?(?:#{_some(rest, 0, length)})?$"
 
 
-_MADE: Mapping[str, tuple[Callable[[int], str], int, int, int]] = {
-    "email": (_email, 6, 5, 63),
-    "hostname": (_hostname, 4, 3, 63),
-    "uri": (_uri, 27, 33, 500),
-    "uri-reference": (_reference, 27, 12, 500),
+def _uri(length: int | None) -> str:
+    host, path = _some(_of_uri("", length), 1, length, 2), _some(_of_uri(":@/", length), 0, length, 3)
+    other = _some(_of_uri(":@", length), 1, length)
+    return rf"^[A-Za-z][A-Za-z0-9+.-]{{0,15}}:(?://{host}(?::\d{{1,4}})?(?:/{path})?|{other}){_tail(length)}"
+
+
+def _reference(length: int | None) -> str:
+    return f"^{_some(_of_uri('@/', length), 0, length, 5)}{_tail(length)}"
+
+
+_MADE: Mapping[str, tuple[Callable[[int | None], str], int, int, int]] = {
+    "email": (_email, 2, 1, 24),
+    "hostname": (_hostname, 1, 0, 48),
+    "uri": (_uri, 8, 27, 14),
+    "uri-reference": (_reference, 8, 2, 14),
 }
-"""Made of parts of so many characters: how, how many such parts they are as long as, what is beside those, and the most
-that a part may have."""
+"""Of formats whose strings have no bound: how a pattern is made of parts of so many characters (None: of any number),
+how many such parts a string has, what is beside them, and the most that a part of a bounded one may have."""
 NAMES = frozenset((*_FIXED, *_MADE))

@@ -12,7 +12,7 @@ from typing import Any
 from gateway.schemas import ebnf, languages
 from gateway.schemas.documents import Document, Node, Refused, key
 from gateway.schemas.ebnf import quoted, written
-from gateway.schemas.languages import EVERYTHING, NOTHING, Chars, Tree
+from gateway.schemas.languages import EVERYTHING, NOTHING, Tree
 from gateway.schemas.rules import Many, Part, Row, Rule, Rules
 from gateway.schemas.terms import NUMBER, OBJECT, STRING, Conjunction, Items, Members, Reader, Term
 
@@ -20,10 +20,13 @@ MOST_LEVELS = 64
 """Of objects and lists of a schema in one another."""
 _MOST_STATES = 400
 """Of a language that is no plain one."""
+_MOST_PLAIN = 260
+"""Of one that is. What takes more is written as it is: xgrammar is slower at it with every token, and it has no escapes
+in what is counted."""
+_REPEATED = 128
+"""Characters from which on xgrammar counts them; it has a state for each of fewer."""
 _MOST_OF_ALL = 3_000
 """States of all of them."""
-_LONG = 40
-"""Characters of a class that has a rule of its own."""
 _STRAIGHT = 40
 """Properties in one rule."""
 _SIMPLE: Mapping[str, Part] = {
@@ -51,7 +54,7 @@ class Builder:
         self._values: dict[Conjunction, Part] = {}
         self._terms: dict[Term, Part] = {}
         self._languages: dict[tuple[Tree, bool], Sequence[Row] | None] = {}
-        self._classes: dict[str, Rule] = {}
+        self._state_rules: dict[tuple[Tree, bool], Rule] = {}
         self._states = _MOST_OF_ALL
 
     def value(self, schema: Any, *, is_object: bool = False) -> Part:
@@ -138,41 +141,41 @@ class Builder:
         if quotes and tree == EVERYTHING:
             return [[Rule("string")]]
         if (tree, quotes) not in self._languages:
-            ways = self._spelled(tree, most, quotes)
-            if ways and ways[0] != [one := ways[0][0]] and isinstance(one, str):
-                ways = [[self.rules.new(ways)]]
-            self._languages[tree, quotes] = ways
+            self._languages[tree, quotes] = self._spelled(tree, most, quotes)
         return self._languages[tree, quotes]
 
     def _spelled(self, tree: Tree, most: int, quotes: bool) -> Sequence[Row] | None:
-        ends = ['"\\""'] if quotes else []
+        begin = ['"\\""'] if quotes else []
         tree = languages.only(tree, ebnf.WRITABLE) if quotes else tree
-        if tree is NOTHING:
-            return []
-        if languages.plain(tree):
-            return [[*ends, ebnf.language(tree), *ends]]
+        plain = languages.plain(tree)
+        if plain and not quotes:
+            return [] if tree is NOTHING else [[ebnf.language(tree)]]
         try:
-            states = languages.states(tree, min(most, self._states))
+            states = languages.states(tree, min(self._states, _MOST_PLAIN if plain else most))
         except languages.TooLarge:
-            return None
+            return self._counted_out(tree) if plain else None
         if tree not in states:
             return []
-        self._states -= len(states)
-        rules = {state: self.rules.new() for state in states}
-        for state, follows in states.items():
-            ways: list[Row] = [[self._class(points), rules[rest]] for rest, points in follows.items()]
+        new = [state for state in states if (state, quotes) not in self._state_rules]
+        self._state_rules.update(((state, quotes), self.rules.new()) for state in new)
+        self._states -= len(new)
+        for state in new:
+            ways: list[Row] = [
+                [ebnf.characters(points), self._state_rules[rest, quotes]] for rest, points in states[state].items()
+            ]
             if state.nullable:
-                ways.append(ends or ['""'])
-            self.rules.fill(rules[state], ways)
-        return [[*ends, rules[tree]]]
+                ways.append(begin or ['""'])
+            self.rules.fill(self._state_rules[state, quotes], ways, ebnf.AFTER if quotes else "")
+        return [[*begin, self._state_rules[tree, quotes]]]
 
-    def _class(self, points: Chars) -> Part:
-        said = ebnf.characters(points)
-        if len(said) < _LONG:
-            return said
-        if said not in self._classes:
-            self._classes[said] = self.rules.new([[said]])
-        return self._classes[said]
+    def _counted_out(self, tree: Tree) -> Sequence[Row]:
+        """Strings of a plain language of many states."""
+        if tree.kind == "repeat" and tree.args[0].kind == "chars":
+            one, least, most = tree.args
+            if least < _REPEATED < most:  # then xgrammar has half as many states to look at
+                short = self._language(languages.repeat(one, least, _REPEATED - 1), _MOST_STATES, quotes=True)
+                return [*(short or ()), ['"\\""', ebnf.language(languages.repeat(one, _REPEATED, most)), '"\\""']]
+        return [['"\\""', ebnf.language(tree), '"\\""']]
 
     def _array(self, term: Term) -> Sequence[Row]:
         items = term.items

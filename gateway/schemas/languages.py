@@ -5,7 +5,7 @@ A tree is made by the functions below, which keep it small and flat, so that equ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -257,8 +257,9 @@ def _cuts(tree: Tree, found: set[int]) -> None:
             _cuts(part, found)
 
 
-def ways(tree: Tree) -> dict[Tree, Chars]:
-    """What may follow a first character, by which it is; nothing is left out."""
+@lru_cache(1 << 12)
+def ways(tree: Tree) -> Mapping[Tree, Chars]:
+    """What may follow a first character, by which it is."""
     cuts = {low for low, _ in ALL} | {high + 1 for _, high in ALL}
     _cuts(tree, cuts)
     ordered = sorted(cuts)
@@ -271,9 +272,11 @@ def ways(tree: Tree) -> dict[Tree, Chars]:
     return {rest: ranges(pairs) for rest, pairs in found.items()}
 
 
-def states(tree: Tree, most: int) -> dict[Tree, dict[Tree, Chars]]:
+def states(tree: Tree, most: int) -> Mapping[Tree, Mapping[Tree, Chars]]:
     """An automaton: each state's ways to others. From all of them a text can come to its end. Raises TooLarge."""
-    found: dict[Tree, dict[Tree, Chars]] = {}
+    if plain(tree) and (lengths(tree)[1] or 0) >= most:
+        raise TooLarge  # there is one for each character
+    found: dict[Tree, Mapping[Tree, Chars]] = {}
     back: dict[Tree, list[Tree]] = {}
     left = [tree]
     while left:

@@ -40,6 +40,7 @@ class Rules:
 
     def __init__(self) -> None:
         self._ways: dict[str, Sequence[Row]] = {}
+        self._after: dict[str, str] = {}
 
     def new(self, ways: Sequence[Row] = ()) -> Rule:
         """One that says: any of those. Raises Refused."""
@@ -49,8 +50,10 @@ class Rules:
         self._ways[made.name] = ways
         return made
 
-    def fill(self, rule: Rule, ways: Sequence[Row]) -> None:
+    def fill(self, rule: Rule, ways: Sequence[Row], after: str = "") -> None:
+        """`after`: what comes after it, in EBNF, if that is known."""
         self._ways[rule.name] = ways
+        self._after[rule.name] = after
 
     def impossible(self, parts: Sequence[Part]) -> list[int]:
         """Which of them nothing fits."""
@@ -72,12 +75,11 @@ class Rules:
                 ways = [way for way in self._ways[name] if _fits(way, alive)]
                 if not ways:
                     raise Refused("it allows no answer")
-                lines.append(f"{name} ::= {' | '.join(_text(way, alive) for way in ways)}")
+                said, after = " | ".join(_text(way, alive) for way in ways), self._after.get(name)
+                lines.append(f"{name} ::= ({said}) {after}" if after else f"{name} ::= {said}")
                 follow = {one for way in ways for one in _named(way, alive)}
             left.extend(follow - needed)
             needed |= follow
-        if any("character" in line for line in lines):  # languages have it in their text
-            lines.append(f"character ::= {ebnf.CHARACTER}")
         made = "\n".join(lines)
         if len(made) > MOST_CHARACTERS:
             raise Refused(f"its grammar has {len(made)} characters, more than {MOST_CHARACTERS}")
