@@ -21,12 +21,13 @@ _SHORTENED = "|".join(
     for before in range(7)
 )
 _POINTER = r"(?:/(?:[^/~]|~[01])*)*"
+_N = r"\d{1,6}"
+_CLOCK = f"(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
 _FIXED: Mapping[str, str] = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",
     "date-time": f"^{_DATE}T{_TIME}$",
-    "duration": r"^P(?:\d+W|(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)(?:T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|"
-    r"\d+S))?|T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S))$",
+    "duration": f"^P(?:{_N}W|(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)(?:T{_CLOCK})?|T{_CLOCK})$",
     "ipv4": f"^{_IPV4}$",
     "ipv6": f"^(?:{_NUMBERED}|{_SHORTENED})$",
     "uuid": r"^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$",

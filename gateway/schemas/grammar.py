@@ -91,6 +91,9 @@ class Builder:
             elif not term.constrained and len(term.written) == 1:
                 kind = term.written[0]
                 found = _SIMPLE["integer" if kind == "number" and term.whole else kind]
+            elif term.literals is None and list(term.written) in (["string"], ["number"]):
+                ways = self._ways(term)
+                found = ways[0][0] if len(ways) == 1 == len(ways[0]) else self.rules.new(ways)
             else:
                 found = made = self.rules.new()
                 self._left.append(lambda: self.rules.fill(made, self._ways(term)))
@@ -141,7 +144,8 @@ class Builder:
         if quotes and tree == EVERYTHING:
             return [[Rule("string")]]
         if (tree, quotes) not in self._languages:
-            self._languages[tree, quotes] = self._spelled(tree, most, quotes)
+            ways = self._spelled(tree, most, quotes)
+            self._languages[tree, quotes] = [[self.rules.new(ways)]] if ways else ways
         return self._languages[tree, quotes]
 
     def _spelled(self, tree: Tree, most: int, quotes: bool) -> Sequence[Row] | None:

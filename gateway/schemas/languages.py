@@ -139,6 +139,8 @@ def choice(parts: Iterable[Tree]) -> Tree:
 
 
 def repeat(tree: Tree, least: int = 0, most: int | None = None) -> Tree:
+    if most is not None and most < least:
+        return NOTHING
     if most == 0 or tree is EMPTY:
         return EMPTY
     if tree is NOTHING:

@@ -33,16 +33,19 @@ class Unknown(ValueError):
 @lru_cache(256)
 def found_in(pattern: str) -> Tree:
     """The strings that it is found in. Raises Unknown."""
-    return languages.choice(_from(EVERYTHING, _Reader(pattern).whole(), True))
+    rows = [row for way in _Reader(pattern).whole() for row in _opened(way)]
+    return languages.choice(
+        _row(row, begins=True) if _begins(row) else languages.row((EVERYTHING, _row(row, begins=False))) for row in rows
+    )
 
 
-def _from(rest: Tree, ways: _Ways, anywhere: bool) -> list[Tree]:
-    """Each way as a language, whatever `rest` allows after it; `anywhere`: it need not begin where the text begins."""
-    return [_row(rest, row, anywhere) for way in ways for row in _opened(way)]
+def _begins(row: list[_Item]) -> bool:
+    return any(item[0] == "begin" for item in row)
 
 
-def _row(rest: Tree, items: list[_Item], anywhere: bool) -> Tree:
-    made = rest
+def _row(items: list[_Item], *, begins: bool) -> Tree:
+    """What the rest of a text is that has it at its beginning. `begins`: the text has not begun before."""
+    made = EVERYTHING
     for index in range(len(items) - 1, -1, -1):
         kind, *said = items[index]
         if kind == "tree":
@@ -51,17 +54,20 @@ def _row(rest: Tree, items: list[_Item], anywhere: bool) -> Tree:
             made = languages.both((made, EMPTY))
         elif kind == "ahead":
             ways, has_to = said
-            ahead = languages.choice(_from(EVERYTHING, ways, False))
+            first = begins and all(one[0] == "begin" for one in items[:index])
+            rows = [row for way in ways for row in _opened(way)]
+            if not first and any(map(_begins, rows)):
+                raise Unknown("'^' in a lookahead that is not at the beginning")
+            ahead = languages.choice(_row(row, begins=first) for row in rows)
             made = languages.both((made, ahead if has_to else languages.but(ahead)))
         else:  # the begin: nothing may come before it
             before = items[:index]
             if any(one[0] == "ahead" for one in before):
                 raise Unknown("a lookahead before '^'")
-            nothing = all(one[0] in ("begin", "end") or one[1].nullable for one in before)
             if any(one[0] == "end" for one in before):
                 made = languages.both((made, EMPTY))
-            return made if nothing else NOTHING
-    return languages.row((EVERYTHING, made)) if anywhere else made
+            return made if all(one[0] in ("begin", "end") or one[1].nullable for one in before) else NOTHING
+    return made
 
 
 def _opened(row: list[_Item]) -> _Ways:

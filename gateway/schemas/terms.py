@@ -477,8 +477,6 @@ class Term:
                 except patterns.Unknown as error:
                     raise node.unkept("pattern", f"it has {error}") from None
         least, most = self.lengths
-        if most is not None and most < least:
-            return NOTHING
         tree = languages.both(trees)
         return languages.between(tree, least, most) if least or most is not None else tree
 
@@ -486,7 +484,7 @@ class Term:
     def formatted(self) -> Tree | None:
         """As `strings`, in the formats that are known; None: there are none, or a pattern says what they have to be."""
         least, most = self.lengths
-        known = [formats.pattern(node.get(keyword), most) for node, keyword in self._with("format")]
+        known = [formats.pattern(node.string("format") or "", most) for node, _ in self._with("format")]
         if not any(known) or self._with("pattern"):
             return None
         tree = languages.both(patterns.found_in(one) for one in dict.fromkeys(known) if one)
