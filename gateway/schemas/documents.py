@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
 
@@ -46,8 +46,8 @@ class Node:
         return isinstance(self.value, dict) and keyword in self.value
 
     @property
-    def keywords(self) -> Collection[str]:
-        return self.value.keys() if isinstance(self.value, dict) else ()
+    def keywords(self) -> Set[str]:
+        return self.value.keys() if isinstance(self.value, dict) else frozenset()
 
     def get(self, keyword: str) -> Any:
         return self.value.get(keyword) if isinstance(self.value, dict) else None

@@ -25,7 +25,7 @@ _MOST_PLAIN = 260
 in what is counted."""
 _REPEATED = 128
 """Characters from which on xgrammar counts them; it has a state for each of fewer."""
-_MOST_OF_ALL = 3_000
+_MOST_OF_ALL = 2_000
 """States of all of them."""
 _STRAIGHT = 40
 """Properties in one rule."""
@@ -70,9 +70,12 @@ class Builder:
                 self._left.pop()()
         except RecursionError:
             raise Refused("it refers too often from one place to another") from None
+        except languages.TooLarge:
+            raise Refused("what it says of numbers and strings is too much") from None
         return made
 
     def _value(self, wanted: Conjunction) -> Part:
+        wanted = self._reader.straight(wanted)
         found = self._values.get(wanted)
         if found is None:
             terms = self._reader.terms(wanted)
@@ -153,9 +156,9 @@ class Builder:
         tree = languages.only(tree, ebnf.WRITABLE) if quotes else tree
         plain = languages.plain(tree)
         if plain and not quotes:
-            return [] if tree is NOTHING else [[ebnf.language(tree)]]
+            return [] if tree is NOTHING else [[self._plain(tree)]]
         try:
-            states = languages.states(tree, min(self._states, _MOST_PLAIN if plain else most))
+            states = languages.states(tree, min(self._states, _MOST_PLAIN if plain else most), self._reader.work)
         except languages.TooLarge:
             return self._counted_out(tree) if plain else None
         if tree not in states:
@@ -178,8 +181,13 @@ class Builder:
             one, least, most = tree.args
             if least < _REPEATED < most:  # then xgrammar has half as many states to look at
                 short = self._language(languages.repeat(one, least, _REPEATED - 1), _MOST_STATES, quotes=True)
-                return [*(short or ()), ['"\\""', ebnf.language(languages.repeat(one, _REPEATED, most)), '"\\""']]
-        return [['"\\""', ebnf.language(tree), '"\\""']]
+                return [*(short or ()), ['"\\""', self._plain(languages.repeat(one, _REPEATED, most)), '"\\""']]
+        return [['"\\""', self._plain(tree), '"\\""']]
+
+    def _plain(self, tree: Tree) -> str:
+        said = ebnf.language(tree)
+        self._reader.work.spend(len(said))
+        return said
 
     def _array(self, term: Term) -> Sequence[Row]:
         items = term.items

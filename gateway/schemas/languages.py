@@ -14,10 +14,26 @@ Chars = tuple[tuple[int, int], ...]
 ALL: Chars = ((0, 0xD7FF), (0xE000, 0x10FFFF))
 """All characters: no halves of surrogate pairs."""
 _END = 0x110000
+_MOST_TRIED = 20_000
+"""Characters that are looked up in trees, for one state."""
 
 
 class TooLarge(Exception):
-    """It takes more states than may be."""
+    """It takes more states than may be, or more work."""
+
+
+class Work:
+    """What may be done for one grammar: characters that are looked up in trees, and written."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def spend(self, count: int) -> None:
+        """Raises TooLarge where there is not as much left: then nothing is."""
+        if count > self.left:
+            self.left = 0
+            raise TooLarge
+        self.left -= count
 
 
 class Machine(Protocol):
@@ -37,13 +53,15 @@ class Tree:
     """One of: "chars" (Chars), "row" (trees, one after the other), "choice" (trees), "repeat" (a tree, least, most or
     None), "both" (trees, each of which has to fit), "not" (a tree), "machine" (a Machine)."""
 
-    __slots__ = ("_hash", "args", "kind", "nullable")
+    __slots__ = ("_hash", "args", "kind", "nullable", "width")
 
     def __init__(self, kind: str, args: tuple[Any, ...], nullable: bool) -> None:
         self.kind = kind
         self.args = args
         self.nullable = nullable
         """Whether the empty text belongs to it."""
+        self.width = _width(kind, args)
+        """Trees that a character is looked up in."""
         self._hash = hash((kind, args))
 
     def __hash__(self) -> int:
@@ -59,6 +77,17 @@ class Tree:
 
     def __repr__(self) -> str:
         return f"{self.kind}{self.args}"
+
+
+def _width(kind: str, args: tuple[Any, ...]) -> int:
+    if kind in ("chars", "machine"):
+        return 1
+    width = 1
+    for part in args[:1] if kind == "repeat" else args:
+        width += part.width
+        if kind == "row" and not part.nullable:
+            break
+    return width
 
 
 def ranges(pairs: Iterable[tuple[int, int]]) -> Chars:
@@ -260,10 +289,12 @@ def _cuts(tree: Tree, found: set[int]) -> None:
 
 
 @lru_cache(1 << 12)
-def ways(tree: Tree) -> Mapping[Tree, Chars]:
-    """What may follow a first character, by which it is."""
+def ways(tree: Tree) -> tuple[Mapping[Tree, Chars], int]:
+    """(what may follow a first character, by which it is; the work that it took). Raises TooLarge."""
     cuts = {low for low, _ in ALL} | {high + 1 for _, high in ALL}
     _cuts(tree, cuts)
+    if (tried := len(cuts) * tree.width) > _MOST_TRIED:
+        raise TooLarge
     ordered = sorted(cuts)
     found: dict[Tree, list[tuple[int, int]]] = {}
     for low, end in zip(ordered, [*ordered[1:], _END], strict=True):
@@ -271,10 +302,10 @@ def ways(tree: Tree) -> Mapping[Tree, Chars]:
             rest = after(tree, low)
             if rest is not NOTHING:
                 found.setdefault(rest, []).append((low, end - 1))
-    return {rest: ranges(pairs) for rest, pairs in found.items()}
+    return {rest: ranges(pairs) for rest, pairs in found.items()}, tried
 
 
-def states(tree: Tree, most: int) -> Mapping[Tree, Mapping[Tree, Chars]]:
+def states(tree: Tree, most: int, work: Work) -> Mapping[Tree, Mapping[Tree, Chars]]:
     """An automaton: each state's ways to others. From all of them a text can come to its end. Raises TooLarge."""
     if plain(tree) and (lengths(tree)[1] or 0) >= most:
         raise TooLarge  # there is one for each character
@@ -287,7 +318,8 @@ def states(tree: Tree, most: int) -> Mapping[Tree, Mapping[Tree, Chars]]:
             continue
         if len(found) >= most:
             raise TooLarge
-        found[state] = ways(state)
+        found[state], tried = ways(state)
+        work.spend(tried)
         for rest in found[state]:
             back.setdefault(rest, []).append(state)
             left.append(rest)

@@ -22,9 +22,12 @@ from gateway.schemas.numbers import Range
 
 MOST_STEPS = 20_000
 """Schemas that are looked at, again and again where others refer to them, for one grammar."""
+MOST_WORK = 300_000
+"""With numbers and strings, for one grammar."""
 MOST_TERMS = 500
 """Of one value."""
-_MOST_STATES = 2_000
+_MOST_STATES = 500
+"""By which strings of branches are told apart."""
 _MOST_TAGS = 20
 _DEPTH = 4
 """Of values in one another by which branches of a `oneOf` are told apart."""
@@ -44,6 +47,7 @@ _OWN = frozenset(
 )
 """All that say something of a value without a choice."""
 _FURTHER = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
+_SAYING = (_OWN | _FURTHER) - {"$ref"}
 _ELSEWHERE = {
     "$dynamicRef": "what it refers to is not known before it is used",
     "$recursiveRef": "what it refers to is not known before it is used",
@@ -90,6 +94,7 @@ class Reader:
 
     def __init__(self) -> None:
         self._steps = 0
+        self.work = languages.Work(MOST_WORK)
         self._raw: dict[Conjunction, Mapping[Term, _Apart]] = {}
         self._same: dict[tuple[Conjunction, frozenset[str]], Term] = {}
         self._tags: dict[Node, str | None] = {}
@@ -100,6 +105,21 @@ class Reader:
         if self._steps > MOST_STEPS:
             raise Refused(f"'{node.pointer}' and others refer to one another in too many ways")
 
+    def straight(self, conjunction: Conjunction) -> Conjunction:
+        """The same, with targets in the place of what is nothing but a reference."""
+        made: dict[Node, None] = {}
+        for node in conjunction:
+            seen = {node}
+            while "$ref" in node and not _SAYING & node.keywords:
+                self.step(node)
+                target = node.target()
+                if target is None or target in seen:
+                    break
+                node = target
+                seen.add(node)
+            made[node] = None
+        return tuple(made)
+
     def terms(self, conjunction: Conjunction) -> Sequence[Term]:
         """One of them has to fit, and no two branches of a `oneOf` do. Raises Refused."""
         return [self._told_apart(term, apart) for term, apart in self._expanded(conjunction).items()]
@@ -109,6 +129,7 @@ class Reader:
         return tuple(self._expanded(conjunction))
 
     def _expanded(self, conjunction: Conjunction) -> Mapping[Term, _Apart]:
+        conjunction = self.straight(conjunction)
         if conjunction in self._raw:
             return self._raw[conjunction]
         found: dict[Term, _Apart] = {}
@@ -157,16 +178,17 @@ class Reader:
 
     def _told_apart(self, term: Term, apart: _Apart) -> Term:
         """The term, written so that no other branch of a `oneOf` fits it. Raises Refused."""
-        for node, other in apart:
+        for node, chosen in apart:
             tag = self._tag(node)
             if tag is not None:
                 term = self._term(term.nodes, term.forced | {tag})
                 continue
-            for theirs in self.any((other,)):
-                found = self.told_apart(term, theirs)
-                if found is None:
-                    raise node.unkept("oneOf", f"what fits another branch may fit '{other.pointer}' too")
-                term = self._term(term.nodes, term.forced | found)
+            for index, other in enumerate(node.several("oneOf")):
+                for theirs in self.any((other,)) if index != chosen else ():
+                    found = self.told_apart(term, theirs)
+                    if found is None:
+                        raise node.unkept("oneOf", f"what fits another branch may fit '{other.pointer}' too")
+                    term = self._term(term.nodes, term.forced | found)
         return term
 
     def _tag(self, node: Node) -> str | None:
@@ -211,6 +233,38 @@ class Reader:
             forced |= found
         return forced
 
+    def possible(self, value: Conjunction, depth: int) -> bool:
+        """Whether something fits, as far as is easy to see."""
+        return depth <= 0 or any(self._possible(term, kind, depth) for term in self.any(value) for kind in term.written)
+
+    def matches(self, tree: Tree, said: str) -> bool:
+        """Raises languages.TooLarge."""
+        if tree == languages.EVERYTHING:
+            return True
+        self.work.spend(len(said) * tree.width)
+        return languages.fits(tree, said)
+
+    def is_nothing(self, tree: Tree) -> bool:
+        """Whether it is known that a language has no text."""
+        try:
+            return tree is NOTHING or not (languages.plain(tree) or languages.states(tree, _MOST_STATES, self.work))
+        except languages.TooLarge:
+            return False
+
+    def _possible(self, term: Term, kind: str, depth: int) -> bool:
+        if term.literals is not None:
+            return bool(term.literals)
+        if kind == "number":
+            return not term.range.empty
+        if kind == "string":
+            return not self.is_nothing(term.strings)
+        if kind == "array":
+            return term.items.most is None or term.items.least <= term.items.most
+        members = term.members if kind == "object" else None
+        if members is None:
+            return kind != "object"
+        return all(self.possible(members.named[name], depth - 1) for name in members.always)
+
     def values_apart(self, value: Conjunction, other: Conjunction, depth: int) -> bool:
         """Whether nothing fits both, and no property has to be there for that."""
         if depth <= 0:
@@ -254,7 +308,7 @@ class Reader:
         if kind == "number":
             return alone.range_allows(value)
         if kind == "string":
-            return languages.fits(alone.strings, value)
+            return self.matches(alone.strings, value)
         if kind == "array":
             return self._fits_array(node, value)
         return kind != "object" or self._fits_object(node, value)
@@ -289,8 +343,8 @@ class Reader:
         )
 
 
-_Apart = tuple[tuple[Node, Node], ...]
-"""Each a schema that has a `oneOf`, and a branch of it that must not fit."""
+_Apart = tuple[tuple[Node, int], ...]
+"""Each a schema that has a `oneOf`, and which branch of it was chosen: the others must not fit."""
 
 
 @dataclass(slots=True)
@@ -306,10 +360,9 @@ class _Part:
     def chosen(self) -> Iterator[_Part]:
         """One for each branch of its first choice."""
         (node, keyword, within), *choices = self.choices
-        branches = node.several(keyword)
-        for branch in branches:
-            others = [(node, other) for other in branches if other is not branch] if keyword == "oneOf" else ()
-            yield _Part([(branch, within)], dict(self.done), choices.copy(), (*self.apart, *others))
+        for index, branch in enumerate(node.several(keyword)):
+            apart = (*self.apart, (node, index)) if keyword == "oneOf" else self.apart
+            yield _Part([(branch, within)], dict(self.done), choices.copy(), apart)
 
 
 class Term:
@@ -541,7 +594,7 @@ class Term:
             own = node.named("properties").get(name)
             theirs = [] if own is None else [own]
             for pattern, schema in node.named("patternProperties").items():
-                if languages.fits(_named(node, pattern), name):
+                if self._reader.matches(_named(node, pattern), name):
                     theirs.append(schema)
             other = node.schema("additionalProperties")
             if not theirs and other is not None:
@@ -597,9 +650,9 @@ class Term:
         for node, keyword in self._with("unevaluatedProperties"):
             if node.get(keyword) in (True, {}) or "additionalProperties" in node:
                 continue
-            if node.get(keyword) is False and not free and node is self.nodes[0]:
+            if node.get(keyword) is False and not free and named.keys() <= node.named("properties").keys():
                 continue
-            raise node.unkept(keyword, "only false is, with nothing else allowed in what it stands beside")
+            raise node.unkept(keyword, "only false is, where nothing beside it lists other properties")
 
     def _free(self) -> Sequence[Free]:
         """Properties without names of their own: those of patterns, and where none are named, or others are explicitly
@@ -709,12 +762,12 @@ def _named(node: Node, pattern: str) -> Tree:
         raise node.unkept("patternProperties", f"'{pattern}' has {error}") from None
 
 
-_MOST_KEYS = 400
+_MOST_KEYS, _DEEPEST_KEY = 400, 60
 
 
 def _others(taken: Sequence[str]) -> Tree:
     """Names that are none of those. Where they are many, only such as soon differ from each of them."""
-    deepest = max(map(len, taken))
+    deepest = min(_DEEPEST_KEY, max(map(len, taken)))
     while deepest > 1 and len({name[:length] for name in taken for length in range(deepest + 1)}) > _MOST_KEYS:
         deepest -= 1
 
@@ -747,12 +800,8 @@ def _numbers_apart(_reader: Reader, term: Term, other: Term, _depth: int) -> fro
     return frozenset() if within.empty else None
 
 
-def _strings_apart(_reader: Reader, term: Term, other: Term, _depth: int) -> frozenset[str] | None:
-    tree = languages.both((term.strings, other.strings))
-    try:
-        return None if languages.states(tree, _MOST_STATES) else frozenset()
-    except languages.TooLarge:
-        return None
+def _strings_apart(reader: Reader, term: Term, other: Term, _depth: int) -> frozenset[str] | None:
+    return frozenset() if reader.is_nothing(languages.both((term.strings, other.strings))) else None
 
 
 def _arrays_apart(reader: Reader, term: Term, other: Term, depth: int) -> frozenset[str] | None:
@@ -778,6 +827,8 @@ def _objects_apart(reader: Reader, term: Term, other: Term, depth: int) -> froze
         return frozenset()
     ordered = sorted(own.named, key=lambda name: (name not in own.always, name not in theirs.always))
     for name in ordered:
+        if name not in own.always and not reader.possible(own.named[name], depth):
+            continue
         value = other.of_name(name)
         dead = name in other._banned or not other.may_be_named(name) or not reader.any(value)
         if dead or reader.values_apart(own.named[name], value, depth):

@@ -18,5 +18,5 @@ def test_no_engine_ends_by_a_grammar_that_was_tried() -> None:
 def test_schemas_are_kept_or_refused() -> None:
     outcome = schemas.fuzz(cases=200, seed=1)
     assert not outcome.faults
-    assert outcome.answers["kept"] > 80 and outcome.answers["answers"] > 300
+    assert outcome.answers["kept"] > 50 and outcome.answers["answers"] > 200
     assert outcome.answers["fits, allowed"] > 20 * outcome.answers["fits, not allowed"]

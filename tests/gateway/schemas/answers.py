@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 from collections.abc import Iterator
@@ -83,7 +84,7 @@ def _pattern_kept(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[json
 def _multiple_kept(_: Any, of: Any, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
     # As they are written: what a float makes of 0.07 is no multiple of what it makes of 0.01.
     if isinstance(instance, (int, float)) and not isinstance(instance, bool):
-        if (Fraction(repr(instance)) / Fraction(repr(of))).denominator != 1:
+        if not math.isfinite(instance) or (Fraction(repr(instance)) / Fraction(repr(of))).denominator != 1:
             yield jsonschema.ValidationError(f"{instance} is no multiple of {of}")
 
 
@@ -91,6 +92,20 @@ Judge = jsonschema.validators.extend(
     jsonschema.Draft202012Validator, {"pattern": _pattern_kept, "multipleOf": _multiple_kept}
 )
 """Patterns by ECMA-262, numbers as they are written."""
+
+
+class Endless(Exception):
+    """A schema that refers to itself without an end: nobody can say what fits it."""
+
+
+def wrong(judge: Any, value: Any) -> jsonschema.ValidationError | None:
+    """What is wrong with it. Raises Endless."""
+    try:
+        return next(judge.iter_errors(value), None)
+    except BaseException as error:
+        if isinstance(error, RecursionError) or type(error).__name__ == "PanicException":  # of what it is written in
+            raise Endless from None
+        raise
 
 
 def strict(answer: str) -> Any:

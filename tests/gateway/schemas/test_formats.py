@@ -6,6 +6,7 @@ import re
 import uuid
 from collections.abc import Callable
 from datetime import date, datetime, time
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -13,8 +14,9 @@ import pytest
 import regress
 
 from gateway.schemas import formats, languages, patterns
-from gateway.schemas.languages import Tree
+from gateway.schemas.languages import Tree, Work
 
+DOCUMENT = Path(__file__).parents[3] / "docs" / "openai.md"
 FIT = {
     "date": ("2024-02-29", "2000-02-29", "1999-12-31"),
     "time": ("00:00:00Z", "23:59:59.5+02:00"),
@@ -56,7 +58,7 @@ def test_each_has_its_strings_and_no_others() -> None:
 
 
 def _walk(tree: Tree, draw: random.Random) -> str:
-    states, state, said = languages.states(tree, 1000), tree, ""
+    states, state, said = languages.states(tree, 1000, Work(100_000)), tree, ""
     while not state.nullable or (draw.random() < 0.9 and len(said) < 60 and states[state]):
         rest = draw.choice(list(states[state]))
         low, high = draw.choice(states[state][rest])
@@ -90,10 +92,15 @@ def test_of_a_bounded_one_no_string_is_longer(most: int) -> None:
             assert most < 40
             continue
         tree, draw = patterns.found_in(said), random.Random(0)
-        assert len(languages.states(tree, 300)) < 300, "xgrammar looks at every token in each"
-        for _ in range(20 if languages.states(tree, 300) else 0):
+        assert len(languages.states(tree, 300, Work(100_000))) < 300, "xgrammar looks at every token in each"
+        for _ in range(20 if languages.states(tree, 300, Work(100_000)) else 0):
             text = _walk(tree, draw)
             assert len(text) <= most and whole.find(text), (name, text)
+
+
+def test_the_documentation_lists_them() -> None:
+    row = re.search(r"^\| `format` \| kept: (.*?);", DOCUMENT.read_text(), re.MULTILINE)
+    assert row is not None and set(re.findall("`(.*?)`", row[1])) == formats.NAMES
 
 
 def test_formats_that_nobody_knows_are_annotations() -> None:

@@ -199,6 +199,7 @@ def test_what_is_too_large_is_refused() -> None:
     choices = {"allOf": [{"anyOf": [{"properties": {f"{a}{n}": {}}} for a in "ab"]} for n in range(30)]}
     slow = {"properties": {f"p{n}": {"pattern": f"^(?=.*{n})a.{{8,64}}$"} for n in range(100)}}
     many = {"properties": {f"p{n}": {} for n in range(600)}, "minProperties": 500}
+    told = {"enum": ["a" * 70_000], "pattern": "^a*b?"}
     wide = {"enum": ["ab" * 200_000]}
     deep: Any = {}
     for _ in range(grammar.MOST_LEVELS):
@@ -209,6 +210,7 @@ def test_what_is_too_large_is_refused() -> None:
         (many, "rules"),
         (wide, "characters"),
         (deep, "levels"),
+        (told, "numbers and strings is too much"),
     ):
         with pytest.raises(Refused) as refused:
             grammar.of(schema)
