@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gateway.schemas import grammar
 from gateway.schemas.documents import Refused
 from tests.fuzz.outcome import Outcome
-from tests.gateway.schemas.answers import Compiled, Endless, Judge, strict, wrong
+from tests.gateway.schemas.answers import Compiled, Judge, endless, strict
 from tests.gateway.schemas.drawn import schemas, unions, values
 
 _WALKS = 6
@@ -32,10 +32,10 @@ def fuzz(cases: int, seed: int) -> Outcome:
         schema = data.draw(st.one_of(schemas(), schemas(), unions()))
         told = data.draw(st.lists(values(schema, schema), max_size=4))
         outcome.cases += 1
-        try:
-            _case(outcome, schema, told, draw)
-        except Endless:
+        if endless(schema):
             outcome.answers["refers to itself without an end"] += 1
+        else:
+            _case(outcome, schema, told, draw)
 
     run()
     return outcome
@@ -43,7 +43,7 @@ def fuzz(cases: int, seed: int) -> Outcome:
 
 def _case(outcome: Outcome, schema: Any, told: Sequence[Any], draw: random.Random) -> None:
     judge = Judge(schema)
-    fit = [value for value in told if wrong(judge, value) is None]
+    fit = [value for value in told if judge.is_valid(value)]
     try:
         made = Compiled(grammar.of(schema))
     except Refused as refused:
@@ -59,5 +59,5 @@ def _case(outcome: Outcome, schema: Any, told: Sequence[Any], draw: random.Rando
         ] += 1
     for answer in made.answers(draw, _WALKS):
         outcome.answers["answers"] += 1
-        if (found := wrong(judge, strict(answer))) is not None:
+        if (found := next(judge.iter_errors(strict(answer)), None)) is not None:
             outcome.fault(f"{found.validator}: {answer} of {json.dumps(schema)}")

@@ -6,6 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.gateway.schemas.answers import target
+
 NAMES = ("a", "b", "title", "kind", 'q"\\', "é", "")
 PATTERNS = (
     *("^a", "b$", "^[a-c]{1,3}$", "^.*$", "ab|^c", r"^\d+$", r"^\S+$", r"[^a]", "^(ab)*$", r"^a\.b$", "^$", "", "a^"),
@@ -146,10 +148,7 @@ def values(schema: Any, root: Any, depth: int = 4) -> st.SearchStrategy[Any]:
     if isinstance(schema, bool) or depth == 0:
         return _LITERALS
     if "$ref" in schema:
-        target = root
-        for key in schema["$ref"].split("/")[1:]:
-            target = target[key.replace("~1", "/").replace("~0", "~")]
-        return values(target, root, depth - 1)
+        return values(target(schema["$ref"], root), root, depth - 1)
     if "const" in schema or "enum" in schema:
         return st.sampled_from([schema["const"]] if "const" in schema else schema["enum"] or [None])
     for keyword in ("anyOf", "oneOf", "allOf"):
