@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from gateway import traces
+from gateway import grammars, traces
 from gateway.access import Access, Caller
 from gateway.errors import BadField
 from gateway.metrics import Count
@@ -108,6 +108,7 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
     if kind is None:
         raise BadField("One of 'text', 'tokens' and 'chat' must be given.", "prompt", "missing_required_parameter")
     _check(message)
+    sampling = _sampling(message.sampling)
     if kind == "chat":
         prompt = Prompt(messages=[{"role": one.role, "content": one.content} for one in message.chat.messages])
     else:
@@ -117,13 +118,29 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
         model=message.model,
         arrival_s=arrival_s,
         prompts=[prompt],
-        sampling=message.sampling,
+        sampling=sampling,
         limit_given=message.sampling.max_new_tokens > 0,
         slo=message.slo,
         prompt_field={"text": "text", "tokens": "tokens.ids", "chat": "chat.messages"}[kind],
         limit_field="sampling.max_new_tokens",
         stops=tuple(message.stop),
+        grammar_field=f"sampling.{message.sampling.WhichOneof('grammar')}",
     )
+
+
+def _sampling(asked: common_pb2.Sampling) -> common_pb2.Sampling:
+    """With a grammar in the place of a schema. Raises BadField."""
+    kind = asked.WhichOneof("grammar")
+    if kind is None:
+        return asked
+    text = getattr(asked, kind)
+    if kind != "json_schema":
+        grammars.check_length(text, f"sampling.{kind}")
+        return asked
+    made = common_pb2.Sampling()
+    made.CopyFrom(asked)
+    made.ebnf = grammars.of_schema(text, "sampling.json_schema")
+    return made
 
 
 def _check(message: gateway_pb2.GenerateRequest) -> None:

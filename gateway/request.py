@@ -58,6 +58,8 @@ class Request:
     stops: tuple[str, ...] = ()
     show_special: bool = False
     """Whether special tokens have text."""
+    grammar_field: str = ""
+    """Name, in errors, where the grammar came from."""
     tools: Tools | None = None
     """That answers may call."""
     embeds: bool = False

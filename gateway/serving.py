@@ -21,6 +21,7 @@ from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
 from gateway.tokenizers import Tokenizers
 from gateway.tools import formats as calls
+from gateway.tools import grammar as tools_grammar
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.text import agreeing, counted
@@ -69,7 +70,7 @@ class Serving:
             raise route.fault
         embedding.check(request, route.model)
         count = len(request.prompts) * request.choices
-        grammars.check(request.sampling, count)
+        grammars.check(request.sampling, count, request.grammar_field)
         if request.embeds:
             count = min(count, embedding.MOST_AT_ONCE)
         self._take(count, caller)
@@ -78,6 +79,9 @@ class Serving:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
             form = calls.form(request.tools, tokenizer.template, route.model.tool_parser) if request.tools else None
+            if request.tools and form and request.tools.answer is not None:
+                request.sampling.ebnf = tools_grammar.of(request.tools, form)
+                grammars.check(request.sampling, count, request.grammar_field)
             # Many short ones hold up others' streams as one long one does.
             together = sum(prompt.characters for prompt in request.prompts)
             prompts = [

@@ -109,15 +109,27 @@ async def test_required_calls_have_a_grammar(client: openai.AsyncOpenAI, parrot:
         final = await stream.get_final_completion()
     message = final.choices[0].message
     assert not message.content and [call.function.name for call in message.tool_calls or []] == ["weather"] * 2
-    assert json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)["type"] == "array"
+    assert 'root ::= "[" r' in (many := parrot.groups[0].requests[-1].submit.sampling.ebnf)
     named: Any = {"type": "function", "function": {"name": "weather"}}
     one = await client.chat.completions.create(**ask(ENFORCED), tools=TOOLS, tool_choice=named)
     assert len(one.choices[0].message.tool_calls or []) == 2, "the grammar, which a parrot does not keep, has one"
-    assert json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)["maxItems"] == 1
+    assert many != parrot.groups[0].requests[-1].submit.sampling.ebnf
     none = await client.chat.completions.create(**ask(SAID), tools=TOOLS, tool_choice="none")
     assert none.choices[0].message.content == SAID and not none.choices[0].message.tool_calls
     single = await client.chat.completions.create(**ask(SAID + SAID), tools=TOOLS, parallel_tool_calls=False)
     assert len(single.choices[0].message.tool_calls or []) == 1
+
+
+async def test_beside_tools_an_answer_is_calls_or_has_its_form(client: openai.AsyncOpenAI, parrot: World) -> None:
+    form: Any = {"type": "json_object"}
+    for said, reason in (('{"city": "Bern"}', "stop"), (SAID, "tool_calls")):
+        answer = await client.chat.completions.create(**ask(said), tools=TOOLS, response_format=form)
+        assert answer.choices[0].finish_reason == reason
+        ebnf = parrot.groups[0].requests[-1].submit.sampling.ebnf
+        assert '"<tool_call>\\n{\\"name\\": \\"weather\\", \\"arguments\\": "' in ebnf and "object" in ebnf
+    must: Any = "required"
+    answer = await client.chat.completions.create(**ask(ENFORCED), tools=TOOLS, tool_choice=must, response_format=form)
+    assert len(answer.choices[0].message.tool_calls or []) == 2
 
 
 class City(pydantic.BaseModel):
@@ -128,8 +140,7 @@ class City(pydantic.BaseModel):
 async def test_a_json_schema_is_parsed_by_the_client(client: openai.AsyncOpenAI, parrot: World) -> None:
     answer = await client.chat.completions.parse(**ask('{"name": "Bern", "people": 5}'), response_format=City)
     assert answer.choices[0].message.parsed == City(name="Bern", people=5)
-    schema = json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)
-    assert schema["properties"]["people"] == {"title": "People", "type": "integer"}
+    assert '", " "\\"people\\": " integer "}"' in parrot.groups[0].requests[-1].submit.sampling.ebnf
 
 
 @pytest.mark.parametrize("written", [{}, {"encoding_format": "float"}], ids=["base64", "float"])
@@ -164,8 +175,8 @@ async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> Non
         await create(**ask("hello"), temperature=3)
     assert refused.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as refused:
-        await create(**ask("hello"), tools=TOOLS, response_format={"type": "json_object"})
-    assert refused.value.param == "response_format"
+        await create(**ask("hello"), tools=TOOLS, extra_body={"regex": "a"})
+    assert refused.value.param == "regex"
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
 
