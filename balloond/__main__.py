@@ -45,7 +45,7 @@ async def build(service: Service) -> None:
     daemon = Daemon(ledgers, custody, keeper, time.monotonic, lambda: secrets.token_hex(16))
     keeper.follow(daemon.everything, service.fail)
     daemon.restore(found)
-    service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon), NAME)
+    service.add(balloond_pb2_grpc.add_BalloondServicer_to_server, BalloondServicer(config.node, daemon, keeper), NAME)
     handoff.serve(daemon)
     service.spawn(metrics.publish(daemon), "metrics")
     await service.ready()

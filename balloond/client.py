@@ -22,6 +22,7 @@ class BalloondClient:
     """A node's balloond at a gRPC address."""
 
     def __init__(self, address: str) -> None:
+        self._address = address
         self._channel = rpc.channel(address)
         self._stub = balloond_pb2_grpc.BalloondStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -68,8 +69,11 @@ class BalloondClient:
     async def set_demand(self, device: str, weights: Mapping[str, float]) -> None:
         await self._call(self._stub.SetDemand, balloond_pb2.SetDemandRequest(device=device, weights=weights))
 
-    async def inspect(self) -> balloond_pb2.NodeState:
-        return await self._call(self._stub.Inspect, balloond_pb2.InspectRequest())  # type: ignore[no-any-return]
+    async def inspect(self, with_keeper: bool = False, timeout_s: float = _TIMEOUT_S) -> balloond_pb2.NodeState:
+        """The node's state; with the keeper it says whether that answers, which takes half a second, or half of
+        `timeout_s`, while it does not."""
+        request = balloond_pb2.InspectRequest(with_keeper=with_keeper)
+        return await self._call(self._stub.Inspect, request, timeout_s)  # type: ignore[no-any-return]
 
     async def events(self, limit: int = 0) -> list[balloond_pb2.Event]:
         """Oldest first; 0: all that are kept."""
@@ -89,4 +93,4 @@ class BalloondClient:
         try:
             return await rpc.answer(method, request, timeout_s, again)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise from_rpc(error, f"balloond at {self._address}") from None

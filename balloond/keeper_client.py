@@ -31,7 +31,7 @@ class KeeperClient:
     """One owner's connection, made again whenever it breaks."""
 
     def __init__(self, path: str, owner: str) -> None:
-        self._path = path
+        self.path = path
         self._owner = owner
         self._connection: seqpacket.SeqpacketConnection | None = None
         self._ids = itertools.count(1)
@@ -54,7 +54,7 @@ class KeeperClient:
                     except (OSError, KeeperLost):
                         await asyncio.sleep(_FIRST_WAIT_S)
         except TimeoutError:
-            raise Unavailable(f"{self._path}: no keeper answers") from None
+            raise Unavailable(f"{self.path}: no keeper answers") from None
 
     @property
     def pid(self) -> int:
@@ -96,6 +96,17 @@ class KeeperClient:
         answers = [self._ask(request) for request in _forgets(ids)] if self._restored.is_set() else None
         return tasks.spawn(self._settled(answers), "forget")
 
+    async def answers(self, within_s: float) -> bool:
+        """Whether the keeper is there and answers within the time: a connection to one that stands still looks like any
+        other."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._restored.wait()
+                await self._call(keeper_pb2.ToKeeper(keep=keeper_pb2.Keep()))
+        except (TimeoutError, KeeperLost):
+            return False
+        return True
+
     async def _settled(self, answers: Sequence[asyncio.Future[None]] | None) -> None:
         """All were answered; or, if they were not sent or the connection was lost, the keeper is what `everything`
         says."""
@@ -128,7 +139,7 @@ class KeeperClient:
     async def _connect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-        self._connection = await seqpacket.connect_async(self._path)
+        self._connection = await seqpacket.connect_async(self.path)
         tasks.spawn(self._receive(self._connection), "receive from keeper")
 
     def _send(self, request: keeper_pb2.ToKeeper, fds: Sequence[int] = ()) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 from balloond import wire
 from balloond.daemon import Daemon
+from balloond.keeper_client import KeeperClient
 from protos import balloond_pb2, balloond_pb2_grpc
 from services.ledger import booked
 from services.watch import Sparing, follow_sparingly
@@ -15,12 +16,14 @@ _STATE_EVERY_S, _STATE_SELDOM_S = 0.05, 1.0
 _ANSWER_BEFORE_S = 0.05
 """A room is answered this long before its call's deadline."""
 _LONGEST_ROOM_S = 60.0
+_KEEPER_S = 0.5
 
 
 class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
-    def __init__(self, node: str, daemon: Daemon) -> None:
+    def __init__(self, node: str, daemon: Daemon, keeper: KeeperClient) -> None:
         self._node = node
         self._daemon = daemon
+        self._keeper = keeper
 
     def _state(self) -> balloond_pb2.NodeState:
         daemon = self._daemon
@@ -64,7 +67,16 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
             yield state
 
     async def Inspect(self, request: balloond_pb2.InspectRequest, context: Any) -> balloond_pb2.NodeState:
-        return self._state()
+        keeper = await self._keeper_state(context) if request.with_keeper else None
+        state = self._state()
+        if keeper is not None:
+            state.keeper.CopyFrom(keeper)
+        return state
+
+    async def _keeper_state(self, context: Any) -> balloond_pb2.KeeperState:
+        left_s = context.time_remaining()
+        within_s = _KEEPER_S if left_s is None else min(_KEEPER_S, left_s / 2)
+        return balloond_pb2.KeeperState(socket=self._keeper.path, answers=await self._keeper.answers(within_s))
 
     async def Events(self, request: balloond_pb2.EventsRequest, context: Any) -> balloond_pb2.EventsResponse:
         return wire.events(self._daemon.history.last(request.limit), self._daemon.now())

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import _report  # noqa: E402
-from tests.fuzz import decoders, grammars  # noqa: E402
+from tests.fuzz import decoders, grammars, schemas  # noqa: E402
 from tests.fuzz.outcome import Outcome  # noqa: E402
 from tests.fuzz.surfaces import SURFACES  # noqa: E402
 from tests.fuzz.system import attack, fuzzed  # noqa: E402
@@ -66,13 +66,14 @@ def in_process(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
 
 def by_engines(cases: int, seed: int, only: list[str]) -> dict[str, Outcome]:
     """What C++ reads beside an engine."""
-    if not any(part in "grammars" for part in only):
-        return {}
-    began = time.monotonic()
-    outcome = grammars.fuzz(cases, seed)
-    outcome.seconds = time.monotonic() - began
-    print("grammars", outcome.cases, *outcome.faults, sep="\n    ", flush=True)
-    return {"grammars": outcome}
+    found: dict[str, Outcome] = {}
+    for name, fuzz in (("grammars", grammars.fuzz), ("schemas", schemas.fuzz)):
+        if any(part in name for part in only):
+            began = time.monotonic()
+            found[name] = fuzz(cases, seed)
+            found[name].seconds = time.monotonic() - began
+            print(name, found[name].cases, *found[name].faults, sep="\n    ", flush=True)
+    return found
 
 
 def main() -> None:

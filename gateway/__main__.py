@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 import starlette.routing
@@ -12,6 +12,7 @@ from gateway import app, keys, metrics
 from gateway.access import Access
 from gateway.activation import Activations
 from gateway.config import GatewayConfig
+from gateway.cors import Cors
 from gateway.groups import GroupLinks
 from gateway.http import Bodies
 from gateway.inference import InferenceServicer
@@ -27,7 +28,7 @@ from gateway.ui.look import Looker
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
 from services import inherited, log, rpc, tasks, tracing
-from services.errors import Invalid
+from services.errors import Invalid, PrismError
 from services.files import Followed
 from services.service import Service, read_arguments, run
 from services.watch import follow_stream
@@ -44,7 +45,7 @@ async def build(service: Service) -> None:
     if config.traces:
         service.on_stop(tracing.start(config.name))
     access = Access(_keys(service, config.keys_file))
-    service.server.guard = access.of_call
+    service.server.guard = partial(_guard, access)
     placement = placement_pb2_grpc.PlacementStub(rpc.channel(config.placement))
     routes = RouteTable()
     metrics.ROUTES_FRESH.set_function(lambda: routes.fresh)
@@ -67,6 +68,7 @@ async def build(service: Service) -> None:
         relay,
         most_in_flight=config.most_in_flight,
         models_defaults=config.sampling_defaults == "model",
+        cut_to_context=config.max_tokens_beyond_context == "cut",
     )
     page: list[starlette.routing.Route] = []
     may_see = ui_access.by_setting(config.ui, config.http, keys=bool(config.keys_file))
@@ -77,7 +79,14 @@ async def build(service: Service) -> None:
         service.on_drain(pages.close)
         service.on_stop(looker.close)
     bodies = Bodies(config.most_body_bytes, config.most_bodies_bytes)
-    application = app.build(serving, access, bodies, page=page)
+    application = app.build(
+        serving,
+        access,
+        bodies,
+        page=page,
+        cors=Cors(config.cors_origins),
+        waking_comment_s=config.waking_comment_s,
+    )
     server = HttpServer(application, config.http, service.identity)
 
     heard = asyncio.Event()
@@ -112,6 +121,17 @@ async def build(service: Service) -> None:
         raise Invalid(f"{len(listeners)} listening sockets were handed over, and HTTP is one")
     await server.start(*listeners)
     await service.ready()
+
+
+def _guard(access: Access, method: str, metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Of a call by gRPC. Raises NoKey, and counts it: nobody else sees such a call."""
+    try:
+        access.of_call(method, metadata)
+    except PrismError as error:
+        count = metrics.Count(method.removeprefix("/"))
+        count.failed(error)
+        count.end()
+        raise
 
 
 async def _leave(service: Service, server: HttpServer, serving: Serving, withdraw_s: float) -> None:

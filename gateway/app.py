@@ -15,12 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import errors, http, openai, openapi
+from gateway import errors, http, openai, openapi, paths
 from gateway.access import Access, Caller
 from gateway.completions import ChatForm, CompletionForm, GenerateEndpoint
+from gateway.cors import Cors
 from gateway.embeddings import EmbeddingsEndpoint
 from gateway.endpoint import Endpoint
 from gateway.errors import BadField
+from gateway.metrics import Count
 from gateway.openai import DetokenizeRequest, TokenizeRequest
 from gateway.request import Prompt
 from gateway.routes import Route as ModelRoute
@@ -34,11 +36,21 @@ MOST_CHARACTERS = 1 << 21
 """Of a text for /tokenize, which no context bounds."""
 
 
-def build(serving: Serving, access: Access, bodies: http.Bodies, *, page: Sequence[Route] = ()) -> ASGIApp:
-    """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first."""
+def build(
+    serving: Serving,
+    access: Access,
+    bodies: http.Bodies,
+    *,
+    page: Sequence[Route] = (),
+    cors: Cors | None = None,
+    waking_comment_s: float = 0.0,
+) -> ASGIApp:
+    """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first; but
+    a browser that asks by `cors` what a page may ask for has no key. `waking_comment_s`: see GatewayConfig."""
+    cors = cors or Cors()
     other = Endpoints(serving, bodies)
     hot: dict[str, Endpoint[Any]] = {
-        form.path: GenerateEndpoint(serving, form, bodies) for form in (ChatForm(), CompletionForm())
+        form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
     } | {EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies)}
     everything = Starlette(
         routes=[
@@ -59,35 +71,49 @@ def build(serving: Serving, access: Access, bodies: http.Bodies, *, page: Sequen
             500: _fault,
         },
     )
+    everything.router.redirect_slashes = False  # a path is plain when it comes there
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         # What an engine answers needs none of the layers that a general framework puts around a response, each of which
         # every token's event would pass.
         assert scope["type"] == "http"  # the server speaks nothing else
+        path = scope["path"] = paths.plain(scope["path"])
+        method, headers = scope["method"], http.headers_of(scope)
+        count = scope[http.COUNT] = Count(paths.label(path))
+        scope[http.ANSWER_HEADERS] = cors.headers(path, headers)
         try:
-            scope[http.CALLER] = access.of_http(scope["path"], http.headers_of(scope))
-        except PrismError as error:
-            await http.respond_error(_echoing_id(scope, send), error)
-            return
-        asked = hot.get(scope["path"]) if scope["method"] == "POST" else None
-        if asked is not None:
-            await asked(scope, receive, send)
-        else:
-            await everything(scope, receive, _echoing_id(scope, send))
+            try:
+                if cors.asked(method, path, headers):
+                    await http.respond_empty(_completing(scope, send), cors.answer(headers))
+                    return
+                scope[http.CALLER] = access.of_http(path, headers)
+            except PrismError as error:
+                count.failed(error)
+                await http.respond_error(_completing(scope, send), error)
+                return
+            receive = bodies.unpacked(headers, receive)
+            asked = hot.get(path) if method == "POST" else None
+            if asked is not None:
+                await asked(scope, receive, send)
+            else:
+                await everything(scope, receive, _completing(scope, send))
+        finally:
+            count.end()
 
     return application
 
 
-def _echoing_id(scope: Scope, send: Send) -> Send:
-    """`send` with the request's id among the response's headers."""
+def _completing(scope: Scope, send: Send) -> Send:
+    """`send` with the headers that any answer has, and what is counted of one."""
 
-    async def with_id(message: Message) -> None:
+    async def completing(message: Message) -> None:
         if message["type"] == "http.response.start":
+            http.count_of(scope).answered(message["status"])
             name = http.request_id(http.headers_of(scope))
-            message["headers"] = [*message.get("headers", ()), *http.echo_id(name)]
+            message["headers"] = [*message.get("headers", ()), *http.answer_headers(scope, name)]
         await send(message)
 
-    return with_id
+    return completing
 
 
 class Endpoints:
@@ -170,7 +196,9 @@ class Endpoints:
     def _route(self, request: Request, model: str) -> ModelRoute:
         """Raises UnknownModel."""
         _caller(request).check_model(model)
-        return self._serving.routes.get(model)
+        route = self._serving.routes.get(model)
+        http.count_of(request.scope).model = model
+        return route
 
 
 def _caller(request: Request) -> Caller:
@@ -192,6 +220,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 async def _prism_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PrismError)
+    http.count_of(request.scope).failed(error)
     response = _json(errors.body(error), errors.shape(error).status)
     response.raw_headers += errors.headers(error)
     return response
@@ -205,6 +234,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         404: (f"Unknown request URL: {asked}.", "unknown_url"),
         405: (f"Not allowed: {asked}.", "method_not_allowed"),
     }.get(error.status_code, (error.detail, None))
+    http.count_of(request.scope).answered(error.status_code, code or "")
     response = _json(errors.envelope(message, "invalid_request_error", code), error.status_code)
     response.headers.update(error.headers or {})
     return response
@@ -212,9 +242,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _nobody(request: Request, error: Exception) -> Response:
     """Whoever asked is gone: the server sends this nowhere."""
+    http.count_of(request.scope).gone()
     return Response(status_code=400)
 
 
 async def _fault(request: Request, error: Exception) -> Response:
     """A fault of ours; the server logs it with its trace."""
+    http.count_of(request.scope).fault()
     return _json(errors.envelope("Internal error.", "server_error", None), 500)

@@ -1,7 +1,7 @@
 """/v1/chat/completions and /v1/completions: one endpoint in two forms.
 
-The response begins with the first token: until then an error still has its own status, a model that does not wake in
-time among them.
+The response begins with the first token, or with a comment that the model wakes: until then an error still has its own
+status.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gateway.openai import ChatRequest, CompletionRequest
 from gateway.request import Request
 from gateway.serving import Choice, Served, Serving
 from gateway.tools.formats import Call
+from gateway.waking import Comments
 from tokenization.tokenizer import Tokenizer
 
 _LEAST_LOGPROB = -9999.0
@@ -154,8 +155,9 @@ class _Logprobs:
 class GenerateEndpoint(Endpoint[Body]):
     """The ASGI app of one form."""
 
-    def __init__(self, serving: Serving, form: Form, bodies: Bodies) -> None:
+    def __init__(self, serving: Serving, form: Form, bodies: Bodies, waking_comment_s: float) -> None:
         super().__init__(serving, bodies)
+        self._waking_comment_s = waking_comment_s
         self.path, self.operation = form.path, form.operation
         self._form = form
 
@@ -250,4 +252,6 @@ class GenerateEndpoint(Endpoint[Body]):
             usage = sse.usage(head, served.usage()) if body.usage_asked else b""
             await reply.events(last + usage + sse.DONE, more=False)
 
-        await each(pass_on, served.choices)
+        model = served.request.model
+        with Comments(reply, self._waking_comment_s, lambda: self._serving.wakes(model)):
+            await each(pass_on, served.choices)

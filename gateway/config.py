@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from gateway import cors
 from services.addresses import Address, HttpAddress
 from services.config import Config, ServerTls
+
+Origin = Annotated[str, AfterValidator(cors.origin), "origin"]
 
 
 class GatewayConfig(Config):
@@ -52,8 +55,17 @@ class GatewayConfig(Config):
     sampling_defaults: Literal["model", "openai"] = "model"
     """What holds for `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` where a request does not give
     them: the model's generation_config.json, or a temperature of 1 and no limits."""
+    max_tokens_beyond_context: Literal["refuse", "cut"] = "refuse"
+    """What becomes of a request whose `max_tokens` (or `max_completion_tokens`) is more than its prompt leaves of the
+    model's context. "refuse": it gets 400. "cut": it is answered as if it had asked for what is left, and ends with
+    `finish_reason` "length" there. A prompt that leaves nothing is refused in any case."""
+    waking_comment_s: float = Field(5.0, ge=0)
+    """Time between comments (": waking", in the form of server-sent events) in a stream of which nothing comes while no
+    group has its model up, and from its start to the first of them; 0: there are none. Clients and proxies give up
+    where nothing comes. The first comment begins the answer: what goes wrong after it is an event in a stream whose
+    status is 200."""
     most_body_bytes: int = Field(8 << 20, ge=1024)
-    """Of one body; a longer one gets 413."""
+    """Of one body, as it is when it is unpacked; a longer one gets 413."""
     most_bodies_bytes: int = Field(256 << 20, ge=1024)
     """Of bodies that have not come to their end, together, without the first 64 KiB of each; more get 503."""
     traces: bool = False
@@ -66,6 +78,10 @@ class GatewayConfig(Config):
     keys_file: str = ""
     """API keys (docs/security.md); empty: whoever reaches the gateway may ask for anything."""
 
+    cors_origins: Annotated[list[Origin], AfterValidator(cors.alone)] = []
+    """Pages that may read answers in a browser, by their origins: "https://chat.example.com",
+    "http://localhost:3000", or "*" alone for all pages. None: only pages that come from the gateway's own address.
+    `/ui` and `/metrics` are for none of them. It is no access control: `keys_file` is."""
     ui: bool | None = None
     """Whether the page at /ui is served (docs/ui.md). Nothing said: where `http` is a loopback address, to who asks for
     it by a loopback name. True: to whoever reaches the gateway, without any check. With `keys_file` it is served

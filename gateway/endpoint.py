@@ -11,8 +11,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import orjson
 from starlette.types import Receive, Scope, Send
 
-from gateway import errors, http, sse, traces
+from gateway import errors, http, metrics, openai, sse, traces
 from gateway.access import Caller
+from gateway.metrics import Count
 from gateway.request import Request
 from gateway.serving import Choice, Serving
 from protos import common_pb2
@@ -30,6 +31,9 @@ _EVENT_STREAM = [
 
 class Body(Protocol):
     """A checked body."""
+
+    @property
+    def model(self) -> str: ...
 
     @property
     def streams(self) -> bool: ...
@@ -66,18 +70,24 @@ class Endpoint(Generic[B]):
         span = traces.of_http(self.path, headers, arrival_s)
         caller: Caller = scope[http.CALLER]
         log.bind(request_id=request_id, **caller.log_fields, **span.log_fields)
-        reply = Reply(send, request_id, span)
+        count = http.count_of(scope)
+        reply = Reply(send, http.answer_headers(scope, request_id), span, count)
         try:
             data = await self._bodies.read(receive)
-            body = self._parse(data)
+            try:
+                body = self._parse(data)
+            except PrismError:
+                count.model = self._serving.known(openai.model_of(data), caller)
+                raise
+            count.model = self._serving.known(body.model, caller)
             request = body.request(request_id, http.slo(headers), arrival_s)
             traces.asked(span, request, self.operation, streams=body.streams)
             async with http.WhileConnected(receive) as client:
                 await self._answer(body, request, reply, caller)
             if client.gone:
-                span.fail("client_gone")
+                reply.gone()
         except http.ClientGone:
-            span.fail("client_gone")
+            reply.gone()
         except PrismError as error:
             await reply.fail(error)
         except Exception:  # the outermost edge of a request: it gets an answer, the log the trace
@@ -90,48 +100,79 @@ class Endpoint(Generic[B]):
 class Reply:
     """The response to one request, in whichever form it turns out to need."""
 
-    def __init__(self, send: Send, request_id: str, span: Span) -> None:
+    def __init__(self, send: Send, headers: errors.Headers, span: Span, count: Count) -> None:
+        """`headers`: those that it has in any form."""
         self.span = span
         self._send = send
-        self._headers = http.echo_id(request_id)
+        self._headers = headers
+        self._count = count
         self._streaming = False
+        self._ended = False
+        self.said = False
+        """Whether there were events since this was last set to false."""
 
     def add(self, headers: errors.Headers) -> None:
         """To those of a response that has not begun."""
         self._headers += headers
 
     async def whole(self, body: bytes) -> None:
+        self._count.answered(200)
+        self._ended = True
         traces.replied(self.span, 200)
         await http.respond(self._send, 200, body, self._headers)
 
     async def events(self, events: bytes, more: bool = True) -> None:
+        self.said = True
+        if not more:
+            self._ended = True
         if not self._streaming:
-            self._streaming = True
-            traces.replied(self.span, 200)
-            headers = [*_EVENT_STREAM, *self._headers]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._begin()
         await self._send({"type": "http.response.body", "body": events, "more_body": more})
+
+    async def comment(self) -> None:
+        """Says that the model wakes. It may begin the stream; once there is an answer it does nothing."""
+        if not self._ended and not self._streaming:
+            await self._begin()
+        if not self._ended:
+            await self._send({"type": "http.response.body", "body": sse.WAKING, "more_body": True})
+
+    async def _begin(self) -> None:
+        self._streaming = True
+        self._count.answered(200)
+        traces.replied(self.span, 200)
+        headers = [*_EVENT_STREAM, *self._headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def fail(self, error: PrismError) -> None:
         """By its status, or as an event once the response has begun: OpenAI's clients raise that."""
+        self._count.failed(error)
         status = errors.shape(error).status
         if self._streaming or status >= 500:  # what its client did wrong is no failure of a server
             self.span.fail(type(error).__name__, str(error))
         if self._streaming:
             await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
         else:
+            self._ended = True
             traces.replied(self.span, status)
             await http.respond_error(self._send, error, self._headers)
 
     async def fault(self) -> None:
         """By a fault of ours."""
+        self._count.fault()
         self.span.fail("fault")
         body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
         if self._streaming:
             await self.events(sse.error(body) + sse.DONE, more=False)
         else:
+            self._ended = True
             traces.replied(self.span, 500)
             await http.respond(self._send, 500, body, self._headers)
+
+    def gone(self) -> None:
+        """To its client's leaving; nothing if that had all of it."""
+        if not self._ended:
+            self.span.fail(metrics.GONE)
+            self._count.gone()
 
 
 async def each(work: Callable[[Choice], Coroutine[Any, Any, None]], choices: Sequence[Choice]) -> None:

@@ -41,6 +41,10 @@ class TooLarge(BadField):
     """A body beyond what this gateway takes."""
 
 
+class OtherEncoding(BadField):
+    """A body in an encoding that this gateway cannot unpack."""
+
+
 class TooSlow(Invalid):
     """A body that did not come in time."""
 
@@ -117,6 +121,7 @@ class Shape:
 
 _SHAPES: dict[type[PrismError], Shape] = {
     TooLarge: Shape(413, "invalid_request_error", None),
+    OtherEncoding: Shape(415, "invalid_request_error", None),
     TooSlow: Shape(408, "invalid_request_error", "request_time_out"),
     BadField: Shape(400, "invalid_request_error", None),
     Invalid: Shape(400, "invalid_request_error", "invalid_value"),
@@ -147,13 +152,17 @@ def shape(error: PrismError) -> Shape:
     return Shape(500, "server_error", None)
 
 
+def code(error: PrismError) -> str:
+    """Its `code`; empty if it has none."""
+    return error.code if isinstance(error, BadField) else shape(error).code or ""
+
+
 def body(error: PrismError) -> dict[str, Any]:
     """The error as OpenAI's JSON object."""
     looks = shape(error)
-    code = error.code if isinstance(error, BadField) else looks.code
     field = error.field if isinstance(error, BadField) else "model" if isinstance(error, UnknownModel) else None
     kind = error.kind if isinstance(error, OverLimit) else looks.type
-    return envelope(str(error), kind, code, field)
+    return envelope(str(error), kind, code(error) or None, field)
 
 
 def headers(error: PrismError) -> Headers:
@@ -164,6 +173,8 @@ def headers(error: PrismError) -> Headers:
         again = error.retry_after_s
         # OpenAI's clients try a 429 again, unless they are told not to.
         return [*error.headers, (b"x-should-retry", b"false") if again is None else (b"retry-after", b"%d" % again)]
+    if isinstance(error, OtherEncoding):
+        return [(b"accept-encoding", b"gzip, deflate")]
     # What is left of a body that was not read to its end is no next request.
     closed = [(b"connection", b"close")] if isinstance(error, (TooLarge, TooSlow, NoRoomForBody)) else []
     again = shape(error).retry_after_s

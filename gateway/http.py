@@ -9,8 +9,9 @@ from types import TracebackType
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from gateway import errors
-from gateway.errors import BadField, NoRoomForBody, TooLarge, TooSlow
+from gateway import errors, metrics, unpacking
+from gateway.errors import BadField, NoRoomForBody, TooSlow
+from gateway.unpacking import Unpacked
 from protos import common_pb2
 from services import tasks
 from services.errors import PrismError
@@ -18,6 +19,10 @@ from services.errors import PrismError
 JSON = b"application/json"
 CALLER = "prism.caller"
 """Where a request's scope has who asks."""
+COUNT = "prism.count"
+"""Where it has what is counted of it."""
+ANSWER_HEADERS = "prism.answer_headers"
+"""Where it has the headers that any answer has beside its own."""
 BODY_TIME_OUT_S = 300.0
 """For a whole body: 8 MiB at a quarter of a megabit a second."""
 SMALL_BODY_BYTES = 64 << 10
@@ -39,6 +44,11 @@ class Bodies:
         self._most_together = most_together_bytes
         self._held = 0
 
+    def unpacked(self, headers: Headers, receive: Receive) -> Receive:
+        """`receive` of a request with such headers, with its body as it was before its client packed it."""
+        encodings = unpacking.encodings(headers)
+        return Unpacked(receive, encodings, self._most) if encodings else receive
+
     async def read(self, receive: Receive) -> bytes:
         """A whole body. Raises TooLarge, TooSlow, NoRoomForBody, ClientGone. What is left of it then is not waited for:
         such an answer ends the connection."""
@@ -59,7 +69,7 @@ class Bodies:
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > self._most:
-                    raise TooLarge(f"The body is longer than {self._most} bytes.", None, "body_too_large")
+                    raise unpacking.too_large(self._most)
                 if not message.get("more_body", False):
                     return parts[0] if len(parts) == 1 else b"".join(parts)
                 beyond = max(0, size - SMALL_BODY_BYTES)
@@ -138,6 +148,12 @@ async def respond(
     await send({"type": "http.response.body", "body": body})
 
 
+async def respond_empty(send: Send, headers: errors.Headers) -> None:
+    """A response that says all in its headers."""
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body"})
+
+
 async def respond_error(send: Send, error: PrismError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     fields = [*(headers or ()), *errors.headers(error)]
     await respond(send, errors.shape(error).status, errors.encode(error), fields)
@@ -147,5 +163,13 @@ def headers_of(scope: Scope) -> Headers:
     return Headers(scope=scope)
 
 
-def echo_id(name: str) -> list[tuple[bytes, bytes]]:
-    return [(b"x-request-id", name.encode())]
+def answer_headers(scope: Scope, request_id: str) -> errors.Headers:
+    """Headers that any answer has beside its own."""
+    return [(b"x-request-id", request_id.encode()), *scope[ANSWER_HEADERS]]
+
+
+def count_of(scope: Scope) -> metrics.Count:
+    """What is counted of a request."""
+    count = scope[COUNT]
+    assert isinstance(count, metrics.Count)
+    return count

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator
 
 import grpc
 
-from gateway import traces
+from gateway import grammars, traces
 from gateway.access import Access, Caller
 from gateway.errors import BadField
+from gateway.metrics import Count
 from gateway.openai import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS, MOST_TOP_LOGPROBS
 from gateway.request import Prompt, Request
 from gateway.serving import Serving
@@ -35,18 +36,26 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         self, message: gateway_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         arrival_s = time.monotonic()
-        caller = self._caller(context)
         span = traces.of_rpc(context.invocation_metadata() or (), arrival_s)
+        count = Count(traces.RPC)
         try:
+            caller = self._caller(context)
+            count.model = self._serving.known(message.model, caller)
             request = decode(message, arrival_s)
             traces.asked(span, request, "chat" if message.HasField("chat") else "text_completion", streams=True)
             async for part in self._generate(request, span, caller):
                 yield part
+            count.answered(200)
         except PrismError as error:
             span.fail(type(error).__name__, str(error))
+            count.failed(error)
+            raise
+        except Exception:
+            count.fault()
             raise
         finally:
             span.end()
+            count.end()
 
     async def _generate(
         self, request: Request, span: Span, caller: Caller
@@ -69,6 +78,9 @@ class InferenceServicer(gateway_pb2_grpc.InferenceServicer):
         self, message: gateway_pb2.ListModelsRequest, context: grpc.aio.ServicerContext
     ) -> gateway_pb2.ListModelsResponse:
         caller = self._caller(context)
+        count = Count(f"{_SERVICE.strip('/')}/ListModels")
+        count.answered(200)
+        count.end()
         return gateway_pb2.ListModelsResponse(
             models=[
                 gateway_pb2.ListModelsResponse.Model(
@@ -96,6 +108,7 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
     if kind is None:
         raise BadField("One of 'text', 'tokens' and 'chat' must be given.", "prompt", "missing_required_parameter")
     _check(message)
+    sampling = _sampling(message.sampling)
     if kind == "chat":
         prompt = Prompt(messages=[{"role": one.role, "content": one.content} for one in message.chat.messages])
     else:
@@ -105,13 +118,29 @@ def decode(message: gateway_pb2.GenerateRequest, arrival_s: float) -> Request:
         model=message.model,
         arrival_s=arrival_s,
         prompts=[prompt],
-        sampling=message.sampling,
+        sampling=sampling,
         limit_given=message.sampling.max_new_tokens > 0,
         slo=message.slo,
         prompt_field={"text": "text", "tokens": "tokens.ids", "chat": "chat.messages"}[kind],
         limit_field="sampling.max_new_tokens",
         stops=tuple(message.stop),
+        grammar_field=f"sampling.{message.sampling.WhichOneof('grammar')}",
     )
+
+
+def _sampling(asked: common_pb2.Sampling) -> common_pb2.Sampling:
+    """With a grammar in the place of a schema. Raises BadField."""
+    kind = asked.WhichOneof("grammar")
+    if kind is None:
+        return asked
+    text = getattr(asked, kind)
+    if kind != "json_schema":
+        grammars.check_length(text, f"sampling.{kind}")
+        return asked
+    made = common_pb2.Sampling()
+    made.CopyFrom(asked)
+    made.ebnf = grammars.of_schema(text, "sampling.json_schema")
+    return made
 
 
 def _check(message: gateway_pb2.GenerateRequest) -> None:

@@ -7,10 +7,22 @@ from collections.abc import Mapping
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from gateway import errors
+from services.errors import PrismError
+
 _TTFT_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 _GAP_BUCKETS_S = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.15, 0.2, 0.5, 1, 5)
 
-REQUESTS = Counter("prism_gateway_requests", "Requests that ended, by how", ["model", "outcome"])
+_GONE = 499
+"""Status, of nginx's, of a request whose client went away before there was an answer."""
+GONE = "client_gone"
+FAULT = "fault"
+"""These are no codes of errors that a client can get: nobody is there to get it, and a fault of ours has none."""
+
+REQUESTS = Counter(
+    "prism_gateway_requests", "Requests that were answered or given up", ["model", "path", "status", "code"]
+)
+ANSWERS = Counter("prism_gateway_answers", "Answers of models that ended, by how", ["model", "outcome"])
 IN_FLIGHT = Gauge("prism_gateway_in_flight_requests", "Answers being made or waited for")
 TTFT = Histogram("prism_gateway_ttft_seconds", "Time to first token", ["model"], buckets=_TTFT_BUCKETS_S)
 GAP = Histogram("prism_gateway_token_gap_seconds", "Time between chunks of tokens", ["model"], buckets=_GAP_BUCKETS_S)
@@ -21,8 +33,43 @@ OUTPUT_TOKENS = Counter("prism_gateway_output_tokens", "Tokens of answers", ["mo
 UNUSABLE = Gauge(
     "prism_gateway_model_unusable", "1 for a model that this gateway refuses every request for, else 0", ["model"]
 )
-_OF_MODELS = (UNUSABLE, REQUESTS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS)
+_OF_MODELS = (UNUSABLE, REQUESTS, ANSWERS, TTFT, GAP, SLO, REPLAYS, PROMPT_TOKENS, OUTPUT_TOKENS)
 ROUTES_FRESH = Gauge("prism_gateway_routes_fresh", "1 while placement's route stream is open")
+
+
+class Count:
+    """One request, which counts once, when it ends."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: one of few (`gateway/paths.py`), or a method of gRPC."""
+        self._path = path
+        self._status = 0
+        self._code = ""
+        self.model = ""
+        """Name of a model that there is and that the caller may use; empty: none was asked for. Other names, which
+        clients can make up, must not become series."""
+
+    def answered(self, status: int, code: str = "") -> None:
+        """The status of the answer, for a call by gRPC the one that HTTP has, and what went wrong. Of several statuses
+        the first holds, as it was sent: a stream that fails is a 200 with a code."""
+        self._status = self._status or status
+        self._code = self._code or code
+
+    def failed(self, error: PrismError) -> None:
+        self.answered(errors.shape(error).status, errors.code(error) or FAULT)
+
+    def fault(self) -> None:
+        """It met a fault of ours."""
+        self.answered(500, FAULT)
+
+    def gone(self) -> None:
+        """Its client went away."""
+        self.answered(_GONE, GONE)
+
+    def end(self) -> None:
+        if not self._status:
+            self.gone()
+        REQUESTS.labels(self.model, self._path, str(self._status), self._code).inc()
 
 
 class Series:

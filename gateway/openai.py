@@ -7,15 +7,19 @@ change the answer, is refused by name. Values are taken as JSON has them: "5" is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 import pydantic
+import pydantic_core
 from pydantic import Field
 
-from gateway import defaults, grammars
+from gateway import defaults, grammars, surrogates
 from gateway.errors import BadField
 from gateway.request import Prompt, Request
 from gateway.tools import asked as calling
+from gateway.tools import grammar as tools_grammar
+from gateway.tools.formats import ENFORCED
 from protos import common_pb2
 
 MOST_CHOICES = 128
@@ -307,11 +311,14 @@ class ChatRequest(_Conversation, _Generate):
         called = self.called()
         field, grammar = self._grammar()
         if called is not None:
-            if field:
+            if field not in ("", "response_format"):
                 raise BadField(f"'{field}' beside 'tools' needs a 'tool_choice' of 'none'.", field)
             if called.must:
                 self._alone("tool_choice")
-                grammar = {"json_schema": called.schema()}
+                field, grammar = "tools", {"ebnf": tools_grammar.of(called, ENFORCED)}
+            elif field:  # it depends on how the model writes its calls, which is known when its tokenizer is
+                called, grammar = replace(called, answer=self.response_format), {}
+                tools_grammar.of(called, ENFORCED)
         return Request(
             request_id=request_id,
             model=self.model,
@@ -326,6 +333,7 @@ class ChatRequest(_Conversation, _Generate):
             left_open=self._left_open(),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
+            grammar_field=field,
             tools=called,
         )
 
@@ -344,7 +352,8 @@ class CompletionRequest(_Generate):
     def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request:
         """Raises BadField."""
         self._check()
-        sampling = self._sampling(default_limit=16, grammar=self._grammar()[1])
+        field, grammar = self._grammar()
+        sampling = self._sampling(default_limit=16, grammar=grammar)
         if self.echo and self.logprobs is not None:
             sampling.prompt_logprobs_from = 1
         return Request(
@@ -360,6 +369,7 @@ class CompletionRequest(_Generate):
             left_open=self._left_open(),
             stops=self.stop,
             show_special=self.skip_special_tokens is False,
+            grammar_field=field,
         )
 
 
@@ -400,6 +410,8 @@ def parse(kind: type[M], body: bytes) -> M:
         problem = error.errors(include_url=False, include_context=False, include_input=False)[0]
     what = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "json_invalid":
+        if (whole := surrogates.mended(body)) is not None:
+            return parse(kind, whole)
         raise BadField(f"The body is not JSON: {what}", None, "invalid_json")
     field = ""
     for part in problem["loc"]:
@@ -409,3 +421,13 @@ def parse(kind: type[M], body: bytes) -> M:
     if not field:
         raise BadField("The body must be a JSON object.", None, "invalid_type")
     raise BadField(f"Invalid '{field}': {what}", field, _CODES.get(problem["type"], "invalid_type"))
+
+
+def model_of(body: bytes) -> str:
+    """The model that a body names which is otherwise wrong; empty if none can be found."""
+    try:
+        said = pydantic_core.from_json(body)
+    except ValueError:
+        return ""
+    model = said.get("model") if isinstance(said, dict) else None
+    return model if isinstance(model, str) else ""

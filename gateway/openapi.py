@@ -89,7 +89,7 @@ _USAGE: Json = {
     "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
     "additionalProperties": True,
 }
-_BODY_REFUSED = (400, 404, 408, 413, 429, 503, 504)
+_BODY_REFUSED = (400, 404, 408, 413, 415, 429, 503, 504)
 _ANY_REFUSED = (401, 403)
 
 

@@ -1,15 +1,21 @@
 """HTTP connections that end when their other side takes too much room or time for a request, or reads nothing of what
-is written to it.
+is written to it, and on which an offer to speak another protocol changes nothing.
 
 uvicorn bounds neither what comes before a body and after it, nor how long that takes; bodies are `http.Bodies`'.
+Its parser ends a request with an `Upgrade` at the end of its head, and the body is lost: clients offer HTTP/2 so.
 """
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from gateway import paths
+from gateway.metrics import Count
 
 MOST_HEAD_BYTES = 64 << 10
 """Of a request line and headers, and of trailers; nginx takes 32 KiB."""
@@ -18,8 +24,37 @@ HEAD_TIME_OUT_S = 30.0
 what is left of a body that has been answered."""
 READ_TIME_OUT_S = 60.0
 """In which some of what is written has to be read. Who reads nothing would keep places of requests, and memory."""
-_TOO_LARGE = b"431 Request Header Fields Too Large"
-_TOO_SLOW = b"408 Request Timeout"
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """The last that is said on a connection."""
+
+    status: int
+    phrase: bytes
+    code: str
+    """What metrics call it."""
+    text: bytes = b""
+
+    @property
+    def response(self) -> bytes:
+        kind = b"content-type: text/plain\r\n" if self.text else b""
+        head = b"HTTP/1.1 %d %s\r\n%scontent-length: %d\r\nconnection: close\r\n\r\n"
+        return head % (self.status, self.phrase, kind, len(self.text)) + self.text
+
+    def count(self) -> None:
+        count = Count(paths.OTHER)
+        count.answered(self.status, self.code)
+        count.end()
+
+
+_TOO_LARGE = _Refusal(431, b"Request Header Fields Too Large", "head_too_large")
+_TOO_SLOW = _Refusal(408, b"Request Timeout", "head_time_out")
+_NO_TUNNEL = _Refusal(405, b"Method Not Allowed", "method_not_allowed")
+_NO_HTTP = _Refusal(400, b"Bad Request", "no_http", b"Invalid HTTP request received.")
+_NO_HTTP2 = _Refusal(505, b"HTTP Version Not Supported", "http_version", b"HTTP/2 is not spoken here: use HTTP/1.1.")
+_PREFACE = b"PRI"
+"""Method of what a client sends first that knows, or thinks so, that HTTP/2 is spoken."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -31,6 +66,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes since the last that was part of a body, or ended a request."""
         self._in_message = False
         self._refused = False
+        self._answered: RequestResponseCycle | None = None
+        """The request whose answer is being made: not the last that came where a client sends several in a row."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
 
@@ -41,7 +78,19 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._head_came()
         self._stop_looking()
+        self._leave_all()
         super().connection_lost(error)
+
+    def _leave_all(self) -> None:
+        """Nobody takes any answer any more. uvicorn tells only the last request, and writes for the others."""
+        for cycle in (self._answered, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -59,6 +108,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.transport.get_write_buffer_size() < unread:
             self._look_again()
         else:
+            self._leave_all()
             self.transport.abort()
 
     def _stop_looking(self) -> None:
@@ -70,11 +120,40 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._aside += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         if self._aside > MOST_HEAD_BYTES and not self.transport.is_closing():
             self._refuse(_TOO_LARGE)
         else:
             self._await_next()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        head = b""
+        while True:
+            try:
+                if head:
+                    self.parser.feed_data(head)
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stopped:
+                if self._refused:
+                    return
+                head, data = self._head_without_offer(), memoryview(data)[stopped.args[0] :]
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            except httptools.HttpParserError:
+                if self._refused:
+                    return
+                self._refuse(_NO_HTTP2 if self.parser.get_method() == _PREFACE else _NO_HTTP)
+                return
+
+    def _head_without_offer(self) -> bytes:
+        """The head that was just parsed, for a parser that is to find no `Upgrade` in it: a server may ignore one (RFC
+        9110, 7.8)."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -86,8 +165,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_came()
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MOST_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
-        else:
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(_NO_TUNNEL)
+        elif not self.parser.should_upgrade():
             super().on_headers_complete()
+        # Else the parser goes no further, and another one has the head without the offer, and all behind it.
 
     def on_body(self, body: bytes) -> None:
         self._aside = 0
@@ -95,6 +177,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._aside = 0
         self._in_message = False
         self._head_came()
@@ -122,12 +206,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, status: bytes) -> None:
+    def _refuse(self, refusal: _Refusal) -> None:
         """A response to an earlier request that is under way is cut off: there is nothing to be said beside it."""
         self._refused = True
         self._head_came()
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+            self.transport.write(refusal.response)
+            refusal.count()
+        self._leave_all()
         self.transport.close()

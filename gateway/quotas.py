@@ -20,6 +20,7 @@ from limits.aio.storage import MemoryStorage
 from gateway.errors import Headers, OverLimit, TooMany
 from gateway.keys import Key
 from services import tasks
+from services.text import agreeing, counted
 
 MINUTE_S = 60
 UNSAID_TOKENS = 512
@@ -132,8 +133,9 @@ class Quota:
         """Counts answers that begin. Raises TooMany."""
         if key.in_flight is not None and self.in_flight + count > key.in_flight:
             raise TooMany(
-                f"{self.in_flight} answers of the key '{key.name}' are in flight and {count} more were asked for; at "
-                f"most {key.in_flight} are taken"
+                f"{counted(self.in_flight, 'answer')} of the key '{key.name}' {agreeing(self.in_flight, 'is', 'are')} "
+                f"in flight and {count} more {agreeing(count, 'was', 'were')} asked for; at most {key.in_flight} "
+                f"{agreeing(key.in_flight, 'is', 'are')} taken"
             )
         self.in_flight += count
 

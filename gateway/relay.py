@@ -26,6 +26,7 @@ from protos import common_pb2, gpu_scheduler_pb2
 from services import log
 from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
 from services.paths import without_folders
+from services.text import counted
 from services.tracing import Span
 
 _log = log.get(__name__)
@@ -242,7 +243,7 @@ class Tokens:
             **self._job.span.log_fields,
         )
         if self._strikes > self._relay.patience.strikes_of(self._job):
-            self._end(Unavailable(f"given up after {self._strikes} failures in a row, the last: {why}"))
+            self._end(Unavailable(f"given up after {counted(self._strikes, 'failure')} in a row, the last: {why}"))
         else:
             self._wake()
 

@@ -45,7 +45,8 @@ class Request:
     """Its max_new_tokens 0: as many as the context leaves, or none with `prompt_only`. With OpenAI's defaults for what
     the client left open."""
     limit_given: bool
-    """Whether the client gave max_new_tokens, so that more than the context leaves is refused; a default is cut."""
+    """Whether the client gave max_new_tokens, so that more than the context leaves is refused, unless the gateway is
+    set to cut it; a default is cut."""
     slo: common_pb2.Slo
     """As the client gave it; what is 0 is the model's default."""
     prompt_field: str = "prompt"
@@ -57,6 +58,8 @@ class Request:
     stops: tuple[str, ...] = ()
     show_special: bool = False
     """Whether special tokens have text."""
+    grammar_field: str = ""
+    """Name, in errors, where the grammar came from."""
     tools: Tools | None = None
     """That answers may call."""
     embeds: bool = False

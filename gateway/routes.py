@@ -111,6 +111,9 @@ class RouteTable:
             raise UnknownModel(model)
         return route
 
+    def has(self, model: str) -> bool:
+        return model in self._routes
+
     def residency(self, model: str, address: str) -> common_pb2.Residency:
         """Of a model on the group at `address`; unspecified when the routes do not say."""
         route = self._routes.get(model)

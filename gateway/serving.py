@@ -14,15 +14,17 @@ from types import TracebackType
 from gateway import defaults, echo, embedding, grammars, metrics, traces
 from gateway.access import ANYBODY, Caller
 from gateway.answer import Answer
-from gateway.errors import BadField, Late, ModelFaulty, OverLimit, TooMany
+from gateway.errors import BadField, Late, ModelFaulty, TooMany
 from gateway.quotas import UNSAID_TOKENS, Charge
 from gateway.relay import Relay, Tokens
 from gateway.request import Job, Prompt, Request
 from gateway.routes import Route, RouteTable
 from gateway.tokenizers import Tokenizers
 from gateway.tools import formats as calls
+from gateway.tools import grammar as tools_grammar
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
+from services.text import agreeing, counted
 from services.tracing import UNTRACED, Span
 from tokenization.chat import UnknownRole
 from tokenization.tokenizer import Tokenizer, TooLong
@@ -39,10 +41,13 @@ class Serving:
         *,
         most_in_flight: int,
         models_defaults: bool = True,
+        cut_to_context: bool = False,
     ) -> None:
-        """`models_defaults`: models say how tokens are drawn where a client does not."""
+        """`models_defaults`: models say how tokens are drawn where a client does not. `cut_to_context`: an answer that
+        may be longer than the context leaves room for is made as long as that."""
         self.routes = routes
         self._models_defaults = models_defaults
+        self._cut_to_context = cut_to_context
         self._tokenizers = tokenizers
         self._relay = relay
         self._most_in_flight = most_in_flight
@@ -65,15 +70,18 @@ class Serving:
             raise route.fault
         embedding.check(request, route.model)
         count = len(request.prompts) * request.choices
-        grammars.check(request.sampling, count)
+        grammars.check(request.sampling, count, request.grammar_field)
         if request.embeds:
             count = min(count, embedding.MOST_AT_ONCE)
-        self._take(request, count, caller)
+        self._take(count, caller)
         tokenizing = span.child("tokenize")
         try:
             await caller.take_request()
             tokenizer = await self.tokenizer(route)
             form = calls.form(request.tools, tokenizer.template, route.model.tool_parser) if request.tools else None
+            if request.tools and form and request.tools.answer is not None:
+                request.sampling.ebnf = tools_grammar.of(request.tools, form)
+                grammars.check(request.sampling, count, request.grammar_field)
             # Many short ones hold up others' streams as one long one does.
             together = sum(prompt.characters for prompt in request.prompts)
             prompts = [
@@ -86,10 +94,8 @@ class Serving:
                 job for index, ids in enumerate(prompts) for job in self._jobs(request, route, index, ids, ends, span)
             ]
             charge = await self._hold(caller, request, prompts, jobs)
-        except BaseException as error:
+        except BaseException:
             self.ended(count, caller)
-            if isinstance(error, OverLimit):
-                metrics.REQUESTS.labels(request.model, "over limit").inc()
             raise
         finally:
             tokenizing.end()
@@ -134,6 +140,17 @@ class Serving:
         """Sets the metric of models that cannot be served. To be called when routes or tokenizers have changed."""
         for route in self.routes.all():
             metrics.UNUSABLE.labels(route.model.name).set(bool(self.fault(route)))
+
+    def known(self, model: str, caller: Caller) -> str:
+        """The name as it is, of a model that there is and that the caller may use; empty otherwise."""
+        return model if caller.may_use(model) and self.routes.has(model) else ""
+
+    def wakes(self, model: str) -> bool:
+        """Whether a request for the model waits for it to come up: no group has it up, by what placement told last."""
+        if not self.routes.has(model):
+            return False
+        route = self.routes.get(model)
+        return not route.faulty and not any(place.active for place in route.places)
 
     async def tokenizer(self, route: Route) -> Tokenizer:
         """Raises ModelFaulty when the model's folder has none that works."""
@@ -196,18 +213,15 @@ class Serving:
         self._draining = True
         self._relay.cut(Unavailable("this gateway is stopping"))
 
-    def _take(self, request: Request, count: int, caller: Caller) -> None:
+    def _take(self, count: int, caller: Caller) -> None:
         """Counts it in. Raises TooMany."""
-        try:
-            if self._in_flight + count > self._most_in_flight:
-                raise TooMany(
-                    f"{self._in_flight} answers are in flight and {count} more were asked for; at most "
-                    f"{self._most_in_flight} are taken"
-                )
-            caller.take_in_flight(count)
-        except TooMany:
-            metrics.REQUESTS.labels(request.model, "too many").inc()
-            raise
+        if self._in_flight + count > self._most_in_flight:
+            raise TooMany(
+                f"{counted(self._in_flight, 'answer')} {agreeing(self._in_flight, 'is', 'are')} in flight and "
+                f"{count} more {agreeing(count, 'was', 'were')} asked for; at most {self._most_in_flight} "
+                f"{agreeing(self._most_in_flight, 'is', 'are')} taken"
+            )
+        caller.take_in_flight(count)
         self._count(count)
 
     def _count(self, change: int) -> None:
@@ -238,10 +252,10 @@ class Serving:
         if self._models_defaults:
             asked = defaults.filled(asked, request.left_open, model)
         limit = asked.max_new_tokens
-        if limit > room and request.limit_given:
+        if limit > room and request.limit_given and not self._cut_to_context:
             raise BadField(
-                f"'{request.limit_field}' is {limit}, but the prompt has {len(ids)} tokens and the model's context "
-                f"{model.context_tokens}: at most {room} are left.",
+                f"'{request.limit_field}' is {limit}, but the prompt has {counted(len(ids), 'token')} and the model's "
+                f"context {model.context_tokens}: at most {room} {agreeing(room, 'is', 'are')} left.",
                 request.limit_field,
                 "context_length_exceeded",
             )
@@ -284,7 +298,7 @@ def _room(request: Request, model: common_pb2.ModelSpec, ids: Sequence[int]) -> 
     if room < (0 if alone else 1):
         answer = "" if alone else ", of which one must be left for the answer"
         raise BadField(
-            f"The prompt has {len(ids)} tokens; the model's context is {model.context_tokens}{answer}.",
+            f"The prompt has {counted(len(ids), 'token')}; the model's context is {model.context_tokens}{answer}.",
             request.prompt_field,
             "context_length_exceeded",
         )
@@ -350,7 +364,7 @@ class Choice:
             return
         self._counted = True
         model, slo = self._job.model, self._job.slo
-        metrics.REQUESTS.labels(model, outcome).inc()
+        metrics.ANSWERS.labels(model, outcome).inc()
         metrics.OUTPUT_TOKENS.labels(model).inc(self.answer.tokens)
         if outcome == "cancelled":
             return  # its client did not want to know

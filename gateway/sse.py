@@ -12,6 +12,8 @@ from typing import Any
 import orjson
 
 DONE = b"data: [DONE]\n\n"
+WAKING = b": waking\n\n"
+"""A comment, which clients step over."""
 
 
 class Events:

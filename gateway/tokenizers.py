@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from gateway.errors import TooMany
 from services import log
+from services.text import agreeing, counted
 from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 
@@ -102,7 +103,10 @@ class Tokenizers:
         if characters <= self._inline_characters:
             return work(*arguments, **options)
         if self._waiting >= MOST_ASIDE:
-            raise TooMany(f"{self._waiting} texts are waiting to be tokenized or put together")
+            raise TooMany(
+                f"{counted(self._waiting, 'text')} {agreeing(self._waiting, 'is', 'are')} waiting to be tokenized or "
+                "put together"
+            )
         self._waiting += 1
         try:
             await self._turn.acquire()

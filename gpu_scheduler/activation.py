@@ -110,14 +110,15 @@ class Activation:
             return "it is being made"
         return resident.no_image or "none was made of its weights yet"
 
-    async def check_files(self, resident: Resident, thorough: bool = False) -> None:
+    async def check_files(self, resident: Resident, failure: PrismError | None = None) -> None:
         """Before an engine is given a checkpoint, and, thoroughly, after it could not use one. Raises Unmet with what
         the loader finds wrong with the files: it has that in its catalogue then, and looks at them again by itself.
         Raises CommandFailed for files that have changed while the engine read them."""
+        thorough, refused = failure is not None, failure is not None and at_fault(failure)
         if self._loader is None:
             return
         try:
-            looked = await self._loader.look(resident.spec.name, thorough=thorough, timeout_s=_LOOK_S)
+            looked = await self._loader.look(resident.spec.name, thorough=thorough, refused=refused, timeout_s=_LOOK_S)
         except PrismError as error:  # an older loader, or one that is away, or does not list it
             _log.info("files not looked at", model=resident.spec.name, why=str(error))
             return

@@ -15,6 +15,7 @@ from gpu_scheduler.devices import share
 from gpu_scheduler.residents import Resident
 from protos import balloond_pb2, common_pb2
 from services.errors import Refused
+from services.text import agreeing
 
 Leaving = Mapping[str, tuple[Resident, common_pb2.Residency]]
 """Who makes way, by name, and what each is brought to."""
@@ -43,8 +44,9 @@ async def check(activation: Activation, resident: Resident, leaving: Leaving) ->
         )
         if others + needed > state.capacity_bytes:
             raise Refused(
-                f"{spec.name} needs {needed} bytes of {state.device}; when {len(able)} of {len(leaving)} have made way "
-                f"others keep {others} of {state.capacity_bytes}, so nobody does"
+                f"{spec.name} needs {needed} bytes of {state.device}; when {len(able)} of {len(leaving)} "
+                f"{agreeing(len(able), 'has', 'have')} made way others keep {others} of {state.capacity_bytes}, so "
+                "nobody does"
             )
 
 

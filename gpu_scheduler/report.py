@@ -50,6 +50,9 @@ class Report:
             drained=self._residents.drained or self._residents.stopping,
             stopping=self._residents.stopping,
             balloond_error=self._memory.away,
+            starting=[step for pool in self._pools.values() for step in pool.starting],
+            engines_error="; ".join(pool.error for pool in self._pools.values() if pool.error),
+            engines_given_up=any(pool.given_up for pool in self._pools.values()),
         )
 
     def _lacking(self, model: str) -> int:

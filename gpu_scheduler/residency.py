@@ -25,6 +25,7 @@ from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services import log, tasks
 from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.pauses import Pauses
+from services.text import counted
 from services.watch import Watched
 
 _log = log.get(__name__)
@@ -111,7 +112,8 @@ class Residency:
             raise Unmet(f"{name} is not a residency to bring a model to")
         if target == common_pb2.ACTIVE and (wanted := count(spec)) != len(self._config.devices):
             here = len(self._config.devices)
-            raise Unmet(f"{spec.name} is for {wanted} devices, the group {self._config.group} for models on {here}")
+            on = f"the group {self._config.group} for models on {here}"
+            raise Unmet(f"{spec.name} is for {counted(wanted, 'device')}, {on}")
         if target == common_pb2.ACTIVE and not self._has_kv(spec):
             raise Unmet(
                 f"{spec.name} has a floor of 0, and on {self._config.group} the KV of a model is its floor "
@@ -235,7 +237,7 @@ class Residency:
                     _log.warning("trying again", model=resident.spec.name, why=str(error))
                     continue
                 if at_fault(error) or may_pass(error):
-                    await self._check_files(resident, thorough=True)
+                    await self._check_files(resident, error)
                 self._could_not(resident, error)
                 raise
         self._pauses.forget(resident.spec.name)
@@ -254,10 +256,11 @@ class Residency:
         finally:
             await tasks.cancel(release, death)
 
-    async def _check_files(self, resident: Resident, thorough: bool = False) -> None:
-        """Raises what the loader finds wrong with the model's files. The resident then is as it was."""
+    async def _check_files(self, resident: Resident, failure: PrismError | None = None) -> None:
+        """Raises what the loader finds wrong with the model's files, after an engine failed if there is a `failure`.
+        The resident then is as it was."""
         try:
-            await self._activation.check_files(resident, thorough)
+            await self._activation.check_files(resident, failure)
         except PrismError as error:
             await self._activation.undo(resident, asleep=False)
             self._could_not(resident, error)

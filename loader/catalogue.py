@@ -9,7 +9,8 @@
     engine = "sglang"               # or "echo"; left out: the group's own default
     devices = 2                     # of one group, that it is spread over: 1, 2 or 4
     quota_bytes = 1048576           # private memory of its engine on each device
-    context_tokens = 4096           # shorter than the checkpoint's, to need less memory
+    context_tokens = 4096           # shorter than the checkpoint's (what its rotary embedding is made for, factor
+                                    # and all), to need less memory
     floor_tokens = 16384            # KV that it keeps while active; left out: as much as its longest request needs
     tool_parser = "hermes"          # how it writes calls of tools (docs/openai.md), where its template does not say
     task = "embed"                  # it makes embeddings, or "generate"; left out: embeddings if sentence-transformers

@@ -16,6 +16,7 @@ from loader.embedding import Embedding
 from loader.errors import BrokenCheckpoint, PassingFault
 from loader.sampling import SamplingDefaults
 from loader.weight_files import FLOATS, INDEX, SINGLE, Tensor, check_fetched, other_weights, read_json, tensors_of
+from services.text import counted
 
 ALIGN_BYTES = 256
 """Engines begin every tensor of a weights range at a multiple of this."""
@@ -148,7 +149,7 @@ def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: i
 def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
     missing = [name for name in expected if name not in tensors]
     if missing:
-        others = f" and {len(missing) - 1} other tensors" if len(missing) > 1 else ""
+        others = f" and {counted(len(missing) - 1, 'other tensor')}" if len(missing) > 1 else ""
         raise BrokenCheckpoint(f"the weights lack {missing[0]}{others}")
     for name, size in expected.items():
         tensor = tensors[name]

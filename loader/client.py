@@ -58,11 +58,11 @@ class LoaderClient:
         return await self._call(self._stub.Inspect, request, again=True)  # type: ignore[no-any-return]
 
     async def look(
-        self, name: str, *, thorough: bool = False, timeout_s: float | None = None
+        self, name: str, *, thorough: bool = False, refused: bool = False, timeout_s: float | None = None
     ) -> loader_pb2.LookResponse:
         """A model of the catalogue as its files are now, read again where they are not what they were, and with
-        `thorough` in any case. Raises NotFound."""
-        request = loader_pb2.LookRequest(model=name, thorough=thorough)
+        `thorough` in any case. `refused`: an engine could not use them, and it was their fault. Raises NotFound."""
+        request = loader_pb2.LookRequest(model=name, thorough=thorough, refused=refused)
         return await self._call(self._stub.Look, request, again=True, timeout_s=timeout_s)  # type: ignore[no-any-return]
 
     async def add(self, listing: common_pb2.ModelListing, change: int = 0) -> common_pb2.ModelSpec:
@@ -188,5 +188,6 @@ class LoaderClient:
 
     def _told(self, error: grpc.aio.AioRpcError) -> PrismError:
         """What gRPC says of a connection names nobody, and clients are shown it."""
-        told = from_rpc(error)
-        return Unavailable(f"the loader at {self._address}: {told}") if isinstance(told, Unavailable) else told
+        whom = f"the loader at {self._address}"
+        told = from_rpc(error, whom)
+        return Unavailable(f"{whom}: {told}") if isinstance(told, Unavailable) else told

@@ -1,5 +1,5 @@
-"""Looking again at models that could not be served: a volume that was away, or a copy that was under way, is noticed by
-itself."""
+"""Looking again at models that could not be served: a volume that was away, a copy that was under way, or files that
+were mended are noticed by themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Looking:
         self._on_change = on_change
         self._looks = Looks()
         self._known: dict[str, Model] = {}
-        """Those with an error, as they were at the last look."""
+        """Those with an error, or with files that an engine refused, as they were at the last look."""
         self._under_way: set[str] = set()
         self._news: Watched[None] = Watched(None)
 
@@ -36,7 +36,7 @@ class Looking:
 
     def catalogue_changed(self) -> None:
         """Models were read, or have left."""
-        broken = {model.listed.name: model for model in self._models.all() if model.error}
+        broken = {model.listed.name: model for model in self._models.all() if self._is_looked_at(model)}
         for name in self._known.keys() - broken.keys():
             self._looks.forget(name)
         for name, model in broken.items():
@@ -45,6 +45,9 @@ class Looking:
                 self._failed(before, model)
         self._known = broken
         self._news.set(None)
+
+    def _is_looked_at(self, model: Model) -> bool:
+        return bool(model.error) or self._models.is_refused(model.listed.name)
 
     def _failed(self, before: Model | None, now: Model) -> None:
         anew = before is None or before.seen != now.seen or before.reading != now.reading
@@ -75,9 +78,9 @@ class Looking:
             return
         finally:
             self._under_way.discard(name)
-        if found.error:
+        if self._is_looked_at(found):
             self._failed(before, found)
             self._known[name] = found
-            if found.may_pass:
+            if found.error and found.may_pass:
                 self._on_change()
         self._news.set(None)

@@ -110,12 +110,16 @@ def look_again(model: Model, thorough: bool) -> Looked:
             return Looked(model)
         if model.error and not model.may_pass and now == model.seen:
             return Looked(model)
-    found = read_model(model.listed, model.sizes, model.added)
+    found = _read_again(model)
     if not found.error:
         return Looked(found) if model.error else Looked(model, found.generation != model.generation)
     if found.may_pass:  # its image, if there is one, stays its image
         found = replace(found, checkpoint=model.checkpoint)
     return Looked(replace(found, reading=model.reading))
+
+
+def _read_again(model: Model) -> Model:
+    return read_model(model.listed, model.sizes, model.added)
 
 
 def _generation(listed: Listed) -> int:
@@ -161,6 +165,8 @@ class Models:
         self._changes: dict[str, int] = {}
         """Names whose last change was a call, with its number: models that were added, and what was removed."""
         self._changing = asyncio.Lock()
+        self._refused: dict[str, int] = {}
+        """Models whose files an engine could not use, with the reading of these."""
         self._readings = itertools.count(time.time_ns()) if readings is None else readings
         # A file system that hangs keeps these, and nobody else.
         self._looking = ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look")
@@ -197,11 +203,24 @@ class Models:
         if now != model.generation:
             raise Unmet(f"the files of {name} have changed since the catalogue was read, which has to be reloaded")
 
-    async def look(self, name: str, thorough: bool = False) -> Looked:
-        """The model as its files are now (`look_again`), which the catalogue has then. Raises NotFound."""
+    def is_refused(self, name: str) -> bool:
+        """Whether an engine could not use its files, as they were read last: it has to be looked at whether they are
+        others."""
+        model = self._models.get(name)
+        return model is not None and self._refused.get(name) == model.reading
+
+    async def look(self, name: str, thorough: bool = False, refused: bool = False) -> Looked:
+        """The model as its files are now (`look_again`), which the catalogue has then; also of files that have changed,
+        where an engine has `refused` those before them. Raises NotFound."""
         before = self.get(name)
+        if refused and not before.error and not self.is_refused(name):
+            self._refused[name] = before.reading
+            self._on_change()
         looked = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
-        found = await self._tried(looked.model) if before.error else looked.model
+        if looked.changed and self.is_refused(name):
+            again = await asyncio.get_running_loop().run_in_executor(self._looking, _read_again, before)
+            looked = replace(looked, model=again)
+        found = looked.model if looked.model is before else await self._tried(looked.model)
         if found == before or self._models.get(name) is not before:
             return replace(looked, model=self.get(name))  # nothing is new, or it was read otherwise meanwhile
         if not found.error:
@@ -211,7 +230,7 @@ class Models:
             _log.warning("model cannot be served", model=name, path=found.listed.path, why=found.error)
         self._models[name] = found
         self._on_change()
-        return Looked(found)
+        return replace(looked, model=found)
 
     async def _tried(self, model: Model) -> Model:
         """The model; in error where its files are whole and its tokenizer, chat template or configuration cannot be

@@ -62,7 +62,7 @@ class LoaderServicer(loader_pb2_grpc.LoaderServicer):
         return loader_pb2.Inspection(model=spec, entry=self._entry(told.name), under_way=under_way)
 
     async def Look(self, request: loader_pb2.LookRequest, context: Any) -> loader_pb2.LookResponse:
-        looked = await self._models.look(request.model, request.thorough)
+        looked = await self._models.look(request.model, request.thorough, request.refused)
         return loader_pb2.LookResponse(entry=self._entry(request.model), changed=looked.changed)
 
     async def Add(self, request: loader_pb2.AddRequest, context: Any) -> common_pb2.ModelSpec:

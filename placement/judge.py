@@ -18,6 +18,7 @@ from placement.policy.rebalance import NONE, RebalanceRules, Round, Wanted, reba
 from placement.policy.standing import Standing
 from placement.standings import Standings
 from protos import common_pb2, placement_pb2
+from services.text import counted
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Judge:
         )
         place = self._config.places.get(spec.name)
         on = "a group" if place is None else f"{place}, a group"
-        return f"{spec.name} is for {on} of {max(1, spec.devices)} devices: {have}"
+        return f"it is for {on} of {counted(max(1, spec.devices), 'device')}: {have}"
 
     def activation(self, spec: common_pb2.ModelSpec, holds_s: float = 0.0) -> Verdict:
         """Where a model that is nowhere comes up, and who makes way. `holds_s`: for how long whoever asks waits for

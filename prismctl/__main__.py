@@ -9,24 +9,35 @@ from typing import Annotated
 
 import typer
 
-from prismctl import config, keys, models, steer
+from prismctl import commands, config, keys, models, steer
 from prismctl.drain import drain
 from prismctl.explain import explain
 from prismctl.logs import logs
 from prismctl.plan import plan
 from prismctl.system import USAGE, System, failed
 from prismctl.top import status, top
-from services import log, rpc, tls
+from services import addresses, log, rpc, tls
 from services.errors import PrismError
 
-# Plain lines, whatever the terminal: help and errors are read by scripts and logs too.
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-_COMMANDS: tuple[Callable[..., None], ...] = (status, top, explain, drain, logs, plan)
-for command in _COMMANDS:
-    app.command()(command)
-_ON_MODELS: tuple[Callable[..., None], ...] = (steer.wake, steer.sleep, steer.move, steer.limit)
-for command in _ON_MODELS:
-    models.app.command()(command)
+app = commands.app()
+_COMMANDS: dict[Callable[..., None], str] = {
+    status: "prismctl --state /run/prism status",
+    top: "prismctl top --every 0.5",
+    explain: "prismctl explain llama-debian --last 3",
+    drain: "prismctl drain cuda:0",
+    logs: "prismctl logs gateway placement --level warning --follow",
+    plan: "prismctl plan --catalogue models.toml --rates rates.csv --gpus 8 --fewest",
+}
+for command, example in _COMMANDS.items():
+    commands.command(app, example)(command)
+_ON_MODELS: dict[Callable[..., None], str] = {
+    steer.wake: "prismctl models wake llama-debian --patience 60",
+    steer.sleep: "prismctl models sleep llama-debian --to cold",
+    steer.move: "prismctl models move llama-debian cuda:1",
+    steer.limit: "prismctl models limit llama-debian 2GiB",
+}
+for command, example in _ON_MODELS.items():
+    commands.command(models.app, example)(command)
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")
@@ -38,19 +49,41 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+def _check_address(option: str, address: str) -> None:
+    """Raises BadParameter: what gRPC is given it takes in its own way."""
+    try:
+        if address:
+            addresses.grpc(address)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {error}") from None
+
+
 @app.callback()
 def main_options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Say it.", callback=_version, is_eager=True)] = False,
-    state: Annotated[Path, typer.Option(help="Folder of a node's sockets.", envvar="PRISM_STATE")] = Path(".run"),
-    placement: Annotated[str, typer.Option(help="Placement's gRPC address.", envvar="PRISM_PLACEMENT")] = "",
-    loader: Annotated[str, typer.Option(help="The loader's.", envvar="PRISM_LOADER")] = "",
-    balloond: Annotated[str, typer.Option(help="balloond's.", envvar="PRISM_BALLOOND")] = "",
-    gateway: Annotated[str, typer.Option(help="A gateway's.", envvar="PRISM_GATEWAY")] = "",
+    state: Annotated[
+        Path, typer.Option(help="Folder of a node's sockets; /run/prism where it is deployed.", envvar="PRISM_STATE")
+    ] = Path(".run"),
+    placement: Annotated[
+        str, typer.Option(help="Placement's gRPC address, HOST:PORT or unix:PATH.", envvar="PRISM_PLACEMENT")
+    ] = "",
+    loader: Annotated[str, typer.Option(help="The loader's gRPC address.", envvar="PRISM_LOADER")] = "",
+    balloond: Annotated[str, typer.Option(help="balloond's gRPC address.", envvar="PRISM_BALLOOND")] = "",
+    gateway: Annotated[
+        str, typer.Option(help="A gateway's gRPC address, not that of HTTP.", envvar="PRISM_GATEWAY")
+    ] = "",
     wait: Annotated[float, typer.Option(min=0.0, help="Seconds to wait for a service that does not answer.")] = 2.0,
 ) -> None:
-    """Look at a Prism system and steer it. Status: 0 done, 1 no, 2 the command line or a file, 3 a service does not
-    answer, 4 another change is under way."""
+    """Look at a Prism system and steer it. Options of this level stand before the command. Status: 0 done, 1 no, 2 the
+    command line or a file, 3 a service does not answer, 4 another change is under way, 130 interrupted."""
+    for option, address in (
+        ("--placement", placement),
+        ("--loader", loader),
+        ("--balloond", balloond),
+        ("--gateway", gateway),
+    ):
+        _check_address(option, address)
     try:
         rpc.identify(tls.from_environment())
     except PrismError as error:

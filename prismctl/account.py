@@ -8,6 +8,7 @@ from typing import Any
 
 from prismctl.sizes import size
 from prismctl.wording import fault
+from services.text import agreeing
 
 _BROUGHT = {
     "active": ("activate", "migrate"),
@@ -27,8 +28,9 @@ _MEANS = {
 
 
 def account(known: Mapping[str, Any]) -> list[str]:
-    """What `explain` knows of a model, as sentences: where it is, why, what waits, what a request would meet."""
-    return [*_where(known), *_why(known), *_waiting(known), *_prospect(known)]
+    """What `explain` knows of a model, as sentences: where it is, why, what waits, what a request would meet, and who
+    does not answer, without whom nothing comes up or leaves."""
+    return [*_where(known), *_why(known), *_waiting(known), *_prospect(known), *known["silent"]]
 
 
 def _where(known: Mapping[str, Any]) -> Iterator[str]:
@@ -41,6 +43,8 @@ def _where(known: Mapping[str, Any]) -> Iterator[str]:
     for place in known["places"]:
         if not place["answers"]:
             yield f"{model} was last heard of on {place['group']}, which does not answer"
+            if place["problem"]:
+                yield place["problem"]
             continue
         yield f"{model} is {place['state']} on {place['group']}" + "".join(f"; {each}" for each in _facts(place))
     yield from _without_image(known)
@@ -88,7 +92,7 @@ def _waiting(known: Mapping[str, Any]) -> Iterator[str]:
     waiting = [each for each in known["requests"] if not each["place"].startswith("running")]
     if waiting:
         longest = max(each["waiting_s"] for each in waiting)
-        yield f"{len(waiting)} of them wait, the longest for {longest:.1f} s"
+        yield f"{len(waiting)} of them {agreeing(len(waiting), 'waits', 'wait')}, the longest for {longest:.1f} s"
     for place in known["places"]:
         if place["answers"] and place["kv_lacking_bytes"]:
             yield f"on {place['group']} they lack {size(place['kv_lacking_bytes'])} of KV memory"

@@ -20,14 +20,14 @@ from loader.catalogue import Catalogue
 from loader.config import LoaderConfig
 from loader.models import Sizes, read_model
 from placement.config import PlacementConfig
-from prismctl import reference
+from prismctl import commands, reference
 from prismctl.agreement import Given, disagreements
 from prismctl.system import NO, USAGE, failed
 from prismctl.terminal import Json, show_json, width
 from services.config import Config, Fault, Section, faults
 from services.toml_lines import line_of
 
-app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+app = commands.app("Configuration files.")
 _KINDS: dict[str, tuple[type[Section], str]] = {
     "balloond": (BalloondConfig, "node"),
     "loader": (LoaderConfig, "catalogue"),
@@ -53,7 +53,7 @@ class _File:
         return {"file": self.path, "line": line, "key": fault.key if fault.at else None, "problem": fault.what}
 
 
-@app.command("validate")
+@commands.command(app, "prismctl config validate /etc/prism/balloond.toml /etc/prism/loader.toml", "validate")
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="TOML, of one node's services.")],
     as_: Annotated[str, typer.Option("--as", metavar="KIND", help="What they are: " + ", ".join(_KINDS))] = "",
@@ -87,7 +87,7 @@ def validate(
         raise typer.Exit(NO)
 
 
-@app.command("settings")
+@commands.command(app, "prismctl config settings gateway", "settings")
 def settings(
     service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(reference.SERVICES))] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="The whole reference, docs/settings.md.")] = False,

@@ -23,15 +23,15 @@ def drain(
 
     async def ask() -> list[dict[str, Any]]:
         async with system.open_placement() as placement:
-            if undo:
-                await placement.undo_drain(group)
-                return []
-            return [
-                {"model": each.model, "to_group": each.to_group or None, "error": each.error or None}
-                for each in await told_meanwhile(
-                    placement.drain(group), f"models leave {group}, those with requests once they are elsewhere or done"
-                )
-            ]
+            there = [each for each in (await placement.cluster()).groups if each.group == group]
+            asked = [*system.node(), *(system.asked(each.group, each.address) for each in there)]
+            async with system.attending(asked):
+                if undo:
+                    await placement.undo_drain(group)
+                    return []
+                line = f"models leave {group}, those with requests once they are elsewhere or done"
+                left = await told_meanwhile(placement.drain(group), line)
+        return [{"model": each.model, "to_group": each.to_group or None, "error": each.error or None} for each in left]
 
     models = run(ask())
     if undo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import textwrap
 from typing import Annotated, Any
 
@@ -9,10 +10,10 @@ import typer
 
 from prismctl import views
 from prismctl.account import account
-from prismctl.system import System, run
+from prismctl.system import UNREACHABLE, System, run
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show_json, show_table, width
-from services.errors import NotFound
+from services.errors import NotFound, Unavailable
 
 _LOOKED_AT = 10
 """Decisions among which the one is that brought a model where it is, however many are shown."""
@@ -27,11 +28,14 @@ _COLUMNS = (
 
 def explain(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="A model; the decisions about all when left out.")] = "",
-    last: Annotated[int, typer.Option(min=0, help="How many decisions; 0: none below what is said.")] = 10,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="One; left out: the decisions about all.")] = "",
+    last: Annotated[
+        int, typer.Option(min=0, max=100_000, help="How many decisions; 0: none below what is said.")
+    ] = 10,
     json_: Json = False,
 ) -> None:
-    """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first."""
+    """Why a model is where it is, or waits. Or sleeps, or is refused; and the last decisions, newest first. Status 3
+    when one of those that know does not answer; what the others say is shown."""
     system: System = context.obj
     if not model:
         decisions = run(_all(system, last)) if last else []
@@ -41,11 +45,13 @@ def explain(
     value = known | {"account": account(known), "decisions": known["decisions"][:last]}
     if json_:
         show_json(value)
-        return
-    for line in value["account"]:
-        typer.echo("\n".join(textwrap.wrap(line, width(), subsequent_indent="  ", break_long_words=False)))
-    if value["decisions"]:
-        typer.echo("\n" + render(_COLUMNS, map(_row, value["decisions"]), width()))
+    else:
+        for line in value["account"]:
+            typer.echo("\n".join(textwrap.wrap(line, width(), subsequent_indent="  ", break_long_words=False)))
+        if value["decisions"]:
+            typer.echo("\n" + render(_COLUMNS, map(_row, value["decisions"]), width()))
+    if known["silent"] or not all(place["answers"] for place in known["places"]):
+        raise typer.Exit(UNREACHABLE)
 
 
 async def _all(system: System, last: int) -> list[dict[str, Any]]:
@@ -54,10 +60,13 @@ async def _all(system: System, last: int) -> list[dict[str, Any]]:
 
 
 async def _one(system: System, model: str, last: int) -> dict[str, Any]:
-    """What placement and the groups that have it say of a model. Raises NotFound."""
+    """What placement and the groups that have it say of a model, and who does not answer of the node. Raises
+    NotFound."""
     async with system.open_placement() as placement:
         routes, cluster = await placement.routes(), await placement.cluster()
         answer = await placement.explanation(model, last)
+    node = system.node()
+    problems = await asyncio.gather(*(each.problem(system.wait_s) for each in node))
     route = next((each for each in views.models(routes) if each["model"] == model), None)
     if route is None:
         raise NotFound(f"no model {model!r} in the catalogue")
@@ -66,10 +75,14 @@ async def _one(system: System, model: str, last: int) -> dict[str, Any]:
         if not any(each.model == model for each in group.models):
             continue
         if not group.reachable:
-            places.append({"group": group.group, "answers": False})
+            places.append({"group": group.group, "answers": False, "problem": None})
             continue
-        async with system.open_group(group.group, group.address) as client:
-            state, queue = await client.state(), await client.inspect()
+        try:
+            async with system.open_group(group.group, group.address) as client:
+                state, queue = await client.state(), await client.inspect()
+        except Unavailable as error:
+            places.append({"group": group.group, "answers": False, "problem": str(error)})
+            continue
         places += [views.place(group.group, each) for each in state.residents if each.model == model]
         requests += [views.request(each, group.group) for each in queue.requests if each.model == model]
     return {
@@ -83,6 +96,7 @@ async def _one(system: System, model: str, last: int) -> dict[str, Any]:
         "requests": requests,
         "prospect": views.prospect(answer.prospect) if answer.HasField("prospect") else None,
         "decisions": views.decisions(answer.decisions),
+        "silent": [each.silent(problem) for each, problem in zip(node, problems, strict=True) if problem],
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from prismctl.sizes import size
 from prismctl.tables import Column, Row, Section, render
 from prismctl.wording import fault
+from services.text import counted
 
 _BAR = 50
 """Characters of a device's memory."""
@@ -62,7 +63,7 @@ def top(seen: Mapping[str, Any], width: int) -> str:
 
 def status(seen: Mapping[str, Any], width: int) -> str:
     """Services, groups, and what each model does there."""
-    lines = _away(seen, width) or [f"all {len(seen['services'])} services answer"]
+    lines = _away(seen, width) or _wrapped(_all_answer([each["service"] for each in seen["services"]]), width)
     table: list[Row | Section] = []
     for group in seen["groups"]:
         free = f"{size(group['free_bytes'])} of {size(group['capacity_bytes'])} free"
@@ -107,11 +108,11 @@ def bar(device: Mapping[str, Any], length: int = _BAR) -> str:
 
 def _summary(seen: Mapping[str, Any]) -> str:
     on_groups = [model for group in seen["groups"] for model in group["models"]]
-    parts = [_plural(len(seen["groups"]), "group")]
+    parts = [counted(len(seen["groups"]), "group")]
     if seen["models"] is not None:
         states = Counter(model["state"] for model in seen["models"])
         told = ", ".join(f"{count} {state}" for state, count in states.most_common())
-        parts.append(_plural(len(seen["models"]), "model") + (f" ({told})" if told else ""))
+        parts.append(counted(len(seen["models"]), "model") + (f" ({told})" if told else ""))
     parts += [f"{sum(model[key] for model in on_groups)} {key}" for key in ("waiting", "running")]
     rates = [model["tokens_per_s"] for model in on_groups if model["tokens_per_s"] is not None]
     if rates:
@@ -121,16 +122,22 @@ def _summary(seen: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _all_answer(names: Sequence[str]) -> str:
+    count = len(names)
+    who = f"all {count} services answer" if count > 1 else "1 service answers"
+    return f"{who}: {', '.join(names)}"
 
 
 def _away(seen: Mapping[str, Any], width: int) -> list[str]:
-    away = [f"{each['service']} ({each['address']})" for each in seen["services"] if not each["answers"]]
-    lines = [line for each in away for line in _wrapped(f"does not answer: {each}", width)]
+    lines = _wrapped(seen["hint"], width) if seen["hint"] else []
+    for each in seen["services"]:
+        if not each["answers"]:
+            lines += _wrapped(f"does not answer: {each['service']} ({each['address']}): {each['problem']}", width)
     for group in seen["groups"]:
         if group["error"]:
             lines += _wrapped(f"{group['group']} says: {group['error']}", width)
+        if group["engines_error"]:
+            lines += _wrapped(f"{group['group']} says: no engine is warm: {group['engines_error']}", width)
     return lines
 
 

@@ -9,11 +9,12 @@ import pydantic
 import typer
 
 from gateway.keys import Key, digest, new
+from prismctl import commands
 from prismctl.system import USAGE, failed
 from prismctl.terminal import Json, show_json
 from services.config import faults
 
-app = typer.Typer(no_args_is_help=True, help="Keys of the gateway's API.")
+app = commands.app("Keys of the gateway's API.")
 
 
 @app.callback()
@@ -21,9 +22,9 @@ def _keys() -> None:
     """So that there is a command below `keys` though it is the only one."""
 
 
-@app.command("new")
+@commands.command(app, "prismctl keys new ann --models 'org/*' --requests-per-minute 60", "new")
 def make(
-    name: Annotated[str, typer.Argument(help="Whose it is: for logs and errors.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Whose it is: for logs and errors.")],
     models: Annotated[list[str] | None, typer.Option(help="Models it may use, or patterns; several times.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(min=1)] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Of prompts and answers.")] = None,

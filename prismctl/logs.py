@@ -63,7 +63,11 @@ class Tail:
 
     def read(self) -> list[str]:
         """Empty where there is nothing new. A file that began anew is read from its start."""
-        with open(self._path, "rb") as file:
+        try:
+            file = open(self._path, "rb")
+        except FileNotFoundError:  # the system starts again, and puts its logs away
+            return []
+        with file:
             if file.seek(0, 2) < self._offset:
                 self._offset, self._rest, self._cut = 0, b"", False
             file.seek(self._offset)
@@ -91,9 +95,13 @@ def logs(
     if level not in _LEVELS:
         raise typer.BadParameter(f"--level is one of {', '.join(_LEVELS)}, not {level!r}")
     folder = system.state / "logs"
-    tails = _tails(folder, {}, services)
-    if not _tails(folder, {}, None):
-        raise failed(f"no logs in {folder}; under systemd: journalctl -u 'prism-*'", USAGE)
+    try:
+        all_, tails = _tails(folder, {}, None), _tails(folder, {}, services)
+    except OSError as error:
+        raise failed(f"{error.filename}: {error.strerror}", USAGE) from None
+    if not all_:
+        where = "--state FOLDER, or PRISM_STATE, says where a local system is; under systemd: journalctl -u 'prism-*'"
+        raise failed(f"no logs in {folder.resolve()}; {where}", USAGE)
     unknown = sorted(set(services or ()) - tails.keys())
     if unknown:
         raise failed(f"no log of {', '.join(unknown)} in {folder}", USAGE)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
+import pydantic
 import typer
 
-from prismctl import views
+from loader.catalogue import Listed
+from prismctl import commands, views
 from prismctl.sizes import parse_size, size
 from prismctl.system import System, run
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show, show_json, show_table, width
 from prismctl.wording import fault
 from protos import common_pb2, placement_pb2
+from services.config import faults
 
-app = typer.Typer(no_args_is_help=True, help="The catalogue, and what is done to one of its models.")
+app = commands.app("The catalogue, and what is done to one of its models.")
 Name = Annotated[str, typer.Argument(metavar="MODEL")]
 _FIELDS = (("weights", "weights_bytes"), ("floor", "floor_bytes"), ("engine quota", "quota_bytes"))
 
 
-@app.command("list")
+@commands.command(app, "prismctl models list --json", "list")
 def list_models(context: typer.Context, json_: Json = False) -> None:
     """The catalogue: states, sizes, errors."""
     system: System = context.obj
@@ -58,11 +61,11 @@ def list_models(context: typer.Context, json_: Json = False) -> None:
     show_table(rows, json_, columns, lines)
 
 
-@app.command("add")
+@commands.command(app, "prismctl models add my-model /models/my-model --check", "add")
 def add_model(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="As clients will call it.")],
-    path: Annotated[str, typer.Argument(help="Its Hugging Face folder, on the loader's node.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As clients will call it.")],
+    path: Annotated[str, typer.Argument(metavar="FOLDER", help="Its Hugging Face folder, on the loader's node.")],
     ttft_ms: Annotated[int, typer.Option(help="Default target of its requests' first token; 0: none.")] = 0,
     tpot_ms: Annotated[int, typer.Option(help="Default target per further token; 0: none.")] = 0,
     pinned: Annotated[bool, typer.Option("--pinned", help="Never evicted.")] = False,
@@ -79,10 +82,11 @@ def add_model(
     """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is
     removed, beside those of the catalogue file. The same name and path again: its files are read afresh."""
     system: System = context.obj
-    listing = common_pb2.ModelListing(
+    listed = _listed(
         name=name,
         path=os.path.abspath(os.path.expanduser(path)),
-        default_slo=common_pb2.Slo(ttft_ms=ttft_ms, tpot_ms=tpot_ms),
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
         pinned=pinned,
         engine=engine,
         context_tokens=context_tokens,
@@ -92,9 +96,12 @@ def add_model(
         task=task,
         tool_parser=tool_parser,
     )
+    common = listed.model_dump(exclude={"ttft_ms", "tpot_ms"})
+    slo = common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms)
+    listing = common_pb2.ModelListing(**common, default_slo=slo)
 
     async def ask() -> common_pb2.ModelSpec:
-        async with system.open_placement() as placement:
+        async with system.open_placement() as placement, system.attending(system.node()):
             return await placement.add_model(listing, check_only=check)
 
     spec = views.spec(run(ask()))
@@ -105,7 +112,20 @@ def add_model(
     show(spec | {"added": not check}, json_, text)
 
 
-@app.command("remove")
+def _listed(**given: Any) -> Listed:
+    """Checked as the loader does. Raises BadParameter with the option that cannot be."""
+    try:
+        return Listed(**given)
+    except pydantic.ValidationError as error:
+        fault = faults(error)[0]
+        if fault.key == "name" and isinstance(given["name"], str):
+            what = f"{given['name']!r} cannot be a model's name: letters, digits and ._:/@+- after a letter or a digit"
+            raise typer.BadParameter(what) from None
+        option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(fault.key, "--" + fault.key.replace("_", "-"))
+        raise typer.BadParameter(f"{option}: {fault.what}" if fault.at else fault.what) from None
+
+
+@commands.command(app, "prismctl models remove my-model --force", "remove")
 def remove_model(
     context: typer.Context,
     name: Name,
@@ -119,20 +139,21 @@ def remove_model(
 
     async def ask() -> None:
         async with system.open_placement() as placement:
-            await placement.remove_model(name, force)
+            async with system.attending([*system.node(), *await system.groups(placement, name)]):
+                await placement.remove_model(name, force)
 
     run(ask())
     show({"model": name, "removed": True}, json_, f"{name} is removed")
 
 
-@app.command("pin")
+@commands.command(app, "prismctl models pin llama-debian", "pin")
 def pin_model(context: typer.Context, name: Name, json_: Json = False) -> None:
     """Keep a model's image in host memory. Whatever others need, until it is unpinned. One that can have no image
     beside those that are pinned is refused."""
     _pin(context.obj, name, True, json_)
 
 
-@app.command("unpin")
+@commands.command(app, "prismctl models unpin llama-debian", "unpin")
 def unpin_model(context: typer.Context, name: Name, json_: Json = False) -> None:
     """Let the image of a model give way to others' again."""
     _pin(context.obj, name, False, json_)
@@ -148,7 +169,7 @@ def _pin(system: System, name: str, pinned: bool, json_: bool) -> None:
     show({"model": name, "image_pinned": pinned}, json_, text)
 
 
-@app.command("inspect")
+@commands.command(app, "prismctl models inspect llama-debian --json", "inspect")
 def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> None:
     """Where a model's weights are, what is under way."""
     system: System = context.obj

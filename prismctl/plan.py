@@ -12,8 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from prismctl.system import failed
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import show_json, width
+from services.text import counted
 from sim import catalogue as catalogues
 from sim import rates as drawn
 from sim import trace as traces
@@ -64,9 +66,10 @@ def plan(
         if not gpus and not planner.groups:
             raise ValueError("name --gpus or --groups")
         found = planner.fewest(gpus, target / 100) if fewest else [planner.tried(gpus)]
-    except (ValueError, ArgumentTypeError, OSError) as error:
-        typer.echo(f"prismctl: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
+    except OSError as error:
+        raise failed(f"{error.filename}: {error.strerror}", BAD_INPUT) from None
+    except (ValueError, ArgumentTypeError) as error:
+        raise failed(str(error), BAD_INPUT) from None
     answer = found[-1]
     if json_:
         show_json({"target": target / 100, "fits": _fits(answer, target), "tried": [_told(tried) for tried in found]})
@@ -124,9 +127,9 @@ def _told(tried: Tried) -> dict[str, Any]:
 def _print(found: list[Tried], target: float) -> None:
     answer = found[-1]
     for tried in found[:-1]:
-        typer.echo(f"{tried.gpus} GPUs: {tried.refused or _percent(tried.attainment)}")
+        typer.echo(f"{counted(tried.gpus, 'GPU')}: {tried.refused or _percent(tried.attainment)}")
     if answer.report is None:
-        typer.echo(f"{answer.gpus} GPUs: {answer.refused}")
+        typer.echo(f"{counted(answer.gpus, 'GPU')}: {answer.refused}")
         return
     columns = (
         Column("model"),
@@ -141,8 +144,8 @@ def _print(found: list[Tried], target: float) -> None:
     typer.echo(render(columns, rows, width()))
     total, fits = answer.report["all"], _fits(answer, target)
     typer.echo(
-        f"{'fits' if fits else 'does not fit'}: {_percent(answer.attainment)} of {total['requests']} requests on time "
-        f"with {answer.gpus} GPUs; {target:g} % asked"
+        f"{'fits' if fits else 'does not fit'}: {_percent(answer.attainment)} of "
+        f"{counted(total['requests'], 'request')} on time with {counted(answer.gpus, 'GPU')}; {target:g} % asked"
     )
 
 

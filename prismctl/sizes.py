@@ -7,6 +7,7 @@ import re
 import typer
 
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)\s*([KMG]i?B?|B)?$", re.IGNORECASE)
+_MOST = 1 << 60
 
 
 def parse_size(text: str, none: bool = False) -> int:
@@ -17,7 +18,10 @@ def parse_size(text: str, none: bool = False) -> int:
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; write 12MiB, 1.5GiB{', 4096 or none' if none else ' or 4096'}")
     power = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3}[(match[2] or "")[:1].lower()]
-    return int(float(match[1]) * 1024**power)
+    count = float(match[1]) * 1024**power
+    if count >= _MOST:
+        raise typer.BadParameter(f"{text!r} is more than any machine has")
+    return int(count)
 
 
 def size(count: float) -> str:

@@ -17,6 +17,7 @@ from protos import common_pb2, placement_pb2
 from services.errors import NotFound, TimedOut, Unmet
 
 Name = Annotated[str, typer.Argument(metavar="MODEL")]
+_AGAIN_S = 0.05
 _DOWN = {"hibernating": common_pb2.HIBERNATING, "cold": common_pb2.COLD, "disk": common_pb2.ON_DISK}
 
 
@@ -34,11 +35,13 @@ def wake(
 
     async def ask() -> tuple[str, str]:
         async with system.open_placement() as placement:
-            place = await placement.activate(name)
+            async with system.attending([*system.node(), *await system.groups(placement)]):
+                place = await placement.activate(name)
             if no_wait:
                 return place.group, "waking"
             try:
-                async with asyncio.timeout(patience_s):
+                attending = system.attending([*system.node(), system.asked(place.group, place.address)])
+                async with asyncio.timeout(patience_s), attending:
                     return await _until_active(placement, name), "active"
             except TimeoutError:
                 raise TimedOut(f"{name} is not active after {patience_s:g} s; it is still waking") from None
@@ -61,10 +64,20 @@ async def _until_active(placement: PlacementClient, name: str) -> str:
         if route.residency == common_pb2.ERROR:
             raise Unmet(f"{name}: {route.error}")
         if was_waking and route.residency != common_pb2.WAKING:
-            (last,) = await placement.explain(name, 1)
-            raise Unmet(f"{name} did not come up: {last.outcome}")
+            outcome = await _outcome(placement, name)
+            if not outcome.startswith("done"):
+                raise Unmet(f"{name} did not come up: {outcome}")
         was_waking = was_waking or route.residency == common_pb2.WAKING
     raise AssertionError("routes are followed for ever")
+
+
+async def _outcome(placement: PlacementClient, name: str) -> str:
+    """Of the last decision about it, when that has one: routes change a moment before."""
+    while True:
+        (last,) = await placement.explain(name, 1)
+        if last.outcome != "under way":
+            return last.outcome
+        await asyncio.sleep(_AGAIN_S)
 
 
 def sleep(
@@ -81,7 +94,8 @@ def sleep(
 
     async def ask() -> placement_pb2.EvictResponse:
         async with system.open_placement() as placement:
-            return await placement.eviction(name, _DOWN[to])
+            async with system.attending([*system.node(), *await system.groups(placement, name)]):
+                return await placement.eviction(name, _DOWN[to])
 
     answer = run(ask())
     state, why = views.residency(answer.residency), answer.reason
@@ -97,7 +111,8 @@ def move(
 
     async def ask() -> float:
         async with system.open_placement() as placement:
-            return await told_meanwhile(placement.migrate(name, group), f"{name} is on its way to {group}")
+            async with system.attending([*system.node(), *await system.groups(placement, name, group)]):
+                return await told_meanwhile(placement.migrate(name, group), f"{name} is on its way to {group}")
 
     seconds = run(ask())
     show({"model": name, "group": group, "seconds": seconds}, json_, f"{name} is on {group} after {seconds:.2f} s")
@@ -123,7 +138,7 @@ def limit(
             raise NotFound(f"{name} is on no group now: a limit is for a model that is up or asleep")
         answers = {}
         for group, address in addresses.items():
-            async with system.open_group(group, address) as client:
+            async with system.open_group(group, address) as client, system.attending(system.node()):
                 answers[group] = views.limit(await client.set_limit(name, count))
         return answers
 

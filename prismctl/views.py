@@ -97,6 +97,7 @@ def group(
         "answers": state is not None,
         "drained": state.drained if state is not None else told is not None and told.drained,
         "error": state.balloond_error if state is not None else "",
+        "engines_error": state.engines_error if state is not None else "",
         "pressure": told.pressure if told is not None else None,
         "capacity_bytes": sum(device.capacity_bytes for device in memory),
         "free_bytes": sum(device.free_bytes for device in memory),

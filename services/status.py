@@ -30,6 +30,8 @@ _CODES: dict[type[PrismError], grpc.StatusCode] = {
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
+_NO_ANSWER = "Deadline Exceeded"
+"""What gRPC itself says; a server that gives up in time has a sentence of its own."""
 _KINDS = {code: kind for kind, code in _CODES.items()}
 
 
@@ -41,7 +43,11 @@ def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.UNAVAILABLE, str(error)  # as `from_rpc` has it
 
 
-def from_rpc(error: grpc.aio.AioRpcError) -> PrismError:
-    """The domain error that a status tells; UNAVAILABLE for everything that has no kind of its own."""
+def from_rpc(error: grpc.aio.AioRpcError, whom: str = "") -> PrismError:
+    """The domain error that a status tells; UNAVAILABLE for everything that has no kind of its own. `whom`: who was
+    asked, for a call whose time was over before there was an answer: what gRPC says of that names nobody."""
     kind = _KINDS.get(error.code(), Unavailable)
-    return kind(error.details() or error.code().name)
+    told = error.details() or error.code().name
+    if whom and kind is TimedOut and _NO_ANSWER in told:
+        return TimedOut(f"{whom} did not answer in time")
+    return kind(told)

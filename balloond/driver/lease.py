@@ -149,7 +149,9 @@ class Lease:
         if lease._attached.wait(timeout_s) and lease._refused is None:
             return lease
         lease._end()
-        raise lease._refused or LeaseRefused("timeout", f"{socket_path}: no answer within {timeout_s:g} s")
+        raise lease._refused or LeaseRefused(
+            "timeout", f"balloond at {socket_path} gave no answer within {timeout_s:g} s"
+        )
 
     # --- extents
 

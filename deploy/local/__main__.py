@@ -9,24 +9,24 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import grpc
 
 from deploy.local import bundled, kernels, sizing
 from deploy.local.devices import groups, host_bytes_for_images, host_bytes_free
+from deploy.local.introduction import introduction
 from deploy.local.models import named, read_all, write_catalogue
 from deploy.local.processes import StartFailed, System
-from deploy.local.questions import question
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
-from gpu_scheduler.client import GpuSchedulerClient
+from deploy.local.warming import Warming, Watched
+from gateway import cors
+from loader import catalogue
 from placement.client import PlacementClient
-from protos import common_pb2
 from services import addresses, log, tasks
 from services.errors import PrismError
 
-_WARM_S = 120.0
 _GPU_ENGINES = 16
 """Most engine processes of a GPU, hibernating ones included."""
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,6 +44,13 @@ def sizes(text: str) -> list[list[int]]:
     if min(map(min, values)) < 1:
         raise ValueError(text)
     return values
+
+
+def _origin(text: str) -> str:
+    try:
+        return cors.origin(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def arguments() -> argparse.Namespace:
@@ -68,6 +75,14 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--http", default="127.0.0.1:8000", help="address of the HTTP API (default %(default)s)")
     parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        type=_origin,
+        metavar="ORIGIN",
+        help='pages that may read answers in a browser, as "http://localhost:3000", or "*" for all; may be given again',
+    )
+    parser.add_argument(
         "--state",
         type=Path,
         default=ROOT / ".run",
@@ -90,7 +105,12 @@ def arguments() -> argparse.Namespace:
         "--traces", action="store_true", help="to OTEL_EXPORTER_OTLP_ENDPOINT, http://localhost:4318 if not set"
     )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
-    return parser.parse_args()
+    options = parser.parse_args()
+    try:
+        cors.alone(options.cors_origin)
+    except ValueError as error:
+        parser.error(f"argument --cors-origin: {error}")
+    return options
 
 
 async def main() -> int:
@@ -128,6 +148,7 @@ async def main() -> int:
         idle_s=options.idle_s,
         log_level=options.log_level,
         traces=options.traces,
+        gateway={"cors_origins": options.cors_origin} if options.cors_origin else {},
     )
     local = local.with_(host_capacity_bytes=host_bytes_for_images(on_gpus=local.on_gpus))
     if local.on_gpus:
@@ -141,7 +162,15 @@ async def main() -> int:
         if stop.is_set():
             return 130
         local = local.with_(catalogue=state / "models.toml")
-        write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
+        faults = write_catalogue(options.models, local.catalogue, GPU_DTYPE_BYTES if local.on_gpus else 4)
+        for name, fault in faults.items():
+            say(f"{name} cannot be served, the others are: {fault}")
+    else:
+        try:
+            catalogue.read(local.catalogue)
+        except ValueError as error:
+            say(f"no catalogue that can be used: {error}")
+            return 1
     if not local.on_gpus and options.device_mib is None:
         sized = sizing.sized(read_all(local.catalogue), host_bytes_free())
         local = local.with_groups(groups("cpu", sized.mib))
@@ -163,12 +192,12 @@ async def main() -> int:
             return 130
         starting.result()
         compiling = tasks.spawn(precompiled.wait(), "wait for kernels")
-        await _warm(local, stopping)
+        problems = await _warm(local, system, stopping)
         await asyncio.wait([compiling, stopping], return_when=asyncio.FIRST_COMPLETED)
         await tasks.cancel(compiling)
         if stopping.done():
             return 130
-        await _introduce(local, system, time.monotonic() - began)
+        await _introduce(local, system, problems, time.monotonic() - began)
         await stopping
         say("stopping, once answers under way have ended or their time is over")
     except StartFailed as error:
@@ -181,33 +210,23 @@ async def main() -> int:
     return 0
 
 
-async def _warm(local: Local, stopping: asyncio.Task[bool]) -> None:
-    """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever."""
-
-    async def one(group: str) -> None:
-        client = GpuSchedulerClient(local.unix(local.scheduler(group)))
-        try:
-            async for state in client.watch():
-                if state is not None and state.warm_engines:
-                    say(f"{group} has a warm engine")
-                    return
-        finally:
-            await client.close()
-
-    say("engines are importing SGLang")
-    warming: asyncio.Future[list[None]] = asyncio.gather(*(one(group) for group in local.group_names))
-    either: list[asyncio.Future[Any]] = [warming, stopping]
-    await asyncio.wait(either, timeout=_WARM_S, return_when=asyncio.FIRST_COMPLETED)
-    if not warming.done():
-        warming.cancel()
-        await asyncio.gather(warming, return_exceptions=True)
+async def _warm(local: Local, system: System, stopping: asyncio.Task[bool]) -> Mapping[str, str]:
+    """Waits until each group has an engine whose imports are done, so that the first request does not; not for ever.
+    Why a group has none, by group."""
+    watched = []
+    for group in local.group_names:
+        scheduler = local.scheduler(group)
+        log_path = Path(os.path.relpath(system.running[scheduler].log_path))
+        watched.append(Watched(group, local.unix(scheduler), log_path))
+    say(f"engines {'are importing SGLang' if local.engine == 'sglang' else 'start'}")
+    warming = Warming(watched, say)
+    running = tasks.spawn(warming.run(), "wait for warm engines")
+    await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
+    await tasks.cancel(running)
+    return warming.problems
 
 
-def _size(nbytes: int) -> str:
-    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"
-
-
-async def _introduce(local: Local, system: System, seconds: float) -> None:
+async def _introduce(local: Local, system: System, problems: Mapping[str, str], seconds: float) -> None:
     placement = PlacementClient(local.unix("placement"))
     try:
         routes = await placement.routes()
@@ -215,35 +234,9 @@ async def _introduce(local: Local, system: System, seconds: float) -> None:
     finally:
         await placement.close()
     say(f"serving after {seconds:.1f} s\n")
-    print("  process                  pid")
-    for name, running in system.running.items():
-        print(f"  {name:<22} {running.pid:>6}")
-    print("\n  devices                 memory")
-    for group in cluster.groups:
-        print(f"  {group.group:<22} {_size(group.capacity_bytes):>9}")
-    print("\n  model                      weights   state")
-    for route in routes.routes:
-        state = common_pb2.Residency.Name(route.residency).lower().replace("_", " ")
-        print(f"  {route.model.name:<24} {_size(route.model.weights_bytes):>9}   {state} {route.error}")
-    names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
-    first, second = names[0], names[len(names) // 2]
-    address = f"http://{local.http}"
-    print(
-        f"""
-Try, in another shell:
-
-  curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{question(first)}"}}]}}'
-
-  curl -sN {address}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"model": "{second}", "temperature": 0, "stream": true,
-         "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'
-
-  {os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)} status
-
-A model is loaded at its first request; when memory is short, an idle one leaves. Ctrl-C ends everything.""",
-        flush=True,
-    )
+    processes = {name: running.pid for name, running in system.running.items()}
+    prismctl = f"{os.path.relpath(sys.executable)} -m prismctl --state {os.path.relpath(local.state)}"
+    print(introduction(processes, cluster, routes, problems, local.http, prismctl), flush=True)
 
 
 if __name__ == "__main__":

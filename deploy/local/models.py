@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from deploy.local import bundled
 from loader import catalogue, checkpoint
@@ -13,31 +16,46 @@ from loader.errors import BrokenCheckpoint
 from loader.models import Model, Sizes, read_model
 from services.errors import Invalid
 
+_NAME = TypeAdapter[str](catalogue.Name)
+
 
 def named(argument: str) -> tuple[str, Path]:
-    """("small", /models/small-1b) of "small=/models/small-1b"; without a name it is the folder's."""
-    name, given, path = argument.rpartition("=")
-    folder = Path(bundled.path_of(path)).expanduser().resolve()
-    return (name if given else folder.name), folder
+    """("small", /models/small-1b) of "small=/models/small-1b"; without a name before the first "=" it is the folder's.
+    What has a "/" before the first "=" is a path (/v=3/small-1b, runs/v=3/m), unless that part can be a name and what
+    follows begins as only paths do (org/m=/models/m), and there is no such folder. Raises Invalid without a path."""
+    name, given, path = argument.partition("=")
+    if "/" in name and (not _can_be_name(name) or not path.startswith(("/", "~", ".")) or os.path.isdir(argument)):
+        name = ""
+    if given and name and not path:
+        raise Invalid(f"{argument!r} names no folder; write NAME=PATH")
+    # Not where links lead to: a model is called as its user calls its folder.
+    path = bundled.path_of(path if given and name else argument)
+    folder = Path(os.path.abspath(os.path.expanduser(path)))
+    return (name if given and name else folder.name), folder
 
 
-def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> None:
-    """Lists the models ("PATH" or "NAME=PATH") in a catalogue file at `path`. Raises Invalid with one line for a folder
-    that is no model that can be served, and for a name that cannot be or comes twice."""
+def write_catalogue(models: Sequence[str], path: Path, dtype_bytes: int) -> Mapping[str, str]:
+    """Lists the models ("PATH" or "NAME=PATH") in a catalogue file at `path`. Returns, by name, what is wrong with
+    models that cannot be served: the loader finds it too, and the others are served. Raises Invalid with a line for
+    each when none can be, and with one line for a name that cannot be or comes twice."""
     entries = [named(argument) for argument in models]
-    for _, folder in entries:
-        try:
-            checkpoint.read(str(folder), dtype_bytes)
-        except BrokenCheckpoint as error:
-            raise Invalid(f"no model that can be served: {folder}: {error}") from None
-    # JSON's strings are TOML's.
-    path.write_text(
-        "".join(f"[[model]]\nname = {json.dumps(name)}\npath = {json.dumps(str(folder))}\n" for name, folder in entries)
-    )
+    _check_names(entries)
+    faults = {name: fault for name, folder in entries if (fault := _fault(folder, dtype_bytes))}
+    if len(faults) == len(entries):
+        raise Invalid("no model can be served:" + "".join(f"\n  {name}: {fault}" for name, fault in faults.items()))
     try:
+        # JSON's strings are TOML's, unless they are escaped: JSON does that with halves of characters.
+        path.write_text(
+            "".join(
+                f"[[model]]\nname = {json.dumps(name)}\npath = {json.dumps(str(folder), ensure_ascii=False)}\n"
+                for name, folder in entries
+            ),
+            encoding="utf-8",
+        )
         catalogue.read(path)
     except ValueError as error:
-        raise Invalid(f"the models cannot be listed: {error}; give names as NAME=PATH") from None
+        raise Invalid(f"the models cannot be listed: {error}") from None
+    return faults
 
 
 def read_all(path: Path) -> list[Model]:
@@ -49,3 +67,32 @@ def read_all(path: Path) -> list[Model]:
         return [read_model(listed, sizes) for listed in catalogue.read(path)]
     except ValueError as error:
         raise Invalid(str(error)) from None
+
+
+def _check_names(entries: Sequence[tuple[str, Path]]) -> None:
+    folders: dict[str, Path] = {}
+    for name, folder in entries:
+        if not _can_be_name(name):
+            raise Invalid(f"{name!r} cannot be the name of a model, of {folder}: give it another as NAME=PATH")
+        if name in folders:
+            where = " and ".join(dict.fromkeys((str(folders[name]), str(folder))))
+            raise Invalid(f"the name {name!r} is given twice, for {where}: give names as NAME=PATH")
+        folders[name] = folder
+
+
+def _can_be_name(text: str) -> bool:
+    try:
+        _NAME.validate_python(text)
+    except ValidationError:
+        return False
+    return True
+
+
+def _fault(folder: Path, dtype_bytes: int) -> str:
+    """Why the folder cannot be served, with its path."""
+    try:
+        checkpoint.read(folder, dtype_bytes)
+    except BrokenCheckpoint as error:
+        why = " ".join(str(error).split())
+        return why if str(folder) in why else f"{folder}: {why}"
+    return ""

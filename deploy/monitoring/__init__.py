@@ -19,6 +19,8 @@ _WIDE, _HIGH, _ACROSS = 8, 8, 24
 """Of a panel, in Grafana's columns and rows."""
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _OF_MODEL = 'model=~"$model"'
+_OF_CLIENTS = 'path!~"/health|/metrics|/ui"'
+"""Without what looks at the gateway itself every few seconds."""
 _OF_DEVICE = 'device=~"$device"'
 
 
@@ -51,8 +53,24 @@ def _rate(metric: str, labels: str, by: str) -> Queries:
 PANELS: dict[str, tuple[Panel, ...]] = {
     "What clients see": (
         Panel(
-            "Requests by outcome", _rate("prism_gateway_requests_total", _OF_MODEL, "outcome"), "reqps", stacked=True
+            "Requests by status",
+            _rate("prism_gateway_requests_total", f"{_OF_MODEL}, {_OF_CLIENTS}", "status"),
+            "reqps",
+            stacked=True,
         ),
+        Panel(
+            "Requests that were refused or failed",
+            (
+                (
+                    f"sum by (status, code) (rate(prism_gateway_requests_total{{{_OF_MODEL}, {_OF_CLIENTS}, "
+                    'code!=""}[$__rate_interval]))',
+                    "{{status}} {{code}}",
+                ),
+            ),
+            "reqps",
+            stacked=True,
+        ),
+        Panel("Answers by outcome", _rate("prism_gateway_answers_total", _OF_MODEL, "outcome"), "reqps", stacked=True),
         Panel(
             "Targets met",
             (

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import pydantic
 from pydantic import Field
 
+from gateway import surrogates
+
 MOST_TOOLS = 128
 MOST_LEVELS = 64
 """Of arguments: templates write them out, and go down into them."""
@@ -42,6 +44,8 @@ class Tools:
     """The only tool that may be called."""
     parallel: bool = True
     """Whether there may be several calls."""
+    answer: str | None = None
+    """The schema, as text, of an answer that is no calls; none: it is free, or there must be calls."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -50,37 +54,6 @@ class Tools:
     def for_template(self) -> list[dict[str, Any]]:
         """As chat templates take them."""
         return [tool.model_dump(exclude_none=True) for tool in self.functions]
-
-    def schema(self) -> str:
-        """Of an answer that is calls and nothing else: a row of objects with name and parameters."""
-        functions = [tool.function for tool in self.functions if tool.function.name in self.names]
-        parameters = {one.name: _moved(one.parameters or {"type": "object"}, one.name) for one in functions}
-        call = [
-            {
-                "type": "object",
-                "properties": {"name": {"const": name}, "parameters": {"$ref": f"#/$defs/{name}"}},
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-            for name in parameters
-        ]
-        most = {} if self.parallel and not self.name else {"maxItems": 1}
-        row = {"type": "array", "minItems": 1, **most, "items": {"anyOf": call}, "$defs": parameters}
-        return json.dumps(row, ensure_ascii=False, separators=(",", ":"))  # of numbers of any size
-
-
-def _moved(schema: Any, name: str) -> Any:
-    """A schema that is a definition in another now: what it refers to in itself has moved along."""
-    if isinstance(schema, Mapping):
-        return {
-            key: _target(value, name) if key == "$ref" and isinstance(value, str) else _moved(value, name)
-            for key, value in schema.items()
-        }
-    return [_moved(one, name) for one in schema] if isinstance(schema, list) else schema
-
-
-def _target(reference: str, name: str) -> str:
-    return f"#/$defs/{name}{reference[1:]}" if reference.startswith("#") else reference
 
 
 _KINDS = ("none", "auto", "required")
@@ -132,7 +105,7 @@ def for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = json.loads(surrogates.mended(arguments.encode()) or arguments)
             except (ValueError, RecursionError):
                 raise ValueError(f"the arguments of '{function['name']}' are not JSON") from None
         if _levels(arguments) > MOST_LEVELS:

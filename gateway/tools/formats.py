@@ -31,16 +31,26 @@ class Format:
     """`begin` may be missing where the answer begins with a call."""
     short_ids: bool = False
     """Templates want ids of calls of nine characters."""
+    arguments: str = "arguments"
+    """What a grammar has the model call them."""
+    around: tuple[str, str] = ("", "")
+    """What a grammar has it write around each call."""
+    joins: str = "\n"
+    """What it writes between two calls."""
+    around_all: tuple[str, str] = ("", "")
+    """What it writes around all calls."""
 
 
 FORMATS: Mapping[str, Format] = {
-    "hermes": Format("<tool_call>", "</tool_call>"),
-    "llama3": Format("<|python_tag|>", between=" \t\r\n;", bare=True),
-    "mistral": Format("[TOOL_CALLS]", between=" \t\r\n[,]", short_ids=True),
+    "hermes": Format("<tool_call>", "</tool_call>", around=("<tool_call>\n", "\n</tool_call>")),
+    "llama3": Format("<|python_tag|>", between=" \t\r\n;", bare=True, arguments="parameters", joins="; "),
+    "mistral": Format(
+        "[TOOL_CALLS]", between=" \t\r\n[,]", short_ids=True, joins=", ", around_all=("[TOOL_CALLS][", "]")
+    ),
 }
 """By name: Hermes, Qwen 2.5 and 3; Llama 3.1 to 3.3; Mistral up to tokenizer v7."""
-ENFORCED = Format("", between=" \t\r\n[,]", bare=True)
-"""What the grammar of `Tools.schema` makes of an answer."""
+ENFORCED = Format("", between=" \t\r\n[,]", bare=True, arguments="parameters", joins=", ", around_all=("[", "]"))
+"""What the grammar of an answer that must be calls makes of it."""
 
 
 def guess(template: str) -> Format | None:

@@ -19,6 +19,8 @@ from services.errors import Refused, TimedOut
 
 _log = log.get(__name__)
 _MOST_START_FAILURES = 3
+_FIRST_STEPS = {"sglang": "importing SGLang", "echo": "starting"}
+"""By kind of engine, what it does before it says that it is warm."""
 _STEADY_S = 60.0
 """Who lived so long has not died of what others died of."""
 _UNSETTLED_S = 20.0
@@ -72,6 +74,21 @@ class WarmPool:
         return len(self._idle)
 
     @property
+    def starting(self) -> list[str]:
+        """What each engine that is on its way to being warm is at."""
+        return [_FIRST_STEPS[self.spawn.kind]] * len(self._starting)
+
+    @property
+    def error(self) -> str:
+        """Why the last engine without a model did not start, or died; empty where one is warm, or none did."""
+        return self._last_failure if self._failures and not self._idle else ""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether so many did in a row that no other is started before a model needs one."""
+        return bool(self.error) and self._failures >= _MOST_START_FAILURES
+
+    @property
     def engines(self) -> list[Engine]:
         return [*self._idle, *self._taken]
 
@@ -116,6 +133,7 @@ class WarmPool:
             if engine is not None:
                 if self._closed or not engine.alive:
                     self._failures += 1
+                    self._last_failure = f"engine {engine.pid} died before it had a model"
                     engine.kill()
                 else:
                     self._idle.append(engine)

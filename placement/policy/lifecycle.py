@@ -19,6 +19,7 @@ from placement.policy.eviction import Eviction, evict, freed_by, may_leave
 from placement.policy.field import Option
 from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.refusal import arithmetic
+from services.text import agreeing
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRul
     if best.home:
         text += "; it hibernates there"
     if best.evictions:
-        text += "; " + " and ".join(d.model for d in best.evictions) + " leave first"
+        text += "; " + " and ".join(d.model for d in best.evictions)
+        text += f" {agreeing(len(best.evictions), 'leaves', 'leave')} first"
     return text
 
 

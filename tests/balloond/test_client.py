@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from services.errors import Unavailable
+from balloond.client import BalloondClient
+from services.errors import PrismError, TimedOut, Unavailable
 
 
 async def test_a_watch_goes_on_over_a_restart_and_says_when_it_was_lost(node):
@@ -29,11 +30,15 @@ async def test_a_call_waits_for_a_balloond_that_comes_back(node):
 
 
 async def test_a_balloond_that_stays_away_is_an_error_of_ours(tmp_path):
-    from balloond.client import BalloondClient
-    from services.errors import PrismError, TimedOut
-
     client = BalloondClient(f"unix:{tmp_path / 'nobody.sock'}")
     with pytest.raises(PrismError) as error:
         await client.make_room("cpu:0", "a", bytes=1, may_retract=False, hold_ms=0, timeout_s=0.05)
     assert isinstance(error.value, TimedOut | Unavailable)
+    await client.close()
+
+
+async def test_a_balloond_that_does_not_answer_in_time_is_named(tmp_path):
+    client = BalloondClient(f"unix:{tmp_path}/nobody")
+    with pytest.raises(TimedOut, match=f"balloond at unix:{tmp_path}/nobody did not answer in time"):
+        await client.inspect(timeout_s=0.0)
     await client.close()

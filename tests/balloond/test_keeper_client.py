@@ -1,10 +1,12 @@
 import os
+import signal
 
 import pytest
 
 from balloond.keeper_client import KeeperClient
 from protos import keeper_pb2
 from services.errors import Unavailable
+from tests.balloond.conftest import TIMEOUT_S
 
 
 def kept(id, fd=None):
@@ -99,6 +101,20 @@ async def test_forgetting_waits_for_a_keeper_that_is_away(keeper):
     await keeper.start_keeper()
     await forgetting
     assert await names(keeper) == {"b": False}
+    await client.close()
+
+
+async def test_a_keeper_that_stands_still_or_is_gone_does_not_answer_and_a_new_one_does(keeper):
+    client, _ = await connected(keeper, tuple)
+    assert await client.answers(TIMEOUT_S)
+    keeper.keeper.send_signal(signal.SIGSTOP)
+    assert not await client.answers(0.05)
+    keeper.keeper.send_signal(signal.SIGCONT)
+    assert await client.answers(TIMEOUT_S)
+    keeper.kill(keeper.keeper)
+    assert not await client.answers(0.05)
+    await keeper.start_keeper()
+    assert await client.answers(TIMEOUT_S)
     await client.close()
 
 

@@ -1,6 +1,7 @@
 """The gRPC service, through its client."""
 
 import asyncio
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -81,7 +82,7 @@ async def test_watching_tells_the_state_now_and_after_a_change(shared, client):
 
 async def test_who_watches_many_nodes_hears_of_a_booking_at_once_and_of_pages_as_often_as_it_wants():
     changed, states = Watched(None), [balloond_pb2.NodeState(devices=[balloond_pb2.DeviceState(device="d")])]
-    servicer = BalloondServicer("node", SimpleNamespace(changed=changed))
+    servicer = BalloondServicer("node", SimpleNamespace(changed=changed), None)
     servicer._state = lambda: states[-1]
     told = servicer.Watch(balloond_pb2.WatchRequest(pages_ms=60_000), None)
     assert await anext(told) == states[0]
@@ -121,3 +122,20 @@ async def test_events_are_kept_in_order(shared, client):
     assert [event.what for event in mine[-2:]] == ["booked", "booking dropped"]
     assert mine[-1].sequence > mine[-2].sequence
     assert len(await client.events(limit=1)) == 1
+
+
+async def test_whether_the_keeper_answers_is_told_to_who_asks_for_it(node):
+    async with node.client() as client, asyncio.timeout(60):
+
+        async def until(answers):
+            """It may be late on a busy machine."""
+            while (await client.inspect(with_keeper=True)).keeper.answers != answers:
+                pass
+
+        assert not (await client.inspect()).HasField("keeper")
+        assert (await client.inspect(with_keeper=True)).keeper.socket == node.keeper_path
+        await until(True)
+        node.keeper.send_signal(signal.SIGSTOP)
+        await until(False)
+        node.keeper.send_signal(signal.SIGCONT)
+        await until(True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.conftest import EMBEDDER, KEY
+from tests.clients.conftest import EMBEDDER, KEY, SLEEPER
 from tests.gateway.conftest import MODEL, World
 
 HERE = Path(__file__).parent / "js"
@@ -55,7 +55,14 @@ async def test_the_javascript_client_finds_what_it_expects(installed: Path, parr
         NODE,
         "client.mjs",
         cwd=installed,
-        env={**os.environ, "PRISM_URL": parrot.url, "PRISM_KEY": KEY, "PRISM_MODEL": MODEL, "PRISM_EMBEDDER": EMBEDDER},
+        env={
+            **os.environ,
+            "PRISM_URL": parrot.url,
+            "PRISM_KEY": KEY,
+            "PRISM_MODEL": MODEL,
+            "PRISM_EMBEDDER": EMBEDDER,
+            "PRISM_SLEEPER": SLEEPER,
+        },
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )

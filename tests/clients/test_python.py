@@ -12,7 +12,7 @@ import pydantic
 import pytest
 
 from gpu_scheduler.engines.echo.rule import embedding
-from tests.clients.conftest import DIMENSIONS, EMBEDDER, KEY
+from tests.clients.conftest import COMMENTS, DIMENSIONS, EMBEDDER, KEY, SLEEPER
 from tests.gateway.conftest import MODEL, World
 
 TOOLS: Any = [
@@ -40,7 +40,7 @@ async def client(parrot: World) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 async def test_models_are_listed_and_one_is_found(client: openai.AsyncOpenAI) -> None:
-    assert sorted([model.id async for model in client.models.list()]) == sorted([MODEL, EMBEDDER])
+    assert sorted([model.id async for model in client.models.list()]) == sorted([MODEL, EMBEDDER, SLEEPER])
     assert (await client.models.retrieve(MODEL)).id == MODEL
 
 
@@ -109,15 +109,27 @@ async def test_required_calls_have_a_grammar(client: openai.AsyncOpenAI, parrot:
         final = await stream.get_final_completion()
     message = final.choices[0].message
     assert not message.content and [call.function.name for call in message.tool_calls or []] == ["weather"] * 2
-    assert json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)["type"] == "array"
+    assert 'root ::= "[" r' in (many := parrot.groups[0].requests[-1].submit.sampling.ebnf)
     named: Any = {"type": "function", "function": {"name": "weather"}}
     one = await client.chat.completions.create(**ask(ENFORCED), tools=TOOLS, tool_choice=named)
     assert len(one.choices[0].message.tool_calls or []) == 2, "the grammar, which a parrot does not keep, has one"
-    assert json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)["maxItems"] == 1
+    assert many != parrot.groups[0].requests[-1].submit.sampling.ebnf
     none = await client.chat.completions.create(**ask(SAID), tools=TOOLS, tool_choice="none")
     assert none.choices[0].message.content == SAID and not none.choices[0].message.tool_calls
     single = await client.chat.completions.create(**ask(SAID + SAID), tools=TOOLS, parallel_tool_calls=False)
     assert len(single.choices[0].message.tool_calls or []) == 1
+
+
+async def test_beside_tools_an_answer_is_calls_or_has_its_form(client: openai.AsyncOpenAI, parrot: World) -> None:
+    form: Any = {"type": "json_object"}
+    for said, reason in (('{"city": "Bern"}', "stop"), (SAID, "tool_calls")):
+        answer = await client.chat.completions.create(**ask(said), tools=TOOLS, response_format=form)
+        assert answer.choices[0].finish_reason == reason
+        ebnf = parrot.groups[0].requests[-1].submit.sampling.ebnf
+        assert '"<tool_call>\\n{\\"name\\": \\"weather\\", \\"arguments\\": "' in ebnf and "object" in ebnf
+    must: Any = "required"
+    answer = await client.chat.completions.create(**ask(ENFORCED), tools=TOOLS, tool_choice=must, response_format=form)
+    assert len(answer.choices[0].message.tool_calls or []) == 2
 
 
 class City(pydantic.BaseModel):
@@ -128,8 +140,7 @@ class City(pydantic.BaseModel):
 async def test_a_json_schema_is_parsed_by_the_client(client: openai.AsyncOpenAI, parrot: World) -> None:
     answer = await client.chat.completions.parse(**ask('{"name": "Bern", "people": 5}'), response_format=City)
     assert answer.choices[0].message.parsed == City(name="Bern", people=5)
-    schema = json.loads(parrot.groups[0].requests[-1].submit.sampling.json_schema)
-    assert schema["properties"]["people"] == {"title": "People", "type": "integer"}
+    assert '", " "\\"people\\": " integer "}"' in parrot.groups[0].requests[-1].submit.sampling.ebnf
 
 
 @pytest.mark.parametrize("written", [{}, {"encoding_format": "float"}], ids=["base64", "float"])
@@ -164,10 +175,27 @@ async def test_errors_are_the_clients_classes(client: openai.AsyncOpenAI) -> Non
         await create(**ask("hello"), temperature=3)
     assert refused.value.param == "temperature"
     with pytest.raises(openai.BadRequestError) as refused:
-        await create(**ask("hello"), tools=TOOLS, response_format={"type": "json_object"})
-    assert refused.value.param == "response_format"
+        await create(**ask("hello"), tools=TOOLS, extra_body={"regex": "a"})
+    assert refused.value.param == "regex"
     with pytest.raises(openai.AuthenticationError):
         await client.with_options(api_key="wrong").models.list()
+
+
+async def test_comments_of_a_model_that_wakes_are_stepped_over(client: openai.AsyncOpenAI, parrot: World) -> None:
+    asked = {**ask("one two"), "model": SLEEPER}
+    stream = await client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "one two"
+    assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens
+    async with client.chat.completions.stream(**asked) as gathered:
+        assert (await gathered.get_final_completion()).choices[0].message.content == "one two"
+    stream = await client.completions.create(model=SLEEPER, prompt="one two", stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == "one two"
+    raw = await client.chat.completions.with_raw_response.create(**asked, stream=True)
+    assert (await raw.http_response.aread()).count(b": waking\n\n") >= COMMENTS, "there were any"
+    with pytest.raises(openai.APIError, match="this is impossible"):
+        async for _ in await client.chat.completions.create(**{**ask("impossible"), "model": SLEEPER}, stream=True):
+            pass
 
 
 async def test_a_time_out_and_a_stream_that_is_given_up_free_the_engine(

@@ -13,6 +13,7 @@ from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from protos import common_pb2
 from services import tasks
+from services.errors import Conflict, Refused, Unmet
 from tests import descriptors
 from tests.end_to_end.world import MODELS, PATIENCE_S, world
 
@@ -251,11 +252,25 @@ async def test_a_model_whose_image_host_memory_cannot_hold_serves_from_its_check
             return loads.said("gpu_scheduler", "no image made", MODEL, "of 100000 for images 0 are used")
 
         await loads.it.until(said, "nobody said why there is no image")
+        why = (await loads.entry()).no_image
+        assert why.endswith("all images together may take 0.1 MiB")
         for residency in (common_pb2.HIBERNATING, common_pb2.COLD):
             await loads.down(residency)
             await loads.nothing_leased()
             assert await loads.answer() == answer and await loads.weights_from() == ["checkpoint"]
         assert loads.said("gpu_scheduler", "no image to sleep on", MODEL) == 1
+        with pytest.raises(Refused, match=why):
+            await loads.loader.pin(MODEL)
+        for residency in (common_pb2.HIBERNATING, common_pb2.COLD):
+
+            async def brought_down(residency=residency):
+                with contextlib.suppress(Conflict, Unmet):  # its group has yet to end the change that brought it up
+                    return await loads.it.placement.eviction(MODEL, residency)
+
+            told = await loads.it.until(brought_down, "it is not brought down")
+            assert told.residency == common_pb2.ON_DISK and why in told.reason
+            assert told.reason.endswith("its engine is given back, and the next start reads the checkpoint")
+            assert await loads.answer() == answer
         assert not (await loads.entry()).on_disk and not os.listdir(tmp_path)
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from protos import common_pb2
+from protos import common_pb2, placement_pb2
 from services.errors import PrismError
 from tests.end_to_end.world import FOLDER, MODELS, world
 
@@ -63,3 +63,73 @@ async def test_broken_checkpoints_and_a_model_too_large_are_in_error_with_their_
             return (await it.get("/v1/models/added"))[0] == 200
 
         await it.until(listed_now, "an added model never was listed")
+
+
+@pytest.fixture
+def volume(tmp_path):
+    """A folder with a model in it, which may go away and come back."""
+    shutil.copytree(FOLDER / GOOD, tmp_path / "volume" / "m")
+    return tmp_path / "volume"
+
+
+async def asked(it, model):
+    """(status, error, Retry-After) of a request, which names no path of the server."""
+    body = {"model": model, "prompt": [5, 6], "max_tokens": 2}
+    async with it.http.post(it.base + "/v1/completions", json=body) as answer:
+        told = await answer.json()
+        error = told.get("error", {}).get("message", "")
+        assert str(it.local.catalogue.parent) not in error and "/volume" not in error, error
+        return answer.status, error, answer.headers.get("retry-after")
+
+
+async def told_of(it, model) -> placement_pb2.Route:
+    return next(route for route in (await it.placement.routes()).routes if route.model.name == model)
+
+
+async def test_a_volume_that_is_away_for_a_moment_costs_the_requests_of_that_moment(volume):
+    async with world("echo", {"m": {"path": str(volume / "m")}, GOOD: {}}) as it:
+        assert (await asked(it, "m"))[0] == 200
+        await it.evict("m", common_pb2.ON_DISK)
+        volume.rename(volume.with_name("away"))
+        status, error, retry_after = await asked(it, "m")
+        assert (status, error) == (503, "model 'm' is in state error: its folder does not exist")
+        assert 1 <= int(retry_after) <= 30
+        route = await told_of(it, "m")
+        assert (route.residency, route.error) == (common_pb2.ERROR, "its folder does not exist") and route.retry_s
+        explained = await it.placement.explanation("m", 1)
+        assert not explained.HasField("prospect") and explained.decisions[0].outcome.startswith("failed: its folder")
+        assert (await asked(it, GOOD))[0] == 200, "others serve on"
+        volume.with_name("away").rename(volume)
+
+        async def served():
+            return (await asked(it, "m"))[0] == 200
+
+        await it.until(served, "it is not served though it is back, and nobody had a hand in it")
+
+        # Whoever cannot wait adds it again.
+        await it.evict("m", common_pb2.ON_DISK)
+        volume.rename(volume.with_name("away"))
+        assert (await asked(it, "m"))[0] == 503
+        volume.with_name("away").rename(volume)
+        await it.placement.add_model(common_pb2.ModelListing(name="m", path=str(volume / "m")))
+
+        async def no_error():
+            return not (await told_of(it, "m")).error
+
+        await it.until(no_error, "it is still in error")
+        assert (await asked(it, "m"))[0] == 200
+
+
+async def test_a_checkpoint_that_is_mended_is_served_without_anybody_telling(volume):
+    weights = volume / "m" / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
+    async with world("echo", {"m": {"path": str(volume / "m")}, GOOD: {}}) as it:
+        status, error, retry_after = await asked(it, "m")
+        assert status == 503 and "is a pointer of git-lfs" in error and retry_after is None
+        weights.write_bytes(whole)
+
+        async def served():
+            return (await asked(it, "m"))[0] == 200
+
+        await it.until(served, "it is not served though it is whole")

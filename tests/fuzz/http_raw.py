@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,7 @@ from tests.fuzz.outcome import Outcome
 _ANSWER_S = 30.0
 _AT_ONCE = 8
 _HANGING = 30
-_NOT_OURS = frozenset((503, 504))
+_NOT_OURS = frozenset((503, 504, 505))
 """What a server may say of 5xx: nothing else is documented."""
 _ODD: tuple[Any, ...] = (
     *(None, True, 0, -1, 1.5, 1e400, 2**31, 2**53 + 1, 2**63, 2**64, -(2**63), 10**40, float("nan"), float("inf")),
@@ -22,6 +24,8 @@ _ODD: tuple[Any, ...] = (
 )
 _PATHS = ("/", "//", "/v1", "/v1/models/%00", "/v1/models/../../metrics", "/v1/models/" + "%E2%82" * 50, "/ui/%2e%2e")
 _METHODS = ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "TRACE", "CONNECT", "BREW", "get")
+_ENCODINGS = ("gzip", "deflate", "x-gzip, deflate", "gzip, gzip", "br", "identity", "gzip;q=1", "\xff", ",")
+_OFFERS = ("h2c", "websocket", "TLS/1.0", "h2c, foo", "\xff", "")
 _KINDS = ("application/json", "text/plain", "multipart/form-data; boundary=x", "", "application/json; charset=utf-16")
 
 
@@ -51,8 +55,8 @@ class Requests:
         )
 
     def next(self) -> bytes:
-        made = self.draw.choice((self._odd_field, self._odd_field, self._odd_body, self._odd_head, self._odd_frame))
-        return made()
+        ways = (self._odd_field, self._odd_field, self._odd_body, self._odd_head, self._odd_frame, self._odd_way)
+        return self.draw.choice(ways)()
 
     def _head(self, method: str, path: str, *headers: str, kind: str = "application/json") -> bytes:
         lines = [f"{method} {path} HTTP/1.1", "host: localhost", *headers]
@@ -177,6 +181,42 @@ class Requests:
                 self.draw.randbytes(100),
             )
         )
+
+    def _odd_way(self) -> bytes:
+        """What is valid, packed, offered by another protocol, asked for by a page, or at a path written in another
+        way; or what looks so."""
+        path, body = self._valid()
+        data = json.dumps(body).encode()
+        slashes = self.draw.choice(("", "/", "//", "%2F", "/."))
+        path = self.draw.choice((path + slashes, "/" + path, path.replace("/", "//"), path.replace("/", "%2f")))
+        headers = [f"x-request-id: {self.draw.choice(('a', 'x' * 200))}"]
+        how = self.draw.randrange(4)
+        if how == 0:
+            packed = self.draw.choice(
+                (
+                    gzip.compress(data),
+                    zlib.compress(data),
+                    zlib.compress(data)[2:-4],
+                    gzip.compress(gzip.compress(data)),
+                )
+            )
+            bomb = gzip.compress(bytes(8 * self._most_body_bytes), 1)
+            empty = gzip.compress(b"") * 3000
+            data = self.draw.choice((packed, packed, packed[:-5], packed + b"x", bomb, empty, data, b""))
+            headers.append(f"content-encoding: {self.draw.choice(_ENCODINGS)}")
+        elif how == 1:
+            headers += [f"connection: {self.draw.choice(('upgrade', 'Upgrade, HTTP2-Settings', 'close, upgrade'))}"]
+            headers += [f"upgrade: {self.draw.choice(_OFFERS)}"] * self.draw.choice((1, 1, 2))
+            if self.draw.random() < 0.3:
+                chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
+                return self._head("POST", path, "transfer-encoding: chunked", *headers) + chunked
+            return self._post(path, data, *headers) * self.draw.choice((1, 2))
+        elif how == 2:
+            headers += [f"origin: {self.draw.choice(('http://page', 'null', '', chr(255), 'x' * 9000))}"]
+            headers += [f"access-control-request-method: {self.draw.choice(_METHODS)}"]
+            headers += [f"access-control-request-headers: {self.draw.choice(('a,b', ',' * 5000, chr(255)))}"]
+            return self._head(self.draw.choice(("OPTIONS", "OPTIONS", "GET", "POST")), path, *headers)
+        return self._post(path, data, *headers)
 
 
 async def fuzz(host: str, port: int, requests: Requests, cases: int, outcome: Outcome) -> None:

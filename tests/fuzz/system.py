@@ -140,6 +140,7 @@ async def fuzzed(with_keys: bool = False, **more: Any) -> AsyncIterator[Fuzzed]:
         "park_time_out_s": 5.0,
         "reach_time_out_s": 2.0,
         "ui": True,
+        "cors_origins": ["http://page"],
     }
     secret = keys.new() if with_keys else ""
     if with_keys:

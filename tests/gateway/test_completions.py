@@ -375,6 +375,29 @@ async def test_what_does_not_fit_the_context_is_refused_by_field(world: World, p
     assert not world.groups[0].requests
 
 
+@pytest.mark.parametrize("settings", [{"max_tokens_beyond_context": "cut"}])
+async def test_a_gateway_may_be_told_to_cut_what_is_asked_for_to_what_is_left(world: World) -> None:
+    world.say("one two three " * 300, end=False)
+    for answer in (
+        await world.chat(max_tokens=10_000),
+        await world.chat(max_completion_tokens=512),
+        await world.chat(max_tokens=1 << 62, min_tokens=600),
+        await world.complete(max_tokens=10_000, prompt=["hello", "a b c"]),
+    ):
+        assert answer.status_code == 200, answer.text
+        assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"length"}
+        submits = [request.submit for request in world.groups[0].requests]
+        assert all(len(each.token_ids) + each.sampling.max_new_tokens == 512 for each in submits)
+    cut = ask()
+    cut.sampling.max_new_tokens = 10_000
+    assert (await generate(world, cut))[-1].finish == common_pb2.LENGTH
+    await world.chat(max_tokens=5)
+    assert world.groups[0].requests[-1].submit.sampling.max_new_tokens == 5
+    for prompt in ("z" * 600, [5] * 512):
+        error = refusal(await world.complete(prompt=prompt, max_tokens=100), 400)
+        assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+
+
 @pytest.mark.parametrize("prompt", [[], [[]], [10**6], [-1]])
 async def test_a_prompt_without_a_meaning_is_refused(world: World, prompt: Any) -> None:
     route = world.route(fakes.place(world.groups[0]))
@@ -406,8 +429,8 @@ async def test_a_request_that_an_engine_rejects_is_a_400(world: World) -> None:
 
 
 def outcomes() -> Counter[str]:
-    """Of requests, so far."""
-    samples = (sample for metric in metrics.REQUESTS.collect() for sample in metric.samples)
+    """Of answers, so far."""
+    samples = (sample for metric in metrics.ANSWERS.collect() for sample in metric.samples)
     found: Counter[str] = Counter()
     for each in samples:
         if each.name.endswith("_total"):

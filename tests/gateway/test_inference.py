@@ -59,6 +59,7 @@ async def test_sampling_targets_and_stop_strings_hold(world: World) -> None:
     parts = await generate(world, ask(sampling=sampling, slo=slo, stop=["世"], request_id="mine"))
     assert "".join(part.text for part in parts) == "one two "
     submit = world.groups[0].requests[0].submit
+    sampling.stop_token_ids.append(1)  # the tokenizer's own end
     assert (submit.sampling, submit.slo.ttft_ms, submit.has_target) == (sampling, 300, True)
     assert submit.request_id.startswith("mine/")
 

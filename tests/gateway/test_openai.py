@@ -20,8 +20,8 @@ def chat(**more: Any) -> Request:
     return parse(ChatRequest, json.dumps(CHAT | more).encode()).request("id", common_pb2.Slo(), 0.0)
 
 
-def tool(name: str) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": name}}
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
 
 
 DEEP_CALL = {"function": {"name": "f", "arguments": "[" * 100_000}}
@@ -213,15 +213,43 @@ def test_text_parts_and_other_keys_are_kept_for_the_template() -> None:
 def test_grammars_reach_the_engine(ask: Any) -> None:
     assert ask().sampling.WhichOneof("grammar") is None
     assert ask(response_format={"type": "text"}).sampling.WhichOneof("grammar") is None
-    assert ask(response_format={"type": "json_object"}).sampling.json_schema == '{"type":"object"}'
-    schema = {"type": "integer"}
+    assert ask(response_format={"type": "json_object"}).sampling.ebnf.startswith("root ::= object\n")
+    schema: dict[str, Any] = {"enum": [10**30, "é"]}
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": True}}
-    assert json.loads(ask(response_format=named).sampling.json_schema) == schema
-    named["json_schema"]["schema"] = {"maximum": 10**30}
-    assert json.loads(ask(response_format=named).sampling.json_schema) == {"maximum": 10**30}
+    assert '"1000000000000000000000000000000" | "\\"é\\""' in ask(response_format=named).sampling.ebnf
     assert ask(regex="a+").sampling.regex == "a+"
     assert ask(ebnf='root ::= "a"').sampling.ebnf == 'root ::= "a"'
-    assert ask(json_schema="{}").sampling.json_schema == "{}"
+    assert ask(json_schema="{}").sampling.ebnf.startswith("root ::= any\n")
+
+
+def format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+
+
+UNKEPT = {"properties": {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
+WRONG_SCHEMAS: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": format(UNKEPT)}, "response_format", "'uniqueItems' at '#/properties/tags' cannot be kept"),
+    ({"json_schema": json.dumps(UNKEPT)}, "json_schema", "'uniqueItems' at '#/properties/tags' cannot be kept"),
+    ({"json_schema": "{"}, "json_schema", "it is not JSON"),
+    ({"json_schema": ""}, "json_schema", "it is not JSON"),
+    ({"json_schema": '{"minimum": NaN}'}, "json_schema", "it is not JSON"),
+    ({"json_schema": '{"a":' * 100_000}, "json_schema", "characters"),
+    ({"json_schema": '{"a":' * 10_000}, "json_schema", "levels"),
+    ({"json_schema": "[" * 65 + "]" * 65}, "json_schema", "levels"),
+    ({"json_schema": '{"type": "string", "pattern": "\\ud800"}'}, "json_schema", "'pattern' at '#' cannot be kept"),
+    ({"json_schema": '{"properties": {"\\ud800": {"if": {}, "then": {}}}}'}, "json_schema", "'if' at '#/properties/"),
+    ({"response_format": format({"$ref": "#"})}, "response_format", "it allows no answer"),
+    ({"response_format": format({"properties": {"a" * 70_000: {}}})}, "response_format", "characters"),
+]
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+@pytest.mark.parametrize(("more", "field", "why"), WRONG_SCHEMAS)
+def test_a_schema_that_is_not_kept_is_refused_by_name(ask: Any, more: dict[str, Any], field: str, why: str) -> None:
+    with pytest.raises(BadField, match=why) as refused:
+        ask(**more)
+    assert refused.value.field == field
+    str(refused.value).encode()
 
 
 def test_arguments_of_earlier_calls_reach_the_template_as_objects() -> None:
@@ -240,6 +268,43 @@ def test_arguments_of_earlier_calls_reach_the_template_as_objects() -> None:
     with pytest.raises(BadField) as refused:
         chat(messages=[{"role": "assistant", "tool_calls": [call]}])
     assert refused.value.field == "messages[0].tool_calls"
+
+
+def test_parameters_that_are_not_kept_are_refused_by_name_where_calls_are_a_grammar() -> None:
+    tools = [tool("g"), tool("f", parameters=UNKEPT)]
+    assert chat(tools=tools).tools is not None
+    assert chat(tools=tools, tool_choice="none").tools is None
+    named = {"type": "function", "function": {"name": "f"}}
+    for more in ({"tool_choice": "required"}, {"tool_choice": named}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(BadField, match="'uniqueItems' at '#/properties/tags' cannot be kept") as refused:
+            chat(tools=tools, **more)
+        assert refused.value.field == "tools[1].function.parameters"
+    named["function"]["name"] = "g"  # type: ignore[index]
+    assert chat(tools=tools, tool_choice=named).sampling.ebnf
+    with pytest.raises(BadField, match="allows no answer") as refused:
+        chat(tools=[tool("f", parameters={"type": "string"})], tool_choice="required")
+    assert refused.value.field == "tools[0].function.parameters"
+    with pytest.raises(BadField, match="characters") as refused:
+        large = {"type": "object", "description": "a" * 40_000}
+        chat(tools=[tool("f", parameters=large), tool("g", parameters=large)], tool_choice="required")
+    assert refused.value.field == "tools"
+
+
+def test_calls_win_over_a_form_where_they_are_required_and_stand_beside_it_where_they_may_be_left() -> None:
+    asked = {"tools": [tool("f")], "response_format": format({"type": "integer"})}
+    must = chat(**asked, tool_choice="required")
+    assert must.sampling.ebnf == chat(tools=[tool("f")], tool_choice="required").sampling.ebnf
+    may = chat(**asked)
+    assert may.tools is not None and json.loads(may.tools.answer or "") == {"type": "integer"}
+    assert may.sampling.WhichOneof("grammar") is None, "it is not known yet how the model writes calls"
+    none = chat(**asked, tool_choice="none")
+    assert none.sampling.ebnf.startswith("root ::= integer\n")
+    with pytest.raises(BadField) as refused:
+        chat(**asked, min_tokens=3)
+    assert refused.value.field == "min_tokens"
+    with pytest.raises(BadField) as refused:
+        chat(tools=[tool("f")], response_format=format(UNKEPT))
+    assert refused.value.field == "response_format"
 
 
 def test_tools_reach_the_template_unless_none_may_be_called() -> None:

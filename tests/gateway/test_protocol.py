@@ -148,3 +148,127 @@ async def test_what_comes_after_an_answer_does_not_keep_the_connection(
         await reader.read()
     writer.close()
     await server.stop()
+
+
+H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
+OFFERS = {
+    "h2c": H2C,
+    "websocket": b"connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-key: AAAA\r\n",
+    "a newer TLS": b"Upgrade: TLS/1.0\r\nConnection: keep-alive, Upgrade\r\n",
+    "several": b"connection: upgrade\r\nupgrade: h2c, websocket\r\nupgrade: foo/2\r\n",
+    "not for this connection": b"upgrade: foo\r\n",
+}
+CHUNKED = b"transfer-encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\nx-trailer: y\r\n\r\n"
+COUNTED = b"content-length: 5\r\n\r\nhello"
+LAST = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def bodies(answers: bytes) -> list[bytes]:
+    """Of answers in a row, each of one byte."""
+    return [answer[answer.index(b"\r\n\r\n") + 4 :][:1] for answer in answers.split(b"HTTP/1.1 200 OK")[1:]]
+
+
+@pytest.mark.parametrize("offer", OFFERS.values(), ids=OFFERS)
+@pytest.mark.parametrize("body", [CHUNKED, COUNTED], ids=["chunked", "counted"])
+async def test_an_offer_to_speak_something_else_changes_nothing(server: HttpServer, offer: bytes, body: bytes) -> None:
+    asked = POST + offer + body
+    assert bodies(await said(server, asked + asked + LAST)) == [b"5", b"5", b"0"], "all at once"
+    bare = b"GET / HTTP/1.1\r\nhost: x\r\n" + offer + b"\r\n"
+    assert bodies(await said(server, bare + asked + LAST)) == [b"0", b"5", b"0"], "one without a body first"
+
+
+@pytest.mark.parametrize("size", [1, 7, 60])
+async def test_an_offer_may_come_in_pieces(server: HttpServer, size: int) -> None:
+    asked = POST + H2C + COUNTED + POST + H2C + CHUNKED + LAST
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for start in range(0, len(asked), size):
+        writer.write(asked[start : start + size])
+        await asyncio.sleep(0)  # the server reads in the same loop
+    assert bodies(await reader.read()) == [b"5", b"5", b"0"]
+    writer.close()
+
+
+async def test_who_offers_something_else_may_wait_with_the_body(server: HttpServer) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(POST + H2C + b"expect: 100-continue\r\ncontent-length: 5\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"hello" + LAST)
+    assert bodies(await reader.read()) == [b"5", b"0"]
+    writer.close()
+
+
+async def test_an_offer_by_http_1_0_and_one_in_too_long_a_head(server: HttpServer) -> None:
+    assert bodies(await said(server, POST.replace(b"1.1", b"1.0") + H2C + COUNTED)) == [b"5"]
+    assert (await said(server, POST + H2C + b"x: y\r\n" * 20_000 + b"\r\n")).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("size", [18, 100])
+async def test_who_speaks_http_2_unasked_is_told_that_it_is_not_spoken(server: HttpServer, size: int) -> None:
+    sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    for start in range(0, len(sent), size):
+        writer.write(sent[start : start + size])
+        await asyncio.sleep(0)
+    answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 505 ") and answer.endswith(b"use HTTP/1.1.")
+    writer.close()
+
+
+@pytest.mark.parametrize("target", [b"/", b"example.org:443"])
+async def test_there_are_no_tunnels(server: HttpServer, target: bytes) -> None:
+    answer = await said(server, b"CONNECT " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n" + LAST)
+    assert answer.startswith(b"HTTP/1.1 405 ") and answer.count(b"HTTP/1.1") == 1
+
+
+async def until_gone(server: HttpServer, requests: asyncio.Queue[asyncio.Event], sent: bytes) -> None:
+    """Sends several requests in a row, of which the first waits, and leaves: it hears of that."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(sent)
+    gone = await requests.get()
+    writer.close()
+    async with asyncio.timeout(10):
+        await gone.wait()
+
+
+@pytest.mark.parametrize("offer", [b"", H2C], ids=["plain", "offering"])
+async def test_all_requests_in_a_row_hear_that_their_client_is_gone(
+    offer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    requests = asyncio.Queue[asyncio.Event]()
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.Event()
+        requests.put_nowait(gone)
+        await http.Bodies(100, 100).read(receive)
+        async with http.WhileConnected(receive):
+            await asyncio.Event().wait()
+        await http.respond(send, 200, b"")  # to nobody
+        gone.set()
+
+    server = HttpServer(waits, "127.0.0.1:0")
+    await server.start()
+    asked = POST + offer + COUNTED
+    await until_gone(server, requests, asked * 3)
+    assert requests.empty(), "the others never began"
+    await until_gone(server, requests, asked)
+    await server.stop()
+    assert "Exception" not in caplog.text
+
+
+async def test_a_request_before_nonsense_hears_that_the_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    said_to = asyncio.Event()
+
+    async def late(scope: Scope, receive: Receive, send: Send) -> None:
+        async with http.WhileConnected(receive):
+            await asyncio.Event().wait()
+        await http.respond(send, 200, b"")
+        said_to.set()
+
+    server = HttpServer(late, "127.0.0.1:0")
+    await server.start()
+    bare = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+    assert await said(server, bare + bare + b"nonsense\r\n\r\n") == b""
+    async with asyncio.timeout(10):
+        await said_to.wait()
+    await server.stop()
+    assert "Exception" not in caplog.text

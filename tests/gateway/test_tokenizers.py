@@ -123,7 +123,7 @@ async def test_no_more_wait_aside_than_a_bound(monkeypatch: pytest.MonkeyPatch, 
     works, waits = (tasks.spawn(kept.run_aside(11, go.wait), "a test") for _ in range(2))
     while not kept._waiting:
         await asyncio.sleep(0)
-    with pytest.raises(TooMany, match="1 texts"):
+    with pytest.raises(TooMany, match="1 text is waiting"):
         await kept.run_aside(11, go.wait)
     waits.cancel()
     with pytest.raises(asyncio.CancelledError):

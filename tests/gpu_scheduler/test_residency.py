@@ -108,12 +108,12 @@ class Loader:
         self.gave = []
         self.dropped = []
         self.looks = []
-        """For each look at the files: whether it was a thorough one."""
+        """For each look at the files: whether it was a thorough one, and whether an engine had refused them."""
         self.found = []
         """What the next looks find: an error, "changed", or nothing."""
 
-    async def look(self, model, *, thorough, timeout_s):
-        self.looks.append(thorough)
+    async def look(self, model, *, thorough, refused, timeout_s):
+        self.looks.append((thorough, refused))
         found = self.found.pop(0) if self.found else ""
         entry = loader_pb2.Entry(error="" if found == "changed" else found)
         return loader_pb2.LookResponse(entry=entry, changed=found == "changed")
@@ -637,7 +637,7 @@ async def test_files_that_are_away_are_found_before_an_engine_is_given_them_and_
     with pytest.raises(Unmet, match="^its folder does not exist$"):
         await group.bring(common_pb2.ACTIVE, yields=yields)
     assert group.residents.get("n").residency == common_pb2.ACTIVE and group.residents.get("m") is None
-    assert loader.looks == [False], "the loader has it in its catalogue, and looks again by itself"
+    assert loader.looks == [(False, False)], "the loader has it in its catalogue, and looks again by itself"
     assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
 
 
@@ -650,7 +650,7 @@ async def test_what_the_loader_finds_wrong_with_the_files_counts_before_what_an_
     faults.append(fault)
     with pytest.raises(Unmet, match="^model.safetensors is truncated$"):
         await group.bring(common_pb2.ACTIVE)
-    assert loader.looks == [False, True] and group.residents.get("m") is None
+    assert loader.looks == [(False, False), (True, fault is BROKEN)] and group.residents.get("m") is None
 
 
 async def test_files_that_changed_while_they_were_read_may_do_the_next_time(watched, faults):

@@ -8,6 +8,7 @@ from loader.client import LoaderClient
 from loader.server import NAME
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services import rpc
+from services.errors import TimedOut
 
 
 class Loader(loader_pb2_grpc.LoaderServicer):
@@ -44,4 +45,11 @@ async def test_a_load_is_done_with_the_message_that_says_so_and_the_call_ends(lo
         await loader.ended.wait()
     assert (last.checksum, last.source) == ("rows:1", "image")
     assert told[0].done == 10
+    await client.close()
+
+
+async def test_a_loader_that_does_not_answer_in_time_is_named(tmp_path):
+    client = LoaderClient(f"unix:{tmp_path}/nobody", timeout_s=0.0)
+    with pytest.raises(TimedOut, match=f"the loader at unix:{tmp_path}/nobody did not answer in time"):
+        await client.state("m")
     await client.close()

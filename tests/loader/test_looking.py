@@ -149,6 +149,41 @@ async def test_whole_files_that_have_changed_change_nothing_before_a_reload(cata
         assert looked.model is before and looked.changed
 
 
+async def test_files_that_an_engine_refused_are_read_afresh_once_they_are_others(catalogue):
+    await catalogue.list("m")
+    before = catalogue.models.get("m")
+    looked = await catalogue.models.look("m", thorough=True, refused=True)
+    assert looked.model is before and not looked.changed and catalogue.state() == ("", 0.0)
+    for now in (1.0, 3.0):
+        await catalogue.at(now)
+        assert catalogue.models.get("m") is before
+    checkpoints.change_config(catalogue.volume / "m", max_position_embeddings=32)
+    await catalogue.at(7.0)
+    after = catalogue.models.get("m")
+    assert after.context_tokens == 32 and after.reading != before.reading and not after.error
+    checkpoints.change_config(catalogue.volume / "m", max_position_embeddings=16)
+    await catalogue.at(1000.0)
+    assert catalogue.models.get("m") is after, "nobody has refused these"
+
+
+async def test_files_that_change_before_an_engine_has_refused_them_are_read_afresh_at_once(catalogue):
+    await catalogue.list("m")
+    before = catalogue.models.get("m")
+    checkpoints.change_config(catalogue.volume / "m", max_position_embeddings=32)
+    looked = await catalogue.models.look("m", thorough=True, refused=True)
+    assert looked.changed and looked.model.context_tokens == 32 and looked.model.reading != before.reading
+
+
+async def test_refused_files_that_were_added_again_are_looked_at_no_more(catalogue):
+    await catalogue.list("m")
+    await catalogue.models.look("m", thorough=True, refused=True)
+    await catalogue.models.add(Listed(name="m", path=str(catalogue.volume / "m")))
+    assert not catalogue.models.is_refused("m")
+    assert await asyncio.gather(*catalogue.looking.begin_due()) == []
+    catalogue.now = 1000.0
+    assert catalogue.looking.begin_due() == []
+
+
 async def test_what_only_reading_shows_is_found_by_a_thorough_look(catalogue):
     await catalogue.list("m")
     weights = catalogue.volume / "m" / checkpoints.SINGLE

@@ -500,6 +500,41 @@ async def test_a_node_that_cannot_add_a_model_is_named_and_the_first_ones_refusa
         await loaders.add(NEW)
 
 
+async def test_adding_a_model_that_is_in_error_returns_when_its_groups_have_heard_that_it_was_read_afresh(
+    nodes, monkeypatch
+):
+    loaders, clients, world = nodes
+    world.groups[1].put("m", common_pb2.ERROR, reason="it broke")
+    world.tell()
+
+    async def inspect(listing):
+        return entry("m").model
+
+    async def add(listing, change):
+        clients[0].calls.append(("add", listing.name, change))
+        return entry("m").model
+
+    clients[0].inspect, clients[0].add = inspect, add
+    servicer = server.PlacementServicer(
+        world.cluster, world.reconciler, world.history, world.table, loaders, world.drain
+    )
+    request = placement_pb2.AddModelRequest(model=common_pb2.ModelListing(name="m", path="/m"))
+    call = tasks.spawn(servicer.AddModel(request, None), "add")
+    await world.heard(lambda: clients[0].calls)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not call.done()
+    world.groups[1].remove("m")
+    world.tell()
+    assert (await call).model.name == "m"
+
+    # One whose group is told nothing, by an older loader say, is added all the same.
+    monkeypatch.setattr(server, "_FORGOTTEN_S", 0.0)
+    world.groups[1].put("m", common_pb2.ERROR, reason="it broke")
+    world.tell()
+    assert (await servicer.AddModel(request, None)).model.name == "m"
+
+
 def removal(loaders, world, model, monkeypatch):
     """The call, which does not wait for long."""
     monkeypatch.setattr(server, "_GONE_S", 0.05)

@@ -37,7 +37,7 @@ def test_where_no_group_has_as_many_devices_the_reason_says_how_many_they_have()
     world = FakeCluster(groups=1)
     wide = world.model("wide", devices=4)
     world.tell()
-    assert world.judge.refused(wide) == "wide is for a group of 4 devices: g0 has 1"
+    assert world.judge.refused(wide) == "it is for a group of 4 devices: g0 has 1"
     assert world.judge.activation(wide).group is None
 
 
@@ -169,7 +169,7 @@ def test_a_model_with_a_place_comes_up_there_and_nowhere_else():
 
 def test_a_place_that_is_no_group_is_named():
     world = FakeCluster(groups=1, places={"lost": "g7"}, rebalance=False)
-    assert world.judge.refused(world.model("lost")) == "lost is for g7, a group of 1 devices: g0 has 1"
+    assert world.judge.refused(world.model("lost")) == "it is for g7, a group of 1 device: g0 has 1"
 
 
 def test_places_and_moves_exclude_each_other():

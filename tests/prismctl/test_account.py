@@ -16,8 +16,8 @@ def decision(action, reason, age_s=9.0, group="g0", outcome="done in 0.50 s"):
 
 def told(state, places=(), **keys):
     known = {"model": "m", "state": state, "error": None, "places": places, "requests": [], "prospect": None}
-    known |= {"retry_s": 0.0, "path": "", "no_image": ""}
-    return account(known | {"decisions": []} | keys)
+    known |= {"retry_s": 0.0, "path": "", "no_image": "", "decisions": [], "silent": []}
+    return account(known | keys)
 
 
 def test_an_active_model_with_where_it_came_from_and_why():
@@ -85,7 +85,15 @@ def test_one_without_an_image_says_why_and_what_comes_of_it():
 
 
 def test_one_whose_group_does_not_answer():
-    assert told("active", [{"group": "g0", "answers": False}]) == ["m was last heard of on g0, which does not answer"]
+    away = {"group": "g0", "answers": False, "problem": None}
+    assert told("active", [away]) == ["m was last heard of on g0, which does not answer"]
+    why = "g0 at unix:/s does not answer; its process 5 is stopped"
+    assert told("active", [away | {"problem": why}]) == ["m was last heard of on g0, which does not answer", why]
+
+
+def test_who_does_not_answer_of_the_node_is_the_last_sentence():
+    silent = "the loader at unix:/s does not answer; nobody listens there"
+    assert told("cold", silent=[silent])[1:] == [silent]
 
 
 def test_requests_are_counted_by_why_they_wait():
@@ -97,3 +105,8 @@ def test_requests_are_counted_by_why_they_wait():
         "3 of them wait, the longest for 3.0 s",
         "on g0 they lack 3.0 MiB of KV memory",
     ]
+
+
+def test_one_request_waits():
+    lines = told("active", [place()], requests=[{"place": "waiting", "waiting_s": 2.0}])
+    assert lines[-1] == "1 of them waits, the longest for 2.0 s"

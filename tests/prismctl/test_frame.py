@@ -35,7 +35,14 @@ def model(name, state="active", **keys):
 
 
 def group(name, devices, models, **keys):
-    known = {"answers": True, "drained": False, "error": "", "pressure": 0.25, "address": f"unix:/{name}"}
+    known = {
+        "answers": True,
+        "drained": False,
+        "error": "",
+        "engines_error": "",
+        "pressure": 0.25,
+        "address": f"unix:/{name}",
+    }
     sums = {key: sum(each[key] for each in devices) for key in ("capacity_bytes", "free_bytes")}
     return {"group": name, "devices": devices, "models": models} | known | sums | keys
 
@@ -65,7 +72,8 @@ def seen(**keys):
         },
     ]
     return {
-        "services": [{"service": "placement", "address": "unix:/p", "answers": True}],
+        "hint": None,
+        "services": [{"service": "placement", "address": "unix:/p", "answers": True, "problem": None}],
         "groups": [there],
         "models": catalogue,
         "images": {"capacity_bytes": 256 * MIB, "used_bytes": 7 * MIB},
@@ -100,16 +108,30 @@ def test_a_bar_is_in_proportion_and_shows_what_there_is_little_of():
 
 @pytest.mark.parametrize("frame", [top, status])
 def test_what_does_not_answer_is_named_and_the_rest_is_shown(frame):
-    services = [{"service": "loader", "address": "unix:/l", "answers": False}]
+    services = [{"service": "loader", "address": "unix:/l", "answers": False, "problem": "its process 5 is stopped"}]
     there = group("g", [], [model("m", late=None, tokens_per_s=None, demand=None)], answers=False, pressure=None)
     text = frame(seen(services=services, groups=[there], models=None, images=None), 80)
-    assert "does not answer: loader (unix:/l)" in text and "g (away)" in text
+    assert "does not answer: loader (unix:/l): its process 5 is stopped" in text and "g (away)" in text
 
 
-def test_a_group_says_that_it_is_drained_and_what_is_wrong_with_its_balloond():
-    there = group("g", [device("d")], [], drained=True, error="balloond is away")
+@pytest.mark.parametrize("frame", [top, status])
+def test_where_no_system_is_the_first_line_says_where_it_was_looked_for(frame):
+    services = [{"service": "placement", "address": "unix:/p", "answers": False, "problem": "there is no such socket"}]
+    text = frame(seen(hint="no system in /x", services=services, groups=[], models=None, images=None), 80)
+    assert "no system in /x\ndoes not answer: placement" in text
+
+
+def test_all_that_answer_are_named():
+    services = [{"service": name, "address": "", "answers": True, "problem": None} for name in ("placement", "g0")]
+    assert status(seen(services=services), 80).startswith("all 2 services answer: placement, g0\n")
+    assert status(seen(), 80).startswith("1 service answers: placement\n")
+
+
+def test_a_group_says_that_it_is_drained_and_what_is_wrong_with_its_balloond_and_its_engines():
+    there = group("g", [device("d")], [], drained=True, error="balloond is away", engines_error="engine 5 died")
     text = top(seen(groups=[there]), 80)
     assert "g (drained): 0 B of 32.0 MiB, 32.0 MiB free" in text and "g says: balloond is away" in text
+    assert "g says: no engine is warm: engine 5 died" in text
 
 
 def test_of_several_devices_each_has_its_owners_and_the_first_the_queues():

@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 from typer.testing import CliRunner
 
+from deploy.healthy import healthy
+from prismctl import attending
 from prismctl.__main__ import app
 from protos import common_pb2
 from services import tasks
@@ -21,7 +23,7 @@ from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LLAMA, QWEN, PERL = MODELS
-SERVICES = ["placement", "loader", "balloond", "gateway", "cpu:0", "cpu:1"]
+SERVICES = ["placement", "loader", "balloond", "gateway", "keeper", "cpu:0", "cpu:1"]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -73,7 +75,7 @@ async def with_image(it, model):
 
 
 async def test_the_status_of_a_system_that_is_well(system):
-    assert "all 6 services answer" in await run(system, "status")
+    assert f"all 7 services answer: {', '.join(SERVICES)}\n" in await run(system, "status")
     told = await value(system, "status")
     assert [each["service"] for each in told["services"] if each["answers"]] == SERVICES
     assert [group["group"] for group in told["groups"]] == ["cpu:0", "cpu:1"]
@@ -188,6 +190,7 @@ async def test_what_does_not_answer_is_named_and_the_rest_is_shown(system):
     assert {each["service"] for each in told["services"] if each["answers"]} == {
         "balloond",
         "gateway",
+        "keeper",
         "cpu:0",
         "cpu:1",
     }
@@ -311,3 +314,108 @@ async def test_its_configuration_is_valid_and_its_logs_are_read(system):
     await run(system, "models", "wake", PERL)
     lines = (await run(system, "logs", "--model", PERL, "-n", "1000", "--json")).splitlines()
     assert "model active" in {json.loads(line)["event"] for line in lines}
+
+
+@contextlib.asynccontextmanager
+async def stopped(it, name):
+    """Its process stands still meanwhile; its pid."""
+    pid = it.system.running[name].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        await it.until(lambda: healthy(it.system.running[name].spec.probe, PATIENCE_S), f"{name} is not back")
+
+
+HANGING = [("loader", "loader"), ("balloond", "balloond"), ("keeper", "keeper"), ("gateway", "gateway")]
+HANGING += [("placement", "placement"), ("gpu_scheduler-cpu-0", "cpu:0")]
+
+
+@pytest.mark.parametrize(("process", "service"), HANGING)
+async def test_a_stopped_process_is_named_by_status_and_the_others_answer(system, process, service):
+    async with stopped(system, process) as pid:
+        told = await value(system, "--wait", "5", "status", status=3)
+        text = await run(system, "--wait", "5", "status", status=3)
+    problems = {each["service"]: each["problem"] for each in told["services"]}
+    assert {*problems} == {*SERVICES} and f"kill -CONT {pid} lets it go on" in problems.pop(service)
+    assert {*problems.values()} == {None}
+    assert f"does not answer: {service} (" in text and f"its process {pid} is stopped" in " ".join(text.split())
+
+
+async def test_a_keeper_that_is_gone_is_named_by_status_until_there_is_another(system):
+    async with system.without("keeper"):
+        told = await value(system, "status", status=3)
+    away = {each["service"]: each["problem"] for each in told["services"] if not each["answers"]}
+    assert {*away} == {"keeper"} and "balloond hears nothing of it" in away["keeper"]
+
+    async def all_answer():
+        return all(each["answers"] for each in json.loads(await any_status(system, "status", "--json"))["services"])
+
+    await system.until(all_answer, "the new keeper is not found")
+
+
+async def any_status(it, *arguments):
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["--state", str(it.local.state), *arguments])
+    return result.stdout
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Who is silent for the time of --wait ends what is under way."""
+    monkeypatch.setattr(attending, "PATIENCE", 1)
+
+
+FOLDER = str(ROOT / "examples" / "models" / LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("process", "command", "named"),
+    [
+        ("loader", ("models", "add", "other", FOLDER, "--check"), "the loader at unix:{state}/loader.sock"),
+        ("loader", ("models", "inspect", LLAMA), "the loader at unix:{state}/loader.sock"),
+        ("loader", ("explain", LLAMA), "the loader at unix:{state}/loader.sock"),
+        ("balloond", ("explain", LLAMA), "balloond at unix:{state}/balloond.sock"),
+        ("keeper", ("models", "pin", LLAMA), "the keeper at {state}/keeper.sock"),
+        ("keeper", ("explain", LLAMA), "the keeper at {state}/keeper.sock"),
+        ("placement", ("models", "list"), "placement at unix:{state}/placement.sock"),
+        ("placement", ("drain", "cpu:0"), "placement at unix:{state}/placement.sock"),
+    ],
+)
+async def test_every_command_names_the_process_that_stands_still(system, impatient, process, command, named):
+    async with stopped(system, process) as pid:
+        text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
+    named = named.format(state=system.local.state)
+    assert f"{named} does not answer; its process {pid} is stopped, kill -CONT {pid} lets it go on" in text
+    assert f"logs/{process}.log" in text
+
+
+async def test_a_model_on_a_group_that_stands_still_is_not_waited_for_for_ever(system, impatient):
+    await run(system, "models", "wake", LLAMA)
+    scheduler = system.local.scheduler("cpu:0")
+    async with stopped(system, scheduler) as pid:
+        for command in (("models", "sleep", LLAMA), ("models", "limit", LLAMA, "8MiB"), ("explain", LLAMA)):
+            text = " ".join((await run(system, "--wait", "5", *command, status=3)).split())
+            assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer; its process {pid}" in text
+
+
+async def test_a_group_that_stands_still_is_drained_when_it_goes_on(system, impatient):
+    scheduler = system.local.scheduler("cpu:0")
+    async with stopped(system, scheduler):
+        text = await run(system, "--wait", "5", "drain", "cpu:0", status=3)
+    assert f"cpu:0 at unix:{system.local.state}/{scheduler}.sock does not answer" in text
+
+    async def drained():
+        return "cpu:0 (drained)" in await run(system, "status")
+
+    await system.until(drained, "what was asked for was lost")
+    await run(system, "drain", "cpu:0", "--undo")
+
+
+async def test_what_balloond_does_not_answer_in_time_names_it_too(system):
+    """The gpu_scheduler's own question, whose time is shorter than what this command waits for."""
+    await run(system, "models", "wake", LLAMA)
+    async with stopped(system, "balloond"):
+        text = await run(system, "models", "limit", LLAMA, "8MiB", status=3)
+    assert text == f"prismctl: balloond at unix:{system.local.state}/balloond.sock did not answer in time\n"
+    await run(system, "models", "limit", LLAMA, "none")

@@ -192,6 +192,36 @@ async def test_a_wrong_command_line_is_status_2_and_asks_nobody(run, arguments):
     assert run.asked == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("a=b", "/m"), "'a=b' cannot be a model's name: letters, digits and ._:/@+-"),
+        (("m\udcff", "/m"), "cannot be a model's name"),
+        (("m", "/\udcff"), "FOLDER: "),
+        (("m", "/m", "--devices", "3"), "--devices: Input should be 1, 2 or 4"),
+        (("m", "/m", "--context-tokens", str(1 << 80)), "--context-tokens: Input should be less than 2147483648"),
+        (("m", "/m", "--quota", "999999999999GiB"), "is more than any machine has"),
+        (("m", "/m", "--quota", "500000GiB"), "--quota: Input should be less than"),
+        (("m", "/m", "--context-tokens", "9", "--floor-tokens", "5"), "floor_tokens 5 is less than one request"),
+    ],
+)
+async def test_what_no_loader_would_take_is_status_2_and_names_the_option(run, arguments, says):
+    result = await run("models", "add", *arguments, columns="200")
+    assert result.exit_code == 2 and says in result.stderr and run.asked == []
+
+
+async def test_a_path_with_an_equals_sign_is_a_path(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    await run("models", "add", "m", "v=3/m")
+    assert run.asked[-1].path == f"{tmp_path}/v=3/m"
+
+
+async def test_bytes_that_are_no_text_are_one_line_and_status_2(run):
+    for command in (("models", "wake"), ("models", "inspect"), ("explain",)):
+        result = await run(*command, "m\udcff")
+        assert (result.exit_code, result.stderr) == (2, "prismctl: 'm\\udcff' is not text\n")
+
+
 async def test_a_limit_for_a_model_that_is_nowhere_is_one_clear_line(run):
     result = await run("models", "limit", "bad", "1MiB")
     assert result.exit_code == 1

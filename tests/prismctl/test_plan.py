@@ -28,7 +28,7 @@ def run(files, *arguments, catalogue="models.toml"):
 def test_a_load_that_fits_ends_with_status_0_and_says_so(files):
     result = run(files, "--rates", "{files}/rates.csv", "--seconds", "20", "--gpus", "1")
     assert result.exit_code == 0
-    assert "fits: 100.0 % of" in result.stdout and "with 1 GPUs; 99 % asked" in result.stdout
+    assert "fits: 100.0 % of" in result.stdout and "with 1 GPU; 99 % asked" in result.stdout
 
 
 def test_the_fewest_gpus_are_found_and_every_fleet_that_was_tried_is_told(files):

@@ -18,6 +18,12 @@ def test_what_is_no_size_is_refused(text):
         parse_size(text)
 
 
+def test_what_no_machine_has_is_refused():
+    for text in ("9999999999GiB", "9" * 400):
+        with pytest.raises(typer.BadParameter, match="is more than any machine has"):
+            parse_size(text)
+
+
 def test_sizes_are_told_in_the_largest_unit_that_they_fill():
     assert [size(count) for count in (0, 1023, 1536, 3 << 20, 5 << 29)] == [
         "0 B",

@@ -64,6 +64,10 @@ export function bytes(count) {
   return `${count >= 100 || unit === 0 || Number.isInteger(count) ? count.toFixed(0) : count.toFixed(1)} ${UNITS[unit]}`;
 }
 
+export function counted(count, what) {
+  return `${count} ${what}${count === 1 ? "" : "s"}`;
+}
+
 export function seconds(count, digits = 2) {
   if (count === null || count === undefined) return "–";
   const size = Math.abs(count);

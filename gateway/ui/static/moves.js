@@ -1,5 +1,5 @@
 // What placement decided and what state each model was in, by time.
-import { attribute, el, keyed, seconds, table, text } from "./dom.js";
+import { attribute, counted, el, keyed, seconds, table, text } from "./dom.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const ROW = 22;
@@ -119,7 +119,7 @@ export function show(parent, decisionParent, span_s, matches) {
   attribute(line, "viewBox", `0 0 ${width} ${height}`);
   attribute(line, "height", String(height));
   const moved = list.filter((each) => each.at > since && each.action !== "stay").length;
-  const said = `${moved} decisions about ${models.length} models in the last ${seconds(span_s)}`;
+  const said = `${counted(moved, "decision")} about ${counted(models.length, "model")} in the last ${seconds(span_s)}`;
   attribute(line, "aria-label", `${said}; the table below lists them`);
   const ticks = [0, 1, 2, 3, 4].map((i) => ({ i, ago: span_s * (1 - i / 4) }));
   keyed(line.children[0], ticks, (tick) => tick.i, (tick) => {

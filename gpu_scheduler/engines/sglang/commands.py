@@ -16,6 +16,7 @@ from gpu_scheduler.engines.sglang.errors import CommandError, LeaveLoop, NotNow,
 from gpu_scheduler.engines.sglang.residency import State
 from protos import common_pb2, engine_pb2
 from services.paths import without_folders
+from services.text import agreeing, counted
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.instance import Instance
@@ -277,8 +278,9 @@ class Commands:
         self._done(self._instance.command_id, measured)
 
     def _hibernate(self, command: engine_pb2.Hibernate) -> None:
-        if len(self._instance.book):
-            raise NotNow(f"hibernate is refused: {len(self._instance.book)} requests run; drain first")
+        if running := len(self._instance.book):
+            runs = f"{counted(running, 'request')} {agreeing(running, 'runs', 'run')}"
+            raise NotNow(f"hibernate is refused: {runs}; drain first")
         self._end_withheld()
         self._instance.moving.abandon()
         self._hibernate_id = command.command_id

@@ -51,7 +51,7 @@ def test_without_a_booking_a_device_or_a_balloond_there_is_no_lease(shared, tmp_
     assert (refusal.value.why, refusal.value.detail) == ("not_booked", "nobody has no booking")
     with pytest.raises(LeaseRefused, match="no device 'tpu:0'"):
         Lease.attach(shared.handoff, "tpu:0", "a", timeout_s=TIMEOUT_S)
-    with pytest.raises(LeaseRefused, match="timeout: .*nobody.sock: no answer within 0.05 s"):
+    with pytest.raises(LeaseRefused, match="timeout: balloond at .*nobody.sock gave no answer within 0.05 s"):
         Lease.attach(str(tmp_path / "nobody.sock"), "cpu:0", "a", timeout_s=0.05)
 
 

@@ -6,6 +6,7 @@ import OpenAI from "openai";
 const client = new OpenAI({ baseURL: `${process.env.PRISM_URL}/v1`, apiKey: process.env.PRISM_KEY, maxRetries: 0 });
 const model = process.env.PRISM_MODEL;
 const embedder = process.env.PRISM_EMBEDDER;
+const sleeper = process.env.PRISM_SLEEPER;
 const messages = (text) => [{ role: "user", content: text }];
 const tools = [
   {
@@ -18,7 +19,7 @@ const calls = {
   async "models.list and retrieve"() {
     const names = [];
     for await (const one of client.models.list()) names.push(one.id);
-    assert.deepEqual(names.sort(), [model, embedder].sort());
+    assert.deepEqual(names.sort(), [model, embedder, sleeper].sort());
     assert.equal((await client.models.retrieve(model)).id, model);
   },
 
@@ -126,6 +127,20 @@ const calls = {
       client.withOptions({ apiKey: "wrong" }).chat.completions.create({ model, messages: messages("hello") }),
       OpenAI.AuthenticationError,
     );
+  },
+
+  async "comments of a model that wakes, and an error after them"() {
+    const asked = (text) => ({ model: sleeper, messages: messages(text), stream: true });
+    let text = "";
+    for await (const chunk of await client.chat.completions.create(asked("one two"))) {
+      text += chunk.choices[0].delta.content ?? "";
+    }
+    assert.equal(text, "one two");
+    const raw = await client.chat.completions.create(asked("one two")).asResponse();
+    assert.match(await raw.text(), /^: waking\n\n/);
+    await assert.rejects(async () => {
+      for await (const chunk of await client.chat.completions.create(asked("impossible"))) assert.fail(chunk);
+    }, /this is impossible/);
   },
 
   async "a time-out, and a stream that is given up"() {

@@ -1,13 +1,18 @@
 import asyncio
 import fcntl
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.loader import checkpoints
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -29,9 +34,33 @@ async def test_a_second_system_in_the_same_folder_is_refused_in_one_line(tmp_pat
     assert len(out.splitlines()) == 1 and "runs in" in out and "--state" in out
 
 
-async def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
-    status, out = await start("--state", str(tmp_path), "--models", "/nowhere")
-    assert (status, out) == (1, "prism: no model that can be served: /nowhere: its folder does not exist\n")
+async def test_folders_without_a_model_are_named_one_a_line(tmp_path):
+    models = ("m=/nowhere/v=3", str(tmp_path))
+    with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
+        status, out = await start("--state", state, "--models", *models)
+    assert (status, out) == (
+        1,
+        "prism: no model can be served:\n"
+        "  m: /nowhere/v=3: its folder does not exist\n"
+        f"  {tmp_path.name}: {tmp_path}: its folder is empty\n",
+    )
+
+
+async def test_a_catalogue_that_cannot_be_used_is_one_line_before_anything_starts(tmp_path):
+    (tmp_path / "c.toml").write_text("[[model]\n")
+    status, out = await start("--state", str(tmp_path), "--catalogue", str(tmp_path / "c.toml"))
+    assert status == 1 and out.startswith("prism: no catalogue that can be used: ") and out.count("\n") == 1
+
+
+def test_make_gives_every_folder_on_as_it_is():
+    models = "/models/a b=/v=3/c org/d=/models/d"
+    said = subprocess.run(
+        ["make", "-n", "serve", f"MODELS={models}", f"PYTHON={sys.executable}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert f" --models {models} " in said.stdout.splitlines()[-1] + " "
 
 
 @pytest.mark.parametrize(
@@ -39,6 +68,8 @@ async def test_a_folder_without_a_model_is_one_clear_line(tmp_path):
     [
         (("--catalogue", "/nowhere.toml"), "no catalogue at /nowhere.toml"),
         (("--device-mib", "0"), "--device-mib"),
+        (("--cors-origin", "http://localhost:3000/"), 'write "http://localhost:3000"'),
+        (("--cors-origin", "*", "--cors-origin", "http://localhost:3000"), "name no other beside it"),
         (("--state", "/tmp/" + "x" * 90), "too long a path"),
     ],
 )
@@ -55,3 +86,37 @@ async def test_models_that_the_host_cannot_hold_are_one_clear_line(tmp_path):
     status, out = await start("--state", str(tmp_path), "--models", str(folder))
     assert status == 1
     assert re.fullmatch(r"prism: huge needs [0-9,]+ MiB on the CPU.* --device-mib is taken as it is\n", out)
+
+
+async def test_a_system_whose_engines_die_and_one_of_whose_folders_is_bad_says_so_and_serves_the_rest(tmp_path):
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang" / "__init__.py").write_text("raise ImportError('libcudart.so.12 is nowhere')")
+    good = ROOT / "examples" / "models" / "llama-debian"
+    with tempfile.TemporaryDirectory(prefix="prism-") as state:  # short, for sockets
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "deploy.local", "--state", state, "--http", f"127.0.0.1:{free_port()}",
+            "--device-mib", "27", "--models", str(good), "bad=/nowhere/v=3",
+            cwd=ROOT, stdout=asyncio.subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+        lines = []
+        try:
+            async with asyncio.timeout(300):
+                while not lines or "Ctrl-C ends everything" not in lines[-1]:
+                    line = await process.stdout.readline()
+                    assert line, "".join(lines)
+                    lines.append(line.decode())
+                process.send_signal(signal.SIGINT)
+                lines.append((await process.stdout.read()).decode())
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+    said = "".join(lines)
+    assert "prism: bad cannot be served, the others are: /nowhere/v=3: its folder does not exist\n" in said
+    (died,) = (line for line in lines if line.startswith("prism: cpu:0: engines do not start: engine "))
+    assert died.endswith("logs/gpu_scheduler-cpu-0.log\n") and "    ImportError: libcudart.so.12 is nowhere\n" in lines
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    assert "engines do not start" in rows["cpu:0"]
+    assert rows["bad"].endswith("error: /nowhere/v=3: its folder does not exist\n")
+    assert "on disk" in rows["llama-debian"]

@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import pytest
 
 from deploy.local.bundled import BUNDLED
@@ -14,9 +17,36 @@ def test_a_model_is_named_as_its_folder_unless_told_otherwise(tmp_path):
     assert [(model.name, model.path) for model in listed] == [("small-1b", str(one)), ("large", str(other))]
 
 
-def test_a_folder_may_be_relative_or_in_the_home(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert named("~/m/") == ("m", (tmp_path / "m").resolve())
+@pytest.mark.parametrize(
+    ("argument", "name", "path"),
+    [
+        ("m=/models/a", "m", "/models/a"),
+        ("m=/models/v=3/a", "m", "/models/v=3/a"),
+        ("/models/v=3/a", "a", "/models/v=3/a"),
+        ("/models/a/", "a", "/models/a"),
+        ("a", "a", "HERE/a"),
+        ("./v=3/a", "a", "HERE/v=3/a"),
+        ("../v=3/a", "a", "HERE/../v=3/a"),
+        ("runs/v=3/a", "a", "HERE/runs/v=3/a"),
+        ("m=v=3/a", "m", "HERE/v=3/a"),
+        ("m=../a", "m", "HERE/../a"),
+        ("m=~/a", "m", "HOME/a"),
+        ("~/a", "a", "HOME/a"),
+        ("~/v=3/a/", "a", "HOME/v=3/a"),
+        ("org/m=/models/a", "org/m", "/models/a"),
+        ("org/m=~/v=3/a", "org/m", "HOME/v=3/a"),
+        ("org/m=./a", "org/m", "HERE/a"),
+        ("=a", "=a", "HERE/=a"),
+    ],
+)
+def test_what_is_before_the_first_equals_sign_is_the_name_unless_it_is_of_a_path(
+    tmp_path, monkeypatch, argument, name, path
+):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    path = path.replace("HERE", str(tmp_path / "here")).replace("HOME", str(tmp_path / "home"))
+    assert named(argument) == (name, Path(os.path.normpath(path)))
 
 
 def test_a_word_stands_for_its_folder_and_a_path_never_does(monkeypatch, tmp_path):
@@ -39,17 +69,61 @@ def test_models_of_a_catalogue_are_read_as_a_loader_on_the_cpu_reads_them(tmp_pa
         read_all(tmp_path / "c.toml")
 
 
-def test_a_folder_that_is_no_model_is_one_clear_line(tmp_path):
+def test_what_could_be_a_name_and_is_a_folder_is_that_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "m=" / "a").mkdir(parents=True)
+    assert named("org/m=/a") == ("a", tmp_path / "org" / "m=" / "a")
+
+
+def test_a_link_gives_its_own_name(tmp_path):
+    (tmp_path / "current").symlink_to(checkpoints.write(tmp_path / "v3"))
+    assert named(str(tmp_path / "current")) == ("current", tmp_path / "current")
+
+
+def test_a_folder_that_is_no_model_is_an_error_of_its_model_with_its_path(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Invalid, match="no model that can be served: .*/empty: its folder is empty"):
-        write_catalogue([str(tmp_path / "empty")], tmp_path / "c.toml", 2)
-    with pytest.raises(Invalid, match="/nowhere: its folder does not exist"):
-        write_catalogue(["/nowhere"], tmp_path / "c.toml", 2)
+    cut = checkpoints.write(tmp_path / "cut")
+    (cut / "model.safetensors").unlink()
+    good = checkpoints.write(tmp_path / "v=3")
+    models = [f"e={tmp_path}/empty", f"g={good}", str(cut), "/nowhere"]
+    assert write_catalogue(models, tmp_path / "c.toml", 2) == {
+        "e": f"{tmp_path}/empty: its folder is empty",
+        "cut": f"{cut}: no weights: neither model.safetensors nor model.safetensors.index.json",
+        "nowhere": "/nowhere: its folder does not exist",
+    }
+    assert [model.name for model in catalogue.read(tmp_path / "c.toml")] == ["e", "g", "cut", "nowhere"]
 
 
-@pytest.mark.parametrize("names", [("a b",), ("m", "m")])
-def test_names_that_cannot_be_are_one_clear_line(tmp_path, names):
+def test_where_no_folder_is_a_model_each_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(Invalid) as error:
+        write_catalogue([f"m={tmp_path}/empty", "/nowhere"], tmp_path / "c.toml", 2)
+    assert str(error.value).splitlines() == [
+        "no model can be served:",
+        f"  m: {tmp_path}/empty: its folder is empty",
+        "  nowhere: /nowhere: its folder does not exist",
+    ]
+
+
+def test_a_path_of_any_characters_is_listed_as_it_is(tmp_path):
+    folder = checkpoints.write(tmp_path / 'a "b" \\ é 😀')
+    write_catalogue([f"m={folder}"], tmp_path / "c.toml", 2)
+    (listed,) = catalogue.read(tmp_path / "c.toml")
+    assert listed.path == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["a b={}"], "'a b' cannot be the name of a model, of {}: give it another as NAME=PATH"),
+        (["{}/v=3"], "'v=3' cannot be the name of a model, of {}/v=3: give it another as NAME=PATH"),
+        (["m={}", "m=/other"], "the name 'm' is given twice, for {} and /other: give names as NAME=PATH"),
+        (["{}", "{}/"], "the name 'm' is given twice, for {}: give names as NAME=PATH"),
+        (["m="], "'m=' names no folder; write NAME=PATH"),
+    ],
+)
+def test_names_that_cannot_be_are_one_clear_line(tmp_path, arguments, says):
     folder = checkpoints.write(tmp_path / "m")
-    with pytest.raises(Invalid, match="give names as NAME=PATH") as error:
-        write_catalogue([f"{name}={folder}" for name in names], tmp_path / "c.toml", 2)
-    assert "\n" not in str(error.value)
+    with pytest.raises(Invalid) as error:
+        write_catalogue([argument.format(folder) for argument in arguments], tmp_path / "c.toml", 2)
+    assert str(error.value) == says.format(folder)

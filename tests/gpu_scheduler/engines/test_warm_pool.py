@@ -1,4 +1,5 @@
 import asyncio
+import re
 
 import pytest
 
@@ -120,11 +121,13 @@ async def small_pool():
 
 
 async def test_a_warm_engine_that_dies_is_replaced_before_somebody_wants_it(small_pool):
+    assert small_pool.starting == ["starting"]
     first = await small_pool.take(START_S)
     small_pool.give_back(first)
     first.kill()
     second = await warm_other_than(small_pool, first)
     assert second.alive and small_pool.engines == [second]
+    assert (small_pool.starting, small_pool.error, small_pool.given_up) == ([], "", False)
 
 
 async def test_warm_engines_that_die_one_after_the_other_are_not_replaced_for_ever(small_pool):
@@ -135,6 +138,7 @@ async def test_warm_engines_that_die_one_after_the_other_are_not_replaced_for_ev
         await died.dead.wait()
     await asyncio.sleep(0)  # whoever watched it
     assert repr(small_pool) == "WarmPool(echo: 0 warm, 0 starting, 0 taken)"
+    assert small_pool.error == f"engine {died.pid} died before it had a model" and small_pool.given_up
     assert (await small_pool.take(START_S)).alive
 
 
@@ -166,6 +170,8 @@ async def test_an_engine_for_which_there_is_no_process_is_tried_again(monkeypatc
 
 async def test_engines_that_do_not_start_are_reported_instead_of_tried_for_ever():
     pool = WarmPool(Spawn("echo", environment={"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}), warm=1, limit=2)
+    assert (pool.starting, pool.error, pool.given_up) == ([], "", False)
     with pytest.raises(EngineDied, match="do not start"):
         await pool.take(START_S)
+    assert re.fullmatch(r"engine \d+ died", pool.error) and pool.given_up
     await pool.close()

@@ -44,7 +44,7 @@ def test_idle_models_leave_only_where_there_is_no_room_otherwise():
     activation = activate(new(50), GROUPS, [idle, hot])
     assert activation.outcome.place.group == "A"  # the pressure on B would be 0.067, without idle that on A is 0.02
     assert [type(d) for d in activation.evictions] == [Hibernate]
-    assert "idle leave first" in activation.outcome.reason
+    assert "idle leaves first" in activation.outcome.reason
     calm = on("B", "calm", 20, demand=0.0)
     activation = activate(new(50), GROUPS, [idle, calm], LifecycleRules(tau=0.5))
     assert activation.outcome.place.group == "B"

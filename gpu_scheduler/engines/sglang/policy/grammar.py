@@ -10,7 +10,8 @@ import json
 import re
 from typing import Any
 
-MOST_CHARACTERS = 1 << 16
+MOST_CHARACTERS = 1 << 18
+"""Clients send a quarter of it at most; a gateway makes grammars of their schemas, which may be longer."""
 MOST_LEVELS = 64
 """Of objects and arrays of a schema in one another. With 60 it is compiled in a tenth of a second."""
 SLOW_S, MOST_SLOW_S = 0.05, 1.0

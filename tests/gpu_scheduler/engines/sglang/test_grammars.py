@@ -12,6 +12,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from gateway.schemas import grammar
 from protos import common_pb2, engine_pb2
 from tests.gateway import tokenizers
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT
@@ -31,6 +32,8 @@ SCHEMA = {
     "required": ["city", "degrees", "note"],
     "additionalProperties": False,
 }
+KEPT = {"ebnf": grammar.of(SCHEMA)}
+"""As a gateway sends it."""
 REGEX = r"[a-z]{3}-(0|1){4}"
 EBNF = 'root ::= "<" ("one" | "two") ">" root?'
 LIMIT = 200 * KV_EXTENT
@@ -74,7 +77,6 @@ async def goes_on_anywhere(end: EngineEnd, tag: str, whole: Answer, **grammar: s
 async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_interrupted(
     tmp_path: Path, engines: Engines, folders: dict[str, Path]
 ) -> None:
-    schema = json.dumps(SCHEMA)
     async with node(tmp_path) as at, engines.one() as end:
         for model in ("qwen", "llama"):
             await at.book(model, floor_bytes=LIMIT)
@@ -83,18 +85,19 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
 
             plain = await said(end, f"{model}-plain", most=30)
             for seed in range(2, 4):
-                fits(await said(end, f"{model}-{seed}", seed, json_schema=schema))
+                fits(await said(end, f"{model}-{seed}", seed, **KEPT))
+            fits(await said(end, f"{model}-schema", json_schema=json.dumps(SCHEMA)))
             assert re.fullmatch(REGEX, text(await said(end, f"{model}-regex", regex=REGEX)))
             assert re.fullmatch("(<(one|two)>)+", text(await said(end, f"{model}-ebnf", ebnf=EBNF)))
             whole = end.answers[f"{model}-3"]
-            await goes_on_anywhere(end, f"{model}-known", whole, json_schema=schema)
+            await goes_on_anywhere(end, f"{model}-known", whole, **KEPT)
             if model == "llama":  # of another shape, in a process that had one before
                 images.close()
                 await end.do(unload=engine_pb2.Unload())
                 continue
 
             # What cannot be compiled is refused, with the reason; everything else goes on.
-            beside = asyncio.get_running_loop().create_task(said(end, f"{model}-beside", json_schema=schema))
+            beside = asyncio.get_running_loop().create_task(said(end, f"{model}-beside", **KEPT))
             for number, (kind, wrong, why) in enumerate(
                 [
                     ("json_schema", '{"type": "strin"}', 'Unsupported type "strin"'),
@@ -131,7 +134,7 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
             awake = (await end.hear("weights_mapped")).weights_mapped
             await images.put(awake.lease_id, image)
             await end.do(verify=engine_pb2.Verify(command_id=awake.command_id))
-            await goes_on_anywhere(end, f"{model}-awake", whole, json_schema=schema)
+            await goes_on_anywhere(end, f"{model}-awake", whole, **KEPT)
             images.close()
             await end.do(unload=engine_pb2.Unload())
 
@@ -139,7 +142,6 @@ async def test_answers_are_what_their_grammar_says_and_go_on_where_others_were_i
 async def test_a_grammar_survives_that_its_request_is_retracted(
     tmp_path: Path, engines: Engines, folders: dict[str, Path]
 ) -> None:
-    schema = json.dumps(SCHEMA)
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("qwen", floor_bytes=4 * KV_EXTENT)
         await end.hold(load(at, "qwen", folders["qwen"], context_tokens=CONTEXT, overlap=1))
@@ -147,7 +149,7 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
         for turn in range(5):
             names = [f"{turn}-{seed}" for seed in range(5)]
             for seed, name in enumerate(names):
-                end.ask(name, PROMPT, 440, temperature=1.0, seed=seed, json_schema=schema)
+                end.ask(name, PROMPT, 440, temperature=1.0, seed=seed, **KEPT)
                 end.ask(name + "-free", PROMPT, 100, ignore_eos=True)
             while not all(end.answers[name].ended.is_set() for name in names):
                 for extents in (5, 60):
@@ -167,14 +169,13 @@ async def test_a_grammar_survives_that_its_request_is_retracted(
 async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
     tmp_path: Path, engines: Engines, folders: dict[str, Path], moves: bool
 ) -> None:
-    schema = json.dumps(SCHEMA)
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama", floor_bytes=LIMIT)
         await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT, page_size=16, overlap=1))
         # One is compiled at a time: the last waits for ten seconds.
         for longest in range(18, 30):
             end.ask(f"large-{longest}", PROMPT, 440, json_schema=large(900, longest))
-        end.ask("early", PROMPT, 440, temperature=1.0, seed=3, json_schema=schema)
+        end.ask("early", PROMPT, 440, temperature=1.0, seed=3, **KEPT)
         if moves:
             end.send(export_kv=engine_pb2.ExportKv(live=False))
             assert not (await end.hear("kv_places")).kv_places.sequences
@@ -184,5 +185,5 @@ async def test_what_waits_for_its_grammar_is_handed_back_as_it_came(
         assert (answer.finish, answer.tokens, answer.error) == (common_pb2.FAILED, [], "handed back")
         await end.do(unload=engine_pb2.Unload())
         await end.hold(load(at, "llama", folders["llama"], context_tokens=CONTEXT))
-        fits(await said(end, "again", json_schema=schema))
+        fits(await said(end, "again", **KEPT))
         await end.do(unload=engine_pb2.Unload())

@@ -1,0 +1,59 @@
+"""What the person at the terminal sees once the system serves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from deploy.local.questions import question
+from protos import common_pb2, placement_pb2
+from services import enums
+
+
+def introduction(
+    processes: Mapping[str, int],
+    cluster: placement_pb2.Cluster,
+    routes: placement_pb2.Routes,
+    problems: Mapping[str, str],
+    http: str,
+    prismctl: str,
+) -> str:
+    """`processes`: pids by name. `problems`: by group, why no engine of it is warm. `http`: where the API is.
+    `prismctl`: how it is called for this system."""
+    lines = ["  process                  pid"]
+    lines += [f"  {name:<22} {pid:>6}" for name, pid in processes.items()]
+    lines += ["", "  devices                 memory"]
+    for group in cluster.groups:
+        problem = problems.get(group.group, "")
+        lines.append(f"  {group.group:<22} {_size(group.capacity_bytes):>9}{'   ' + problem if problem else ''}")
+    lines += ["", "  model                      weights   state", *map(_model, routes.routes)]
+    names = [route.model.name for route in routes.routes if not route.error] or ["MODEL"]
+    first, second = names[0], names[len(names) // 2]
+    address = f"http://{http}"
+    return "\n".join(lines) + (
+        f"""
+
+Try, in another shell:
+
+  curl -s {address}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{first}", "temperature": 0, "messages": [{{"role": "user", "content": "{question(first)}"}}]}}'
+
+  curl -sN {address}/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{{"model": "{second}", "temperature": 0, "stream": true,
+         "messages": [{{"role": "user", "content": "{question(second)}"}}]}}'
+
+  {prismctl} status
+
+A model is loaded at its first request; when memory is short, an idle one leaves. Ctrl-C ends everything."""
+    )
+
+
+def _model(route: placement_pb2.Route) -> str:
+    if route.error:
+        where = "" if route.model.path in route.error else f"{route.model.path}: "
+        return f"  {route.model.name:<24} {'':>9}   error: {where}{route.error}"
+    state = enums.name(common_pb2.Residency, route.residency).replace("_", " ")
+    return f"  {route.model.name:<24} {_size(route.model.weights_bytes):>9}   {state}"
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / (1 << 30):.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):.1f} MiB"

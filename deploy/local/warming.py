@@ -1,0 +1,116 @@
+"""What the person at the terminal is told until each group has an engine that can take a model: what engines are at,
+for how long, and what went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+
+from gpu_scheduler.client import GpuSchedulerClient
+from protos import gpu_scheduler_pb2
+from services import tasks
+
+EVERY_S = 10.0
+"""Between two lines about a group of which nothing new is known."""
+LONGEST_S = 300.0
+"""Longer than a gpu_scheduler waits for an engine's imports: what went wrong is known by then."""
+_SILENT_S = 5.0
+"""A group tells its state every second."""
+_LAST_LINES = 12
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A group: the address of its gpu_scheduler, and the log of that, which its engines write to as well."""
+
+    name: str
+    address: str
+    log: Path
+
+
+def doing(steps: Sequence[str]) -> str:
+    """What the engines of a group are at, each at one of `steps`: those are `starting` of its state."""
+    if not steps:
+        return "no engine is on its way"
+    return ", ".join(step if count == 1 else f"{step} ({count} engines)" for step, count in Counter(steps).items())
+
+
+def last_lines(log: Path) -> list[str]:
+    """Of what engines wrote: a traceback, or what a library says. The lines of services are JSON."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [f"    {line}" for line in lines if line.strip() and not line.startswith("{")][-_LAST_LINES:]
+
+
+class Warming:
+    """Of all groups. `run` ends when each has a warm engine, or starts none any more, or the time is over."""
+
+    def __init__(self, groups: Sequence[Watched], say: Callable[[str], None]) -> None:
+        self._groups = groups
+        self._say = say
+        self._states: dict[str, gpu_scheduler_pb2.GroupState] = {}
+        self._heard_at: dict[str, float] = {}
+        self._waiting = {group.name for group in groups}
+        self.problems: dict[str, str] = {}
+        """By group: why it has no warm engine."""
+
+    async def run(self) -> None:
+        began = asyncio.get_running_loop().time()
+        telling = tasks.spawn(self._tell(began), "tell what engines are at")
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                await asyncio.gather(*(self._follow(group, began) for group in self._groups))
+        except TimeoutError:
+            for group in self._groups:
+                if group.name in self._waiting:
+                    self._failed(group, f"no engine is warm after {LONGEST_S:.0f} s: {self._at(group.name)}")
+        finally:
+            await tasks.cancel(telling)
+
+    async def _follow(self, group: Watched, began: float) -> None:
+        now = asyncio.get_running_loop().time
+        client = GpuSchedulerClient(group.address)
+        told = ""
+        try:
+            async for state in client.watch():
+                if state is None:
+                    continue
+                self._states[group.name], self._heard_at[group.name] = state, now()
+                if state.warm_engines:
+                    self._say(f"{group.name} has a warm engine ({now() - began:.0f} s)")
+                    break
+                if state.engines_given_up:
+                    self._failed(group, f"engines do not start: {state.engines_error}")
+                    break
+                if state.engines_error not in ("", told):
+                    self._say(f"{group.name}: {state.engines_error}; another one is started (log: {group.log})")
+                    told = state.engines_error
+            self._waiting.discard(group.name)
+        finally:
+            await client.close()
+
+    def _failed(self, group: Watched, why: str) -> None:
+        self.problems[group.name] = f"{why}; its log is {group.log}"
+        self._say("\n".join([f"{group.name}: {self.problems[group.name]}", *last_lines(group.log)]))
+
+    async def _tell(self, began: float) -> None:
+        """A line for all groups that are at the same, every so often; for ever."""
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(EVERY_S)
+            at: dict[str, list[str]] = {}
+            for group in self._groups:
+                if group.name in self._waiting:
+                    at.setdefault(self._at(group.name), []).append(group.name)
+            for what, names in at.items():
+                self._say(f"{', '.join(names)}: {what}, {now() - began:.0f} s")
+
+    def _at(self, name: str) -> str:
+        silent_s = asyncio.get_running_loop().time() - self._heard_at.get(name, -inf)
+        return "its gpu_scheduler does not answer" if silent_s > _SILENT_S else doing(self._states[name].starting)

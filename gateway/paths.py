@@ -1,0 +1,40 @@
+"""Paths of requests: one way to write each, and what metrics call it."""
+
+from __future__ import annotations
+
+_DIRECTORY = "/ui/"
+"""The page's own path: its files are named relative to it, and without the slash it leads there."""
+_KNOWN = frozenset(
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/models",
+        "/tokenize",
+        "/detokenize",
+        "/openapi.json",
+        "/health",
+        "/metrics",
+    )
+)
+_OF_A_MODEL = "/v1/models/"
+_PAGE = "/ui"
+OTHER = "other"
+
+
+def plain(path: str) -> str:
+    """The path with one slash where it has several and none at its end. It is what access is decided by, and what the
+    router looks up: nothing can be one path to the one and another to the other."""
+    if not path.startswith("/") or ("//" not in path and not path.endswith("/")):
+        return path
+    parts = "/".join(part for part in path.split("/") if part)
+    return _DIRECTORY if f"/{parts}/" == _DIRECTORY and path.endswith("/") else f"/{parts}"
+
+
+def label(path: str) -> str:
+    """The path as metrics have it, of a few: names that clients make up must not become series."""
+    if path in _KNOWN:
+        return path
+    if path.startswith(_OF_A_MODEL):
+        return f"{_OF_A_MODEL}{{model}}"
+    return _PAGE if path == _PAGE or path.startswith(_DIRECTORY) else OTHER

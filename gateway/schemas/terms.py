@@ -1,0 +1,844 @@
+"""What all places of a schema that speak of one value say of it together.
+
+A value is described by some schemas at once: that of its property in each part of an `allOf`, a `$ref`'s target and
+what stands beside it. `Reader.terms` follows all of them and takes choices apart (`anyOf`, `oneOf`), so that what is
+left are *terms*: schemas of which each is kept by its own keywords, and a value has to fit all of one term.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from gateway.schemas import formats, languages, numbers, patterns
+from gateway.schemas.documents import TYPES, Node, Refused, key, type_of
+from gateway.schemas.languages import NOTHING, Tree
+from gateway.schemas.numbers import Range
+
+MOST_STEPS = 20_000
+"""Schemas that are looked at, again and again where others refer to them, for one grammar."""
+MOST_WORK = 300_000
+"""With numbers and strings, for one grammar."""
+MOST_TERMS = 500
+"""Of one value."""
+_MOST_STATES = 500
+"""By which strings of branches are told apart."""
+_MOST_TAGS = 20
+_DEPTH = 4
+"""Of values in one another by which branches of a `oneOf` are told apart."""
+
+NUMBER = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+STRING = ("minLength", "maxLength", "pattern", "format")
+ARRAY = ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains")
+OBJECT = (
+    *("properties", "patternProperties", "additionalProperties", "propertyNames", "required", "minProperties"),
+    *("maxProperties", "dependentRequired", "dependentSchemas", "dependencies"),
+)
+KEYWORDS: Mapping[str, Sequence[str]] = {"number": NUMBER, "string": STRING, "array": ARRAY, "object": OBJECT}
+"""By the type that they say something of."""
+_OWN = frozenset(
+    (*NUMBER, *STRING, *ARRAY, *OBJECT, "type", "enum", "const", "not", "if", "unevaluatedItems")
+    + ("unevaluatedProperties",)
+)
+"""All that say something of a value without a choice."""
+_FURTHER = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
+_SAYING = (_OWN | _FURTHER) - {"$ref"}
+_ELSEWHERE = {
+    "$dynamicRef": "what it refers to is not known before it is used",
+    "$recursiveRef": "what it refers to is not known before it is used",
+}
+Conjunction = tuple[Node, ...]
+"""Schemas that describe the same value."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Free:
+    """Properties that have no names of their own: names of a language, and what their values have to be."""
+
+    names: Tree
+    value: Conjunction
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Members:
+    """What an object has in it."""
+
+    named: Mapping[str, Conjunction]
+    """In their order."""
+    always: frozenset[str]
+    free: Sequence[Free]
+    least: int
+    most: int | None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Items:
+    """What an array has in it."""
+
+    first: Sequence[Conjunction]
+    rest: Conjunction | None
+    """What comes after them; None: nothing does."""
+    least: int
+    most: int | None
+    unique: Node | None
+    """Where it is said that no two are the same."""
+
+
+class Reader:
+    """Reads schemas for one grammar."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self.work = languages.Work(MOST_WORK)
+        self._raw: dict[Conjunction, Mapping[Term, _Apart]] = {}
+        self._same: dict[tuple[Conjunction, frozenset[str]], Term] = {}
+        self._tags: dict[Node, str | None] = {}
+
+    def step(self, node: Node) -> None:
+        """Raises Refused where it has gone on for too long."""
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise Refused(f"'{node.pointer}' and others refer to one another in too many ways")
+
+    def straight(self, conjunction: Conjunction) -> Conjunction:
+        """The same, with targets in the place of what is nothing but a reference."""
+        made: dict[Node, None] = {}
+        for node in conjunction:
+            seen = {node}
+            while "$ref" in node and not _SAYING & node.keywords:
+                self.step(node)
+                target = node.target()
+                if target is None or target in seen:
+                    break
+                node = target
+                seen.add(node)
+            made[node] = None
+        return tuple(made)
+
+    def terms(self, conjunction: Conjunction) -> Sequence[Term]:
+        """One of them has to fit, and no two branches of a `oneOf` do. Raises Refused."""
+        return [self._told_apart(term, apart) for term, apart in self._expanded(conjunction).items()]
+
+    def any(self, conjunction: Conjunction) -> Sequence[Term]:
+        """As `terms`; branches of a `oneOf` may fit beside one another."""
+        return tuple(self._expanded(conjunction))
+
+    def _expanded(self, conjunction: Conjunction) -> Mapping[Term, _Apart]:
+        conjunction = self.straight(conjunction)
+        if conjunction in self._raw:
+            return self._raw[conjunction]
+        found: dict[Term, _Apart] = {}
+        parts = [_Part([(node, frozenset()) for node in reversed(conjunction)], {}, [], ())]
+        while parts:
+            part = parts.pop()
+            if not self._flatten(part):
+                continue
+            if part.choices:
+                parts.extend(reversed([*part.chosen()]))
+                continue
+            own = tuple(node for node in part.done if not _OWN.isdisjoint(node.keywords))
+            term = self._term(own, frozenset())
+            if not term.empty:
+                found[term] = (*found.get(term, ()), *part.apart)
+            if len(found) > MOST_TERMS:
+                raise Refused(f"'{conjunction[0].pointer}' allows more than {MOST_TERMS} combinations of its branches")
+        self._raw[conjunction] = found
+        return found
+
+    def _flatten(self, part: _Part) -> bool:
+        """Follows references; false: nothing fits."""
+        while part.left:
+            node, within = part.left.pop()
+            self.step(node)
+            if node in within or node.value is False:
+                return False  # what is itself and nothing else is nothing
+            if node in part.done or node.value is True:
+                continue
+            part.done[node] = None
+            for keyword, why in _ELSEWHERE.items():
+                if keyword in node:
+                    raise node.unkept(keyword, why)
+            inside = within | {node}
+            following = [*node.several("allOf")]
+            if (target := node.target()) is not None:
+                following.insert(0, target)
+            part.left.extend((one, inside) for one in reversed(following))
+            part.choices.extend((node, keyword, inside) for keyword in ("anyOf", "oneOf") if keyword in node)
+        return True
+
+    def _term(self, nodes: Conjunction, forced: frozenset[str]) -> Term:
+        if (nodes, forced) not in self._same:
+            self._same[nodes, forced] = Term(self, nodes, forced)
+        return self._same[nodes, forced]
+
+    def _told_apart(self, term: Term, apart: _Apart) -> Term:
+        """The term, written so that no other branch of a `oneOf` fits it. Raises Refused."""
+        for node, chosen in apart:
+            tag = self._tag(node)
+            if tag is not None:
+                term = self._term(term.nodes, term.forced | {tag})
+                continue
+            for index, other in enumerate(node.several("oneOf")):
+                for theirs in self.any((other,)) if index != chosen else ():
+                    found = self.told_apart(term, theirs)
+                    if found is None:
+                        raise node.unkept("oneOf", f"what fits another branch may fit '{other.pointer}' too")
+                    term = self._term(term.nodes, term.forced | found)
+        return term
+
+    def _tag(self, node: Node) -> str | None:
+        """The property by whose values, which are listed, the branches of a `oneOf` of objects can be told apart."""
+        if node not in self._tags:
+            branches = [self.any((branch,)) for branch in node.several("oneOf")]
+            first = branches[0][0] if branches[0] else None
+            names = list(first.names) if first is not None else []
+            self._tags[node] = next((name for name in names[:_MOST_TAGS] if self._tells(name, branches)), None)
+        return self._tags[node]
+
+    def _tells(self, name: str, branches: Sequence[Sequence[Term]]) -> bool:
+        taken: set[Hashable] = set()
+        for terms in branches:
+            own: set[Hashable] = set()
+            for term in terms:
+                lists = [one.literals for one in self.any(term.of_name(name))]
+                if name not in term.names or list(term.written) != ["object"] or None in lists:
+                    return False
+                own.update(key(value) for values in lists for value in values or ())
+            if own & taken:
+                return False
+            taken |= own
+        return True
+
+    def told_apart(self, term: Term, other: Term, depth: int = _DEPTH) -> frozenset[str] | None:
+        """Properties that have to be there so that nothing which is written for `term` fits `other`; None where that is
+        not known."""
+        if term.nodes:
+            self.step(term.nodes[0])
+        forced: frozenset[str] = frozenset()
+        if term.literals is not None:
+            return None if any(other.allows(value) for value in term.literals) else forced
+        if other.literals is not None:
+            return None if any(term.allows(value) for value in other.literals) else forced
+        for kind in term.written:
+            if kind not in other.types:
+                continue
+            found = _APART[kind](self, term, other, depth) if kind in _APART else None
+            if found is None:
+                return None
+            forced |= found
+        return forced
+
+    def possible(self, value: Conjunction, depth: int) -> bool:
+        """Whether something fits, as far as is easy to see."""
+        return depth <= 0 or any(self._possible(term, kind, depth) for term in self.any(value) for kind in term.written)
+
+    def matches(self, tree: Tree, said: str) -> bool:
+        """Raises languages.TooLarge."""
+        if tree == languages.EVERYTHING:
+            return True
+        self.work.spend(len(said) * tree.width)
+        return languages.fits(tree, said)
+
+    def is_nothing(self, tree: Tree) -> bool:
+        """Whether it is known that a language has no text."""
+        try:
+            return tree is NOTHING or not (languages.plain(tree) or languages.states(tree, _MOST_STATES, self.work))
+        except languages.TooLarge:
+            return False
+
+    def _possible(self, term: Term, kind: str, depth: int) -> bool:
+        if term.literals is not None:
+            return bool(term.literals)
+        if kind == "number":
+            return not term.range.empty
+        if kind == "string":
+            return not self.is_nothing(term.strings)
+        if kind == "array":
+            return term.items.most is None or term.items.least <= term.items.most
+        members = term.members if kind == "object" else None
+        if members is None:
+            return kind != "object"
+        return all(self.possible(members.named[name], depth - 1) for name in members.always)
+
+    def values_apart(self, value: Conjunction, other: Conjunction, depth: int) -> bool:
+        """Whether nothing fits both, and no property has to be there for that."""
+        if depth <= 0:
+            return False
+        theirs = self.any(other)
+        return not any(
+            self.told_apart(one, another, depth - 1) != frozenset() for one in self.any(value) for another in theirs
+        )
+
+    def fits(self, node: Node, value: Any) -> bool:
+        """Whether a value is what a schema says, in full."""
+        self.step(node)
+        if isinstance(node.value, bool):
+            return node.value
+        target = node.target()
+        return (
+            (target is None or self.fits(target, value))
+            and all(self.fits(one, value) for one in node.row("allOf"))
+            and ("anyOf" not in node or any(self.fits(one, value) for one in node.row("anyOf")))
+            and ("oneOf" not in node or sum(self.fits(one, value) for one in node.row("oneOf")) == 1)
+            and self.fits_own(node, value)
+        )
+
+    def fits_own(self, node: Node, value: Any, *, literals: bool = True) -> bool:
+        """As `fits`, by the keywords that are the schema's own, without references and choices, and without its list of
+        values."""
+        types = node.types()
+        kind = type_of(value)
+        if types is not None and kind not in types:
+            if not (kind == "number" and "integer" in types and float(value).is_integer()):
+                return False
+        if literals and any(key(value) not in map(key, values) for values in node.literals()):
+            return False
+        if (refused := node.schema("not")) is not None and self.fits(refused, value):
+            return False
+        if (asked := node.schema("if")) is not None:
+            then = node.schema("then" if self.fits(asked, value) else "else")
+            if then is not None and not self.fits(then, value):
+                return False
+        alone = Term(self, (node,), frozenset())
+        if kind == "number":
+            return alone.range_allows(value)
+        if kind == "string":
+            return self.matches(alone.strings, value)
+        if kind == "array":
+            return self._fits_array(node, value)
+        return kind != "object" or self._fits_object(node, value)
+
+    def _fits_array(self, node: Node, value: Sequence[Any]) -> bool:
+        first, rest = _places(node)
+        least, most = node.count("minItems") or 0, node.count("maxItems")
+        if len(value) < least or (most is not None and len(value) > most):
+            return False
+        if node.flag("uniqueItems") and len(set(map(key, value))) < len(value):
+            return False
+        for keyword in ("contains", "unevaluatedItems"):
+            if keyword in node:
+                raise node.unkept(keyword, "beside an array that is written out")
+        if not all(self.fits(*pair) for pair in zip(first, value, strict=False)):
+            return False
+        return rest is None or all(self.fits(rest, one) for one in value[len(first) :])
+
+    def _fits_object(self, node: Node, value: Mapping[str, Any]) -> bool:
+        for keyword in ("dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties"):
+            if keyword in node:
+                raise node.unkept(keyword, "beside an object that is written out")
+        least, most = node.count("minProperties") or 0, node.count("maxProperties")
+        if len(value) < least or (most is not None and len(value) > most):
+            return False
+        if not set(node.names("required")) <= value.keys():
+            return False
+        alone = Term(self, (node,), frozenset())
+        return all(
+            alone.may_be_named(name) and all(self.fits(schema, one) for schema in alone.of_name(name))
+            for name, one in value.items()
+        )
+
+
+_Apart = tuple[tuple[Node, int], ...]
+"""Each a schema that has a `oneOf`, and which branch of it was chosen: the others must not fit."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """So much of a conjunction as has been followed."""
+
+    left: list[tuple[Node, frozenset[Node]]]
+    """Beside each, those that it was referred to from."""
+    done: dict[Node, None]
+    choices: list[tuple[Node, str, frozenset[Node]]]
+    apart: _Apart
+
+    def chosen(self) -> Iterator[_Part]:
+        """One for each branch of its first choice."""
+        (node, keyword, within), *choices = self.choices
+        for index, branch in enumerate(node.several(keyword)):
+            apart = (*self.apart, (node, index)) if keyword == "oneOf" else self.apart
+            yield _Part([(branch, within)], dict(self.done), choices.copy(), apart)
+
+
+class Term:
+    """Schemas that describe one value, with no more choices."""
+
+    def __init__(self, reader: Reader, nodes: Conjunction, forced: frozenset[str]) -> None:
+        """`forced`: properties that have to be written, or it could be taken for something else."""
+        self._reader = reader
+        self.nodes = nodes
+        self.forced = forced
+
+    def _with(self, *keywords: str) -> list[tuple[Node, str]]:
+        """Where those are said."""
+        return [(node, keyword) for node in self.nodes for keyword in keywords if keyword in node]
+
+    @cached_property
+    def _stated(self) -> tuple[frozenset[str], bool, bool]:
+        """(types that it allows, whether numbers have to be whole, whether it says so itself)."""
+        types, whole, said = set(TYPES), False, False
+        for node in self.nodes:
+            named = node.types()
+            if named is not None:
+                said = True
+                whole |= "integer" in named and "number" not in named
+                types &= {"number" if one == "integer" else one for one in named}
+            types -= _refusal(node).types
+        return frozenset(types), whole, said
+
+    @property
+    def types(self) -> frozenset[str]:
+        return self._stated[0]
+
+    @property
+    def whole(self) -> bool:
+        return self._stated[1]
+
+    @cached_property
+    def written(self) -> Sequence[str]:
+        """Types that answers have. Where none is said, those whose keywords are there."""
+        types, _, said = self._stated
+        if not said:
+            meant = {kind for kind, keywords in KEYWORDS.items() if self._with(*keywords)}
+            types = types & meant or types
+        return [kind for kind in TYPES if kind in types]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether anything but its type is said."""
+        return bool(self.forced) or any(one != "type" and one in _OWN for node in self.nodes for one in node.keywords)
+
+    @cached_property
+    def empty(self) -> bool:
+        """Whether it is easy to see that nothing fits."""
+        return not self.types or self.literals == []
+
+    @cached_property
+    def literals(self) -> Sequence[Any] | None:
+        """The only values that fit, where they are listed."""
+        lists = [(node, values) for node in self.nodes for values in node.literals()]
+        if not lists:
+            return None
+        shortest = min((values for _, values in lists), key=len)
+        found = {key(value): value for value in reversed(shortest)}
+        for _, values in lists:
+            if values is not shortest:
+                there = set(map(key, values))
+                found = {name: value for name, value in found.items() if name in there}
+        return [value for value in reversed(found.values()) if self._allows_literal(value)]
+
+    def _allows_literal(self, value: Any) -> bool:
+        return all(self._reader.fits_own(node, value, literals=False) for node in self.nodes)
+
+    def allows(self, value: Any) -> bool:
+        return all(self._reader.fits_own(node, value) for node in self.nodes)
+
+    @property
+    def unlike(self) -> Sequence[Any]:
+        """Values that `not` takes away."""
+        return [value for node in self.nodes for value in _refusal(node).values]
+
+    def check(self) -> None:
+        """Raises Refused for what says something of all types and is not kept."""
+        for node, keyword in self._with("if"):
+            if "then" in node or "else" in node:
+                raise node.unkept(keyword, "no grammar depends on a condition")
+        for node, keyword in self._with("not"):
+            if not _refusal(node).whole:
+                raise node.unkept(keyword, "only a type, values or one required property can be taken away")
+
+    def unkept(self, keywords: Sequence[str], why: str) -> Refused:
+        """An error: one of those is not kept."""
+        node, keyword = self._with(*keywords)[-1]
+        return node.unkept(keyword, why)
+
+    # Numbers.
+
+    @cached_property
+    def range(self) -> Range:
+        within = Range()
+        for node in self.nodes:
+            low, high = node.number("minimum"), node.number("maximum")
+            for keyword, up in (("exclusiveMinimum", True), ("exclusiveMaximum", False)):
+                beside = low if up else high
+                if node.get(keyword) is True and beside is not None:  # as drafts before 6 have it
+                    found: int | float | None = beside
+                elif isinstance(node.get(keyword), bool):
+                    found = None
+                else:
+                    found = node.number(keyword)
+                if found is not None:
+                    bound = numbers.beyond(_finite(node, keyword, found), up)
+                    within = within.and_(Range(bound) if up else Range(None, bound))
+            if low is not None:
+                within = within.and_(Range(numbers.decimal(_finite(node, "minimum", low))))
+            if high is not None:
+                within = within.and_(Range(None, numbers.decimal(_finite(node, "maximum", high))))
+        return within.whole if self.whole else within
+
+    @cached_property
+    def multiples(self) -> Sequence[Decimal]:
+        found = []
+        for node, keyword in self._with("multipleOf"):
+            value = node.number(keyword)
+            if value is None or value <= 0:
+                raise node.wrong(keyword, "a number above 0")
+            found.append(numbers.decimal(_finite(node, keyword, value)))
+        return found
+
+    def range_allows(self, value: int | float) -> bool:
+        number, within = numbers.decimal(value), self.range
+        return (
+            (within.low is None or number >= within.low)
+            and (within.high is None or number <= within.high)
+            and all((Fraction(number) / Fraction(one)).denominator == 1 for one in self.multiples)
+        )
+
+    @property
+    def numbers(self) -> Tree | None:
+        """None: any. Raises Refused."""
+        if self.range == Range() and not self.multiples:
+            return None
+        try:
+            made = numbers.integers if self.whole else numbers.decimals
+            return made(self.range, self.multiples)
+        except numbers.TooFar:
+            raise self.unkept(NUMBER, "there are too many digits to tell apart") from None
+
+    # Strings.
+
+    @cached_property
+    def lengths(self) -> tuple[int, int | None]:
+        """The fewest and the most characters of strings; None: any number."""
+        least = max((node.count("minLength") or 0 for node in self.nodes), default=0)
+        most = min((node.count("maxLength") or 0 for node in self.nodes if "maxLength" in node), default=None)
+        return least, most
+
+    @cached_property
+    def strings(self) -> Tree:
+        """Raises Refused."""
+        trees = []
+        for node in self.nodes:
+            if (pattern := node.string("pattern")) is not None:
+                try:
+                    trees.append(patterns.found_in(pattern))
+                except patterns.Unknown as error:
+                    raise node.unkept("pattern", f"it has {error}") from None
+        least, most = self.lengths
+        tree = languages.both(trees)
+        return languages.between(tree, least, most) if least or most is not None else tree
+
+    @property
+    def formatted(self) -> Tree | None:
+        """As `strings`, in the formats that are known; None: there are none, or a pattern says what they have to be."""
+        least, most = self.lengths
+        known = [formats.pattern(node.string("format") or "", most) for node, _ in self._with("format")]
+        if not any(known) or self._with("pattern"):
+            return None
+        tree = languages.both(patterns.found_in(one) for one in dict.fromkeys(known) if one)
+        return languages.between(tree, least, most) if least or most is not None else tree
+
+    # Arrays.
+
+    @cached_property
+    def items(self) -> Items:
+        """Raises Refused."""
+        for node, keyword in self._with("contains", "unevaluatedItems"):
+            if keyword == "contains" and node.count("minContains") == 0 and "maxContains" not in node:
+                continue
+            if keyword == "unevaluatedItems" and node.get(keyword) in (True, {}):
+                continue
+            raise node.unkept(keyword, "a grammar does not count what fits it")
+        places = [_places(node) for node in self.nodes]
+        longest = max((len(first) for first, _ in places), default=0)
+        first = [
+            tuple(one for row, rest in places if (one := row[index] if index < len(row) else rest) is not None)
+            for index in range(longest)
+        ]
+        tails = [rest for _, rest in places if rest is not None]
+        least = max((node.count("minItems") or 0 for node in self.nodes), default=0)
+        most = min((node.count("maxItems") or 0 for node in self.nodes if "maxItems" in node), default=None)
+        rest: Conjunction | None = tuple(tails)
+        if not tails and first and least <= len(first):
+            rest = None
+        if rest is not None and not self._reader.any(rest):
+            rest = None
+        for index, place in enumerate(first):
+            if not self._reader.any(place):
+                most = index if most is None else min(most, index)
+                break
+        unique = next((node for node in self.nodes if node.flag("uniqueItems")), None)
+        return Items(first, rest, least, most, unique)
+
+    # Objects.
+
+    @cached_property
+    def names(self) -> Mapping[str, None]:
+        """Of properties that it speaks of, in their order."""
+        names: dict[str, None] = {}
+        for node in self.nodes:
+            names.update(dict.fromkeys(node.named("properties")))
+        for node in self.nodes:
+            names.update(dict.fromkeys(node.names("required")))
+        return names
+
+    def of_name(self, name: str) -> Conjunction:
+        """What a property of that name has to be."""
+        found: list[Node] = []
+        for node in self.nodes:
+            own = node.named("properties").get(name)
+            theirs = [] if own is None else [own]
+            for pattern, schema in node.named("patternProperties").items():
+                if self._reader.matches(_named(node, pattern), name):
+                    theirs.append(schema)
+            other = node.schema("additionalProperties")
+            if not theirs and other is not None:
+                theirs.append(other)
+            found.extend(theirs)
+        return tuple(dict.fromkeys(found))
+
+    def may_be_named(self, name: str) -> bool:
+        return all(
+            self._reader.fits(schema, name)
+            for node in self.nodes
+            if (schema := node.schema("propertyNames")) is not None
+        )
+
+    @property
+    def _banned(self) -> frozenset[str]:
+        """Names that `not` takes away."""
+        return frozenset(name for node in self.nodes for name in _refusal(node).names)
+
+    @cached_property
+    def members(self) -> Members | None:
+        """None: nothing fits. Raises Refused."""
+        named, always = {}, set()
+        required = {name for node in self.nodes for name in node.names("required")} | self.forced
+        for name in self.names:
+            value = self.of_name(name)
+            if name not in self._banned and self.may_be_named(name) and self._reader.any(value):
+                named[name] = value
+                if name in required:
+                    always.add(name)
+            elif name in required:
+                return None
+        free = self._free()
+        self._check_dependent(named, always, free)
+        least = max((node.count("minProperties") or 0 for node in self.nodes), default=0)
+        most = min((node.count("maxProperties") or 0 for node in self.nodes if "maxProperties" in node), default=None)
+        if free and least > len(named) + 1:
+            node, keyword = self._with("minProperties")[0]
+            raise node.unkept(keyword, "nothing keeps names that a schema does not list from being the same")
+        return Members(named, frozenset(always), free, least, most)
+
+    def _check_dependent(self, named: Mapping[str, Any], always: set[str], free: Sequence[Free]) -> None:
+        for node, keyword in self._with("dependentRequired", "dependentSchemas", "dependencies"):
+            value = node.get(keyword)
+            if not isinstance(value, dict):
+                raise node.wrong(keyword, "an object")
+            for name, then in value.items():
+                if not free and name not in named:
+                    continue  # it is never there
+                if isinstance(then, list) and set(then) <= always:
+                    continue
+                raise node.unkept(keyword, f"no grammar depends on whether '{name}' is there")
+        for node, keyword in self._with("unevaluatedProperties"):
+            if node.get(keyword) in (True, {}) or "additionalProperties" in node:
+                continue
+            if node.get(keyword) is False and not free and named.keys() <= node.named("properties").keys():
+                continue
+            raise node.unkept(keyword, "only false is, where nothing beside it lists other properties")
+
+    def _free(self) -> Sequence[Free]:
+        """Properties without names of their own: those of patterns, and where none are named, or others are explicitly
+        allowed, any."""
+        listed = list(dict.fromkeys(name for node in self.nodes for name in node.named("patternProperties")))
+        if len(listed) > 4:
+            node = self._with("patternProperties")[0][0]
+            raise node.unkept("patternProperties", "there are more than 4 of them")
+        said = self._with("additionalProperties")
+        open_ = bool(said) or not self._with("properties", "patternProperties")
+        found = []
+        taken = [*self.names, *self._banned]
+        for number in range(1 << len(listed)):
+            matched = frozenset(name for bit, name in enumerate(listed) if number >> bit & 1)
+            if not matched and not open_:
+                continue
+            value = self._of_free(matched)
+            if not self._reader.any(value):
+                continue
+            names = self._names(matched, listed, taken)
+            if names is not NOTHING:
+                found.append(Free(names, value))
+        return found
+
+    def _of_free(self, matched: frozenset[str]) -> Conjunction:
+        found: list[Node] = []
+        for node in self.nodes:
+            theirs = [schema for name, schema in node.named("patternProperties").items() if name in matched]
+            other = node.schema("additionalProperties")
+            found.extend(theirs or ([] if other is None else [other]))
+        return tuple(dict.fromkeys(found))
+
+    def _names(self, matched: frozenset[str], listed: Sequence[str], taken: Sequence[str]) -> Tree:
+        node = self.nodes[0] if self.nodes else None
+        trees = []
+        for pattern in listed:
+            assert node is not None
+            tree = _named(node, pattern)
+            trees.append(tree if pattern in matched else languages.but(tree))
+        schemas = tuple(schema for one in self.nodes if (schema := one.schema("propertyNames")) is not None)
+        if schemas:
+            trees.append(languages.choice(self._name_of(term) for term in self._reader.terms(schemas)))
+        if taken:
+            trees.append(_others(taken))
+        return languages.both(trees)
+
+    def _name_of(self, term: Term) -> Tree:
+        term.check()
+        if term.literals is not None:
+            return languages.choice(languages.text(one) for one in term.literals if isinstance(one, str))
+        if "string" not in term.types:
+            return NOTHING
+        tree = term.formatted or term.strings
+        unlike = [languages.but(languages.text(one)) for one in term.unlike if isinstance(one, str)]
+        return languages.both((tree, *unlike))
+
+
+def _finite(node: Node, keyword: str, value: int | float) -> int | float:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise node.wrong(keyword, "a number")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """What a `not` takes away."""
+
+    types: frozenset[str] = frozenset()
+    values: Sequence[Any] = ()
+    names: Sequence[str] = ()
+    whole: bool = True
+    """Whether that is all it does."""
+
+
+def _refusal(node: Node) -> _Refusal:
+    refused = node.schema("not")
+    if refused is None or refused.value is False:
+        return _Refusal()
+    said = {one for one in refused.keywords if one in _OWN or one in _FURTHER}
+    if not said:
+        return _Refusal(frozenset(TYPES))
+    if said == {"type"}:
+        types = frozenset(refused.types() or ())
+        return _Refusal(types - {"integer"}, whole="integer" not in types or "number" in types)
+    if said in ({"enum"}, {"const"}):
+        return _Refusal(values=refused.literals()[0])
+    names = refused.names("required")
+    if said in ({"required"}, {"required", "type"}) and len(names) == 1:
+        if "type" not in said:
+            return _Refusal(frozenset(TYPES) - {"object"}, names=names)
+        if refused.types() == ["object"]:
+            return _Refusal(names=names)
+    return _Refusal(whole=False)
+
+
+def _places(node: Node) -> tuple[Sequence[Node], Node | None]:
+    """(the schemas of the first items, that of those after them)."""
+    if isinstance(node.get("items"), list):  # as drafts before 2020 have it
+        return node.row("items"), node.schema("additionalItems")
+    return node.row("prefixItems"), node.schema("items")
+
+
+def _named(node: Node, pattern: str) -> Tree:
+    try:
+        return patterns.found_in(pattern)
+    except patterns.Unknown as error:
+        raise node.unkept("patternProperties", f"'{pattern}' has {error}") from None
+
+
+_MOST_KEYS, _DEEPEST_KEY = 400, 60
+
+
+def _others(taken: Sequence[str]) -> Tree:
+    """Names that are none of those. Where they are many, only such as soon differ from each of them."""
+    deepest = min(_DEEPEST_KEY, max(map(len, taken)))
+    while deepest > 1 and len({name[:length] for name in taken for length in range(deepest + 1)}) > _MOST_KEYS:
+        deepest -= 1
+
+    def beside(start: str, names: Sequence[str]) -> Tree:
+        depth = len(start)
+        heads: dict[str, list[str]] = {}
+        for name in names:
+            if len(name) > depth:
+                heads.setdefault(name[depth], []).append(name)
+        parts = [
+            languages.row(
+                (languages.chars(languages.without(languages.ALL, languages.of("".join(heads)))), languages.EVERYTHING)
+            )
+        ]
+        if start not in names:
+            parts.append(languages.EMPTY)
+        if depth < deepest:
+            parts.extend(
+                languages.row((languages.text(head), beside(start + head, some))) for head, some in heads.items()
+            )
+        return languages.choice(parts)
+
+    return beside("", list(taken))
+
+
+def _numbers_apart(_reader: Reader, term: Term, other: Term, _depth: int) -> frozenset[str] | None:
+    within = term.range.and_(other.range)
+    if term.whole or other.whole:
+        within = within.whole
+    return frozenset() if within.empty else None
+
+
+def _strings_apart(reader: Reader, term: Term, other: Term, _depth: int) -> frozenset[str] | None:
+    return frozenset() if reader.is_nothing(languages.both((term.strings, other.strings))) else None
+
+
+def _arrays_apart(reader: Reader, term: Term, other: Term, depth: int) -> frozenset[str] | None:
+    own, theirs = term.items, other.items
+    if (own.most is not None and own.most < theirs.least) or (theirs.most is not None and theirs.most < own.least):
+        return frozenset()
+    there = len(own.first) if own.most is None else min(len(own.first), own.most)
+    if theirs.most is not None and theirs.most < there:
+        return frozenset()
+    for index in range(max(there, min(1, own.least))):
+        value = own.first[index] if index < len(own.first) else own.rest
+        other_value = theirs.first[index] if index < len(theirs.first) else theirs.rest
+        if value is not None and other_value is not None and reader.values_apart(value, other_value, depth):
+            return frozenset()
+    return None
+
+
+def _objects_apart(reader: Reader, term: Term, other: Term, depth: int) -> frozenset[str] | None:
+    own, theirs = term.members, other.members
+    if own is None or theirs is None:
+        return frozenset()
+    if not own.free and not theirs.always <= own.named.keys():
+        return frozenset()
+    ordered = sorted(own.named, key=lambda name: (name not in own.always, name not in theirs.always))
+    for name in ordered:
+        if name not in own.always and not reader.possible(own.named[name], depth):
+            continue
+        value = other.of_name(name)
+        dead = name in other._banned or not other.may_be_named(name) or not reader.any(value)
+        if dead or reader.values_apart(own.named[name], value, depth):
+            return frozenset() if name in own.always else frozenset({name})
+    return None
+
+
+_APART: Mapping[str, Callable[[Reader, Term, Term, int], frozenset[str] | None]] = {
+    "number": _numbers_apart,
+    "string": _strings_apart,
+    "array": _arrays_apart,
+    "object": _objects_apart,
+}

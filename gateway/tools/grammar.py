@@ -1,0 +1,73 @@
+"""The grammar of answers that call tools, and of those that do or are what a schema says."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+
+from gateway import grammars
+from gateway.errors import BadField
+from gateway.schemas import grammar
+from gateway.schemas.documents import Refused
+from gateway.schemas.ebnf import quoted
+from gateway.schemas.rules import Many, Part, Row
+from gateway.tools.asked import Tools
+from gateway.tools.formats import Format
+
+_ANY = {"type": "object"}
+_KNOWN = 64
+
+
+def of(tools: Tools, form: Format) -> str:
+    """In that form; raises BadField for functions whose parameters cannot be kept."""
+    functions = []
+    for index, tool in enumerate(tools.functions):
+        function = tool.function
+        if function.name in tools.names:
+            field = f"tools[{index}].function.parameters"
+            try:
+                text = grammars.as_text(function.parameters or _ANY)
+            except ValueError as error:
+                raise _invalid(field, error) from None
+            functions.append((field, function.name, text))
+    if (together := sum(len(text) for *_, text in functions)) > grammars.MOST_CHARACTERS:
+        raise BadField(
+            f"The tools' parameters have {together} characters, at most {grammars.MOST_CHARACTERS} are compiled.",
+            "tools",
+        )
+    return _made(tuple(functions), form, tools.parallel and not tools.name, tools.answer)
+
+
+@lru_cache(_KNOWN)
+def _made(functions: tuple[tuple[str, str, str], ...], form: Format, several: bool, answer: str | None) -> str:
+    builder = grammar.Builder()
+    parameters: list[Part] = []
+    for field, _, text in functions:
+        try:
+            parameters.append(builder.value(grammars.read(text), is_object=True))
+        except Refused as error:
+            raise _invalid(field, error) from None
+    for index in builder.rules.impossible(parameters):
+        raise _invalid(functions[index][0], "it allows no answer")
+    calls = [
+        [
+            quoted(f'{form.around[0]}{{"name": {json.dumps(name)}, "{form.arguments}": '),
+            of_one,
+            quoted("}" + form.around[1]),
+        ]
+        for (_, name, _), of_one in zip(functions, parameters, strict=True)
+    ]
+    call = builder.rules.new(calls)
+    more = [Many([quoted(form.joins), call], 0, None)] if several else []
+    begin, end = ([quoted(text)] if text else [] for text in form.around_all)
+    ways: list[Row] = [[*begin, call, *more, *end]]
+    try:
+        if answer is not None:
+            ways.append([builder.value(grammars.read(answer))])
+        return builder.rules.text(ways)
+    except Refused as error:
+        raise _invalid("response_format" if answer is not None else "tools", error) from None
+
+
+def _invalid(field: str, why: object) -> BadField:
+    return BadField(f"Invalid '{field}': {why}.", field)

@@ -1,0 +1,74 @@
+"""Waiting for no longer than those answer without whom what was asked for does not come to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import typer
+
+from services import tasks
+from services.errors import Unavailable
+
+PATIENCE = 5
+"""Times the wait for a service that does not answer: so long one may be silent while something is under way."""
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A process that has to answer."""
+
+    name: str
+    """As sentences call it: "the loader"."""
+    address: str
+    problem: Callable[[float], Awaitable[str]]
+    """Asks it, for so many seconds at most: empty if it answers, else what can be told of why it does not."""
+    look: str = ""
+    """What to look at then."""
+
+    def silent(self, why: str) -> str:
+        """Says that it does not answer."""
+        return f"{self.name} at {self.address} does not answer; {why}" + (f"; {self.look}" if self.look else "")
+
+
+@asynccontextmanager
+async def attending(asked: Sequence[Asked], wait_s: float) -> AsyncIterator[None]:
+    """While this is open, these are asked again and again whether they are there. Who is silent for `wait_s` is named
+    on stderr; who is for several times as long ends the block. Raises Unavailable then, with its name."""
+    silent: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    def give_up(said: str) -> None:
+        silent.append(said)
+        limit.reschedule(loop.time())
+
+    try:
+        async with asyncio.timeout(None) as limit:
+            watching = [tasks.spawn(_watch(each, wait_s, give_up), f"attend {each.name}") for each in asked]
+            try:
+                yield
+            finally:
+                await tasks.cancel(*watching)
+    except TimeoutError:
+        if not silent:
+            raise
+        raise Unavailable(silent[0]) from None
+
+
+async def _watch(asked: Asked, wait_s: float, give_up: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        silent_since = loop.time()
+        told = False
+        while problem := await asked.problem(wait_s):
+            if loop.time() - silent_since >= PATIENCE * wait_s:
+                give_up(asked.silent(problem))
+                return
+            if not told:
+                typer.echo(f"prismctl: {asked.silent(problem)}; waiting for it", err=True)
+            told = True
+            await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,27 @@
+"""The JDK's HTTP client, on which many libraries stand: `java/Client.java` has the requests, java runs them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import KEY
+from tests.gateway.conftest import MODEL, World
+
+CLIENT = Path(__file__).parent / "java" / "Client.java"
+JAVA, JAVAC = shutil.which("java"), shutil.which("javac")
+pytestmark = pytest.mark.skipif(not (JAVA and JAVAC), reason="no JDK here")
+RUN_S = 120
+
+
+async def test_the_jdks_client_finds_what_it_expects(parrot: World) -> None:
+    assert JAVA is not None
+    java = await asyncio.create_subprocess_exec(
+        *(JAVA, str(CLIENT), parrot.url, KEY, MODEL), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    async with asyncio.timeout(RUN_S):
+        out, _ = await java.communicate()
+    assert (java.returncode, out.decode().strip()) == (0, "all as expected")

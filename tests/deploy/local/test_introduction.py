@@ -1,0 +1,45 @@
+from deploy.local.introduction import introduction
+from protos import common_pb2, placement_pb2
+
+CLUSTER = placement_pb2.Cluster(
+    groups=[
+        placement_pb2.Group(group="cpu:0", capacity_bytes=27 << 20),
+        placement_pb2.Group(group="cuda:0", capacity_bytes=77 << 30),
+    ]
+)
+
+
+def routes(**errors):
+    told = placement_pb2.Routes()
+    for name, error in errors.items():
+        spec = common_pb2.ModelSpec(name=name, path=f"/models/{name}", weights_bytes=0 if error else 3 << 20)
+        residency = common_pb2.ERROR if error else common_pb2.ON_DISK
+        told.routes.add(model=spec, residency=residency, error=error)
+    return told
+
+
+def lines(routes, problems=None):
+    text = introduction({"gateway": 7}, CLUSTER, routes, problems or {}, "127.0.0.1:8000", "prismctl --state .run")
+    return text.splitlines()
+
+
+def test_what_runs_where_and_what_to_try():
+    said = lines(routes(a="", b=""))
+    assert "  gateway                     7" in said
+    assert "  cpu:0                   27.0 MiB" in said and "  cuda:0                  77.0 GiB" in said
+    assert "  a                          3.0 MiB   on disk" in said
+    assert any("curl -s http://127.0.0.1:8000/v1/chat/completions" in line for line in said)
+    assert "  prismctl --state .run status" in said
+
+
+def test_the_line_of_a_model_that_cannot_be_served_names_its_folder_once_and_others_are_tried():
+    said = lines(routes(bad="no weights", gone="/models/gone does not exist", good=""))
+    starts = {line.split()[0]: line for line in said if line.strip()}
+    assert starts["bad"].endswith("   error: /models/bad: no weights")
+    assert starts["gone"].endswith("   error: /models/gone does not exist")
+    assert sum('"model": "good"' in line for line in said) == 2
+
+
+def test_a_group_without_a_warm_engine_says_why():
+    said = lines(routes(a=""), {"cpu:0": "engines do not start: engine 5 died; its log is x.log"})
+    assert "  cpu:0                   27.0 MiB   engines do not start: engine 5 died; its log is x.log" in said

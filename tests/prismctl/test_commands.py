@@ -1,0 +1,58 @@
+"""The command line itself: what every command has."""
+
+import re
+import shlex
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prismctl.__main__ import app
+
+
+def commands():
+    """Words and command, of each that does something."""
+
+    def walk(words, command):
+        below = getattr(command, "commands", None)
+        if below is None:
+            yield words, command
+        for name, one in (below or {}).items():
+            yield from walk((*words, name), one)
+
+    return dict(walk((), typer.main.get_command(app)))
+
+
+COMMANDS = commands()
+
+
+def run(*arguments, env=None):
+    return CliRunner(env=env).invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_says_what_it_does_with_an_example_that_it_would_take(words):
+    text = run(*words, "--help", env={"COLUMNS": "200"}).output
+    program, *given = shlex.split(re.search(r"Example: (.*)", text)[1])
+    if given[0] == "--state":  # of the level above
+        del given[:2]
+    assert program == "prismctl" and tuple(given[: len(words)]) == words
+    with COMMANDS[words].make_context("example", given[len(words) :]):
+        pass
+
+
+@pytest.mark.parametrize("words", [words for words in COMMANDS if words != ("plan",)], ids=" ".join)
+def test_an_option_of_the_level_above_behind_a_command_is_told_where_it_belongs(words):
+    result = run(*words, "--state", "/run/prism")
+    assert result.exit_code == 2
+    assert f"--state stands before the command: prismctl --state ... {' '.join(words)}" in result.output
+
+
+def test_an_option_of_the_level_above_between_two_words_too():
+    assert "--wait stands before the command: prismctl --wait ... models" in run("models", "--wait", "3", "list").output
+
+
+@pytest.mark.parametrize("option", ["--placement", "--loader", "--balloond", "--gateway"])
+def test_an_address_that_is_none_is_refused_before_anybody_is_asked(option):
+    result = run(option, "here", "status")
+    assert result.exit_code == 2 and f'{option}: "here" is neither "unix:PATH" nor "HOST:PORT"' in result.output
