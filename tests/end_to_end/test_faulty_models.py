@@ -14,17 +14,24 @@ GOOD = MODELS[1]
 
 @pytest.fixture
 def broken(tmp_path):
-    """A truncated checkpoint, one whose config lies about a tensor, and one without a tokenizer."""
+    """A truncated checkpoint, one whose config lies about a tensor, one without a tokenizer, and two whose files are
+    whole, but whose chat template does not compile and whose tokenizer is read as another."""
     folders = {}
-    for name in ("truncated", "tensorless", "wordless"):
+    for name in ("truncated", "tensorless", "wordless", "speechless", "misread"):
         folders[name] = tmp_path / name
-        shutil.copytree(FOLDER / GOOD, folders[name])
+        shutil.copytree(FOLDER / ("llama-debian" if name == "misread" else GOOD), folders[name])
     weights = folders["truncated"] / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     config = json.loads((folders["tensorless"] / "config.json").read_text())
     config["num_hidden_layers"] += 1
     (folders["tensorless"] / "config.json").write_text(json.dumps(config))
     (folders["wordless"] / "tokenizer.json").unlink()
+    for name, changes in (
+        ("speechless", {"chat_template": "{% for m in messages %}"}),
+        ("misread", {"tokenizer_class": "GemmaTokenizer"}),
+    ):
+        settings = folders[name] / "tokenizer_config.json"
+        settings.write_text(json.dumps(json.loads(settings.read_text()) | changes))
     return folders
 
 
@@ -37,7 +44,8 @@ async def test_broken_checkpoints_and_a_model_too_large_are_in_error_with_their_
         async def active():
             _, listed = await it.get("/v1/models")
             states = {model["id"]: model for model in listed["data"]}
-            return states if states[GOOD]["residency"] == "active" else None
+            tried = all(states[name]["error"] for name in broken)  # tokenizers are tried while others are served
+            return states if tried and states[GOOD]["residency"] == "active" else None
 
         states = await it.until(active, f"{GOOD} never was listed as active")
         assert not states[GOOD]["error"]
@@ -45,6 +53,8 @@ async def test_broken_checkpoints_and_a_model_too_large_are_in_error_with_their_
             "truncated": ["model.safetensors"],
             "tensorless": ["layers.6"],
             "wordless": ["tokenizer"],
+            "speechless": ["chat template does not compile"],
+            "misread": ["where tokenizer.json says"],
             "huge": ["engine quota 1,099,511,627,776", "the largest group"],
         }.items():
             assert states[name]["residency"] == "error", name
