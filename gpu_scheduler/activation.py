@@ -446,8 +446,10 @@ class Activation:
         """Its engine begins to compile a kernel, or has: a step within the one under way, which goes on behind it."""
         if resident.engine is not engine or resident.residency != common_pb2.WAKING or not resident.steps:
             return
-        resident.compiling = True
         resident.kernels_compiled += told.done
+        if not resident.compiling:
+            resident.compiling = True
+            self._residents.set(resident, common_pb2.WAKING)  # so that placement hears of it now
         steps, now = resident.steps, time.monotonic()
         within, began = steps[-1]
         if not told.done:

@@ -45,6 +45,19 @@ def look(index: int) -> Hardware:
         )
 
 
+def architecture() -> tuple[int, int]:
+    """Of the first GPU that NVML shows, as (9, 0): CUDA is not begun. Raises OSError without a driver or a GPU."""
+    try:
+        pynvml.nvmlInit()
+        try:
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError as error:
+        raise OSError(errno.ENODEV, f"NVML: {error}") from None
+    return int(major), int(minor)
+
+
 def busy(index: int) -> float:
     """Which part of its time the device has worked for somebody lately (a fraction of a second), 0 to 1. Raises OSError
     without a driver or such a device."""

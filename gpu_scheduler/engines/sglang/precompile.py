@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import import_module, metadata
@@ -22,7 +23,6 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang.policy import jit
 from gpu_scheduler.engines.sglang.policy.jit import JitModule
-from loader import catalogue
 
 _LIST = "prism-compiled.json"
 _AT_ONCE = 4
@@ -31,16 +31,17 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 def of_catalogue(path: Path) -> set[JitModule]:
-    """What the models of a catalogue need that SGLang serves; a folder that cannot be read is left out. Raises
-    ValueError."""
+    """What the models of a catalogue need that SGLang serves; one that cannot be read is left out: its loader says
+    why. Raises OSError, ValueError."""
     found: set[JitModule] = set()
-    for listed in catalogue.read(path):
+    for listed in tomllib.loads(path.read_text()).get("model", []):
         try:
-            config = json.loads((Path(listed.path) / "config.json").read_text())
-        except (OSError, ValueError):
+            folder = path.parent / os.path.expanduser(listed["path"])
+            config = json.loads((folder / "config.json").read_text())
+            if listed.get("engine", "") in ("", "sglang"):
+                found |= jit.needed(config, int(listed.get("devices", 1)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
-        if listed.engine in ("", "sglang") and isinstance(config, dict):
-            found |= jit.needed(config, listed.devices)
     return found
 
 
@@ -100,18 +101,10 @@ def _one_line(error: BaseException) -> str:
 def architecture() -> tuple[int, int]:
     """Of the first GPU, as (9, 0). Raises OSError where there is none."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        try:
-            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(0))
-        finally:
-            pynvml.nvmlShutdown()
+        from balloond.backends import cuda_hardware
     except ImportError as error:
         raise OSError(f"this environment is without CUDA ({error})") from None
-    except pynvml.NVMLError as error:
-        raise OSError(f"NVML: {error}") from None
-    return int(major), int(minor)
+    return cuda_hardware.architecture()
 
 
 def _version(distribution: str) -> str:

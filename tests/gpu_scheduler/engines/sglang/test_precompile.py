@@ -29,11 +29,13 @@ def test_a_catalogues_models_with_what_each_needs_once(tmp_path):
     model(tmp_path / "a", **heads)
     model(tmp_path / "b", **heads)
     model(tmp_path / "echoes", **heads | {"head_dim": 32})
+    model(tmp_path / "list").joinpath("config.json").write_text("[]")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
     (tmp_path / "c.toml").write_text(
         '[[model]]\nname = "a"\npath = "a"\n[[model]]\nname = "b"\npath = "b"\ndevices = 2\n'
         '[[model]]\nname = "broken"\npath = "broken"\n[[model]]\nname = "away"\npath = "away"\n'
+        '[[model]]\nname = "list"\npath = "list"\n[[model]]\nname = "nowhere"\n'
         '[[model]]\nname = "echoes"\npath = "echoes"\nengine = "echo"\n'
     )
     found = precompile.of_catalogue(tmp_path / "c.toml")
