@@ -31,7 +31,8 @@ class GatewayConfig(Config):
     failed. Longer than a start from disk takes."""
     compile_time_out_s: float = Field(600.0, gt=0)
     """How long a request waits instead of `park_time_out_s`, where this is longer, while kernels are compiled for its
-    model. That is done once for a machine, and nvcc takes a minute or two for one model."""
+    model or the first engine of its group starts. Both are done once for a machine: nvcc takes a minute or two for one
+    model, and an engine that reads its libraries from a cold disk as long."""
     reach_time_out_s: float = Field(15.0, gt=0)
     """Within `park_time_out_s`, how long a request waits while no group can be reached that has its model or could
     bring it up: longer than a gpu_scheduler takes to start again and placement to notice a node that is cut off."""

@@ -48,7 +48,8 @@ class Patience:
     """How many times in a row its place may fail under it without a token. Then it is given up: it may be what makes
     them fail."""
     compile_s: float = 0.0
-    """Instead of `park_s` while kernels are being compiled for the model, if it is longer."""
+    """Instead of `park_s`, if it is longer, while kernels are being compiled for the model or the first engine of its
+    group starts."""
     reach_s: float = 15.0
     """For a group that can be reached at all, when there is none: waiting helps less then."""
     first_pause_s: float = 0.05
@@ -441,8 +442,8 @@ class Tokens:
         if self._stranded_at is not None and self._compiles():
             waited_s = time.monotonic() - self._stranded_at
             return NotUp(
-                f"model '{self._job.model}' could not be brought up within {waited_s:.0f} s: its kernels are being "
-                "compiled, which is done once for this machine; try again",
+                f"model '{self._job.model}' could not be brought up within {waited_s:.0f} s: the first engine starts, or "
+                "kernels are being compiled, which is done once for this machine; try again",
                 _COMPILED_IN_S,
             )
         if time.monotonic() >= self._total_deadline():

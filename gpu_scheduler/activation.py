@@ -392,7 +392,11 @@ class Activation:
         """Into this engine of the pool, or into one that is started."""
         if engine is None:
             self._step(resident, "taking an engine")
-            engine = await self.pool(resident).take(self._config.engines.start_timeout_s)
+            pool = self.pool(resident)
+            if not pool.has_started_one and not resident.compiling:
+                resident.compiling = True
+                self._residents.set(resident, common_pb2.WAKING)  # so that placement hears of it now
+            engine = await pool.take(self._config.engines.start_timeout_s)
         resident.engine, resident.loaded = engine, (resident.spec, resident.listed or resident.spec)
         from_image = self._loader is not None and self.has_image(resident)
         try:

@@ -68,7 +68,8 @@ def _facts(place: Mapping[str, Any]) -> Iterator[str]:
     elif state in _MEANS:
         yield _MEANS[state] + (f", waking took {place['wake_s']:.2f} s" if place["wake_s"] else "")
     if place["compiling"]:
-        yield f"compiling kernels, {place['kernels_compiled']} so far: once for this machine"
+        what = f"compiling kernels, {place['kernels_compiled']} so far"
+        yield f"{what if place['kernels_compiled'] else 'waiting for the first engine'}: once for this machine"
     if place["reason"] and state != "error":  # which was said first
         yield str(place["reason"])
 

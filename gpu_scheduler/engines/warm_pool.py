@@ -58,6 +58,9 @@ class WarmPool:
         """Taken ones whose models are not up yet."""
         self.idle_changed: Callable[[], None] = lambda: None
         """Called when idle engines came or went."""
+        self.has_started_one = False
+        """Whether an engine was ever warm. The first one of a machine reads its libraries from a cold disk, for a minute
+        or two."""
         self._failures = 0
         """Engines that did not start, or died before they had a model, since one was taken."""
         self._last_failure = ""
@@ -118,6 +121,7 @@ class WarmPool:
         try:
             engine = await Engine.start(self.spawn, index, self._turn_fd)
             hello = await engine.hello(self.spawn.start_timeout_s)
+            self.has_started_one = True
             tasks.spawn(self._replace_idle(engine), f"engine {engine.pid} while it is warm")
             _log.info("engine warm", engine=engine.pid, kind=hello.engine, version=hello.version)
         except (EngineDied, TimedOut, OSError) as error:  # the last: no process, memory or descriptor left for it

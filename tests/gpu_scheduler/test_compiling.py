@@ -28,7 +28,12 @@ AFTERWARDS = engine_pb2.Compiling(kernel="alloc_extend_kernel", compiler="triton
 
 @pytest.fixture
 async def group():
+    """One that has a warm engine."""
     group = await open_group()
+    (pool,) = group.pools.values()
+    async with pool.changed:
+        pool.fill()
+        await pool.changed.wait_for(lambda: pool.idle)
     yield group
     await close_group(group)
 
@@ -92,6 +97,21 @@ async def test_a_model_whose_kernels_are_compiled_says_so_until_it_is_up(group, 
     assert set(resident.step_s) == {"taking an engine", "reading the checkpoint", "compiling kernels"}
     assert counted.COMPILED.labels("nvcc")._value.get() == counts["nvcc"] + 1
     assert counted.COMPILED.labels("triton")._value.get() == counts["triton"] + 1
+
+
+async def test_a_model_that_waits_for_its_groups_first_engine_is_waited_for_as_long(at_load):
+    group = await open_group()
+    try:
+        waiting = []
+        at_load.append(lambda engine: waiting.append(place_of(report(group)).compiling))
+        for compiling in (True, False):
+            change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+            await asyncio.wait([change.task])
+            assert waiting.pop() is compiling
+            assert not report(group).residents[0].compiling
+            await asyncio.wait([group.residency.begin(SPEC, common_pb2.ON_DISK, "test").task])
+    finally:
+        await close_group(group)
 
 
 async def test_steps_are_in_order_and_a_step_that_was_interrupted_counts_as_one(group, at_load, monkeypatch):

@@ -49,6 +49,9 @@ def test_one_that_waits_for_compilers():
     assert told("waking", [place("waking", compiling=True, kernels_compiled=3)]) == [
         "m is waking on g0; compiling kernels, 3 so far: once for this machine"
     ]
+    assert told("waking", [place("waking", compiling=True, kernels_compiled=0)]) == [
+        "m is waking on g0; waiting for the first engine: once for this machine"
+    ]
 
 
 def test_one_that_is_nowhere_and_for_which_there_is_no_room():
