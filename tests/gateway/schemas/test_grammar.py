@@ -140,6 +140,11 @@ TOGETHER: list[tuple[Any, list[str], list[str]]] = [
     ),
     ({"properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, ['{"a": 1, "c": 1}'], ['{"a": 1}', "{}"]),
     ({"properties": {"a": {}, "b": {}}, "maxProperties": 1}, ['{"b": 1}', "{}"], ['{"a": 1, "b": 1}']),
+    (
+        {"properties": {"a": {}}, "additionalProperties": True, "minProperties": 2},
+        ['{"a": 1, "b": 1}'],
+        ['{"b": 1, "b": 2}', '{"a": 1}'],
+    ),
     ({"type": "object", "minProperties": 1, "maxProperties": 2}, ['{"a": 1}', '{"a": 1, "b": 1}'], ["{}"]),
     ({"items": TWO, "uniqueItems": True, "minItems": 1}, ['["x", "y"]', '["y"]'], ['["x", "x"]', "[]", '["y", "x"]']),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"\\n\\"é"'], ['"a"', '"abcd"', '"\\u0041b"']),
