@@ -22,6 +22,10 @@ UNKEPT: list[tuple[dict[str, Any], str]] = [
     ({"not": {"minimum": 3}}, "'not' at '#'"),
     ({"type": "number", "not": {"type": "integer"}}, "'not' at '#'"),
     ({"type": "integer", "not": {"const": 3}}, "'not' at '#'"),
+    ({"type": "array", "not": {"const": []}}, "'not' at '#'"),
+    ({"type": "object", "not": {"enum": [1, {}]}}, "'not' at '#'"),
+    ({"type": ["object", "string"], "oneOf": [{"properties": {"k": {"const": n}}} for n in "ab"]}, "'oneOf' at '#'"),
+    ({"enum": [1], "allOf": [{"not": {"$dynamicRef": "#a"}}]}, "'$dynamicRef' at '#/allOf/0/not'"),
     (
         {"properties": {"a/b~": {"properties": {"c": {}}, "dependentRequired": {"c": ["d"]}}}},
         "'dependentRequired' at '#/properties/a~1b~0'",
@@ -100,6 +104,21 @@ def test_what_is_no_schema_is_named_with_its_place(schema: Any, said: str) -> No
 def test_what_allows_no_answer_is_said_so(schema: Any) -> None:
     with pytest.raises(Refused, match="it allows no answer"):
         grammar.of(schema)
+
+
+def test_what_allows_no_answer_is_told_by_what_nothing_fits() -> None:
+    few = {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 1}, "minItems": 1}
+    for schema, said in (
+        (
+            {"properties": {"a": few}, "required": ["a"]},
+            "nothing fits 'type', 'minimum', 'maximum' at '#/properties/a/items'",
+        ),
+        ({"enum": ["x"], "not": {"const": "x"}}, "nothing fits 'enum', 'not' at '#'"),
+        ({"properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "what '#' refers to has no end"),
+    ):
+        with pytest.raises(Refused) as refused:
+            grammar.of(schema)
+        assert said in str(refused.value)
 
 
 def O(**properties: Any) -> dict[str, Any]:  # noqa: E743
