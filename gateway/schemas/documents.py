@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import unquote
@@ -104,7 +105,7 @@ class Node:
 
     def number(self, keyword: str) -> int | float | None:
         value = self.get(keyword)
-        if keyword in self and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        if keyword in self and (type_of(value) != "number" or not -math.inf < value < math.inf):
             raise self.wrong(keyword, "a number")
         return value if keyword in self else None
 

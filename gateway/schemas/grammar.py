@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gateway.schemas import ebnf, languages
-from gateway.schemas.documents import Document, Node, Refused, key
+from gateway.schemas.documents import Document, Node, Refused, key, type_of
 from gateway.schemas.ebnf import quoted, written
 from gateway.schemas.languages import EVERYTHING, NOTHING, Tree
 from gateway.schemas.rules import Many, Part, Row, Rule, Rules
-from gateway.schemas.terms import NUMBER, OBJECT, STRING, Conjunction, Items, Members, Reader, Term
+from gateway.schemas.terms import NUMBER, OBJECT, SAYING, STRING, Conjunction, Items, Members, Reader, Term
 
 MOST_LEVELS = 64
 """Of objects and lists of a schema in one another."""
@@ -40,7 +40,10 @@ _SIMPLE: Mapping[str, Part] = {
 def of(schema: Any) -> str:
     """The grammar of a schema's answers. Raises Refused."""
     made = Builder()
-    return made.rules.text([[made.value(schema)]])
+    root = made.value(schema)
+    for why in made.impossible().values():
+        raise Refused(why)
+    return made.rules.text([[root]])
 
 
 class Builder:
@@ -51,6 +54,7 @@ class Builder:
         self._reader = Reader()
         self._left: list[Callable[[], None]] = []
         """What fills rules that have been referred to."""
+        self._roots: list[Conjunction] = []
         self._values: dict[Conjunction, Part] = {}
         self._terms: dict[Term, Part] = {}
         self._languages: dict[tuple[Tree, bool], Sequence[Row] | None] = {}
@@ -72,7 +76,44 @@ class Builder:
             raise Refused("it refers too often from one place to another") from None
         except languages.TooLarge:
             raise Refused("what it says of numbers and strings is too much") from None
+        self._roots.append(wanted)
         return made
+
+    def impossible(self) -> Mapping[int, str]:
+        """Why nothing fits a schema, by its number, for those of which that is so."""
+        found = self.rules.impossible([self._values[self._reader.straight(wanted)] for wanted in self._roots])
+        return {index: f"it allows no answer: {self._why(self._roots[index])}" for index in found}
+
+    def _why(self, wanted: Conjunction) -> str:
+        """What is said of a value that nothing fits, or of one that it has to have in it."""
+        seen: set[Conjunction] = set()
+        while True:
+            wanted = self._reader.straight(wanted)
+            terms = self._reader.any(wanted)
+            place = wanted[0].pointer
+            if wanted in seen:
+                return f"what '{place}' refers to has no end"
+            seen.add(wanted)
+            inner = self._impossible_part(terms[0]) if terms else None
+            if inner is None:
+                nodes = terms[0].nodes if terms else wanted
+                said = {f"'{one}'": None for node in nodes for one in node.keywords if one in SAYING}
+                return f"nothing fits {', '.join(said) or 'false'} at '{nodes[-1].pointer}'"
+            wanted = inner
+
+    def _impossible_part(self, term: Term) -> Conjunction | None:
+        if term.literals is not None or len(term.written) != 1:
+            return None
+        parts: list[Conjunction] = []
+        if term.written[0] == "object" and term.members is not None:
+            parts.extend(value for name, value in term.members.named.items() if name in term.members.always)
+        elif term.written[0] == "array":
+            items = term.items
+            parts.extend(items.first[: items.most])
+            parts.extend([items.rest] if items.rest is not None and items.least > len(items.first) else [])
+        known = [part for part in parts if self._reader.straight(part) in self._values]
+        impossible = self.rules.impossible([self._values[self._reader.straight(part)] for part in known])
+        return known[impossible[0]] if impossible else None
 
     def _value(self, wanted: Conjunction) -> Part:
         wanted = self._reader.straight(wanted)
@@ -110,6 +151,8 @@ class Builder:
         return [way for kind in term.written for way in self._of_type(term, kind)]
 
     def _of_type(self, term: Term, kind: str) -> Sequence[Row]:
+        if kind in ("number", "array", "object") and any(type_of(one) == kind for one in term.unlike):
+            raise term.unkept(("not",), f"no grammar leaves out one {kind}")
         if kind in ("null", "boolean"):
             values: Sequence[Any] = [None] if kind == "null" else [True, False]
             return [[quoted(written(value))] for value in values if not any(one is value for one in term.unlike)]
@@ -120,8 +163,6 @@ class Builder:
         return self._array(term) if kind == "array" else self._object(term)
 
     def _number(self, term: Term) -> Sequence[Row]:
-        if any(isinstance(one, (int, float)) and not isinstance(one, bool) for one in term.unlike):
-            raise term.unkept(("not",), "a number cannot be left out")
         tree = term.numbers
         if tree is None:
             return [[_SIMPLE["integer" if term.whole else "number"]]]

@@ -73,8 +73,6 @@ class Rules:
                 follow = {*ebnf.NEEDS.get(name, ())}
             else:
                 ways = [way for way in self._ways[name] if _fits(way, alive)]
-                if not ways:
-                    raise Refused("it allows no answer")
                 said, after = " | ".join(_text(way, alive) for way in ways), self._after.get(name)
                 lines.append(f"{name} ::= ({said}) {after}" if after else f"{name} ::= {said}")
                 follow = {one for way in ways for one in _named(way, alive)}

@@ -7,7 +7,6 @@ left are *terms*: schemas of which each is kept by its own keywords, and a value
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -47,11 +46,8 @@ _OWN = frozenset(
 )
 """All that say something of a value without a choice."""
 _FURTHER = frozenset(("$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf"))
-_SAYING = (_OWN | _FURTHER) - {"$ref"}
-_ELSEWHERE = {
-    "$dynamicRef": "what it refers to is not known before it is used",
-    "$recursiveRef": "what it refers to is not known before it is used",
-}
+SAYING = _OWN | _FURTHER
+"""All keywords that say something of a value."""
 Conjunction = tuple[Node, ...]
 """Schemas that describe the same value."""
 
@@ -110,7 +106,7 @@ class Reader:
         made: dict[Node, None] = {}
         for node in conjunction:
             seen = {node}
-            while "$ref" in node and not _SAYING & node.keywords:
+            while SAYING & node.keywords == {"$ref"}:
                 self.step(node)
                 target = node.target()
                 if target is None or target in seen:
@@ -160,9 +156,7 @@ class Reader:
             if node in part.done or node.value is True:
                 continue
             part.done[node] = None
-            for keyword, why in _ELSEWHERE.items():
-                if keyword in node:
-                    raise node.unkept(keyword, why)
+            _check_references(node)
             inside = within | {node}
             following = [*node.several("allOf")]
             if (target := node.target()) is not None:
@@ -179,7 +173,7 @@ class Reader:
     def _told_apart(self, term: Term, apart: _Apart) -> Term:
         """The term, written so that no other branch of a `oneOf` fits it. Raises Refused."""
         for node, chosen in apart:
-            tag = self._tag(node)
+            tag = self._tag(node) if list(term.written) == ["object"] else None
             if tag is not None:
                 term = self._term(term.nodes, term.forced | {tag})
                 continue
@@ -279,6 +273,7 @@ class Reader:
         self.step(node)
         if isinstance(node.value, bool):
             return node.value
+        _check_references(node)
         target = node.target()
         return (
             (target is None or self.fits(target, value))
@@ -304,11 +299,10 @@ class Reader:
             then = node.schema("then" if self.fits(asked, value) else "else")
             if then is not None and not self.fits(then, value):
                 return False
-        alone = Term(self, (node,), frozenset())
         if kind == "number":
-            return alone.range_allows(value)
+            return _fits_number(node, value)
         if kind == "string":
-            return self.matches(alone.strings, value)
+            return self.matches(Term(self, (node,), frozenset()).strings, value)
         if kind == "array":
             return self._fits_array(node, value)
         return kind != "object" or self._fits_object(node, value)
@@ -462,42 +456,14 @@ class Term:
     @cached_property
     def range(self) -> Range:
         within = Range()
-        for node in self.nodes:
-            low, high = node.number("minimum"), node.number("maximum")
-            for keyword, up in (("exclusiveMinimum", True), ("exclusiveMaximum", False)):
-                beside = low if up else high
-                if node.get(keyword) is True and beside is not None:  # as drafts before 6 have it
-                    found: int | float | None = beside
-                elif isinstance(node.get(keyword), bool):
-                    found = None
-                else:
-                    found = node.number(keyword)
-                if found is not None:
-                    bound = numbers.beyond(_finite(node, keyword, found), up)
-                    within = within.and_(Range(bound) if up else Range(None, bound))
-            if low is not None:
-                within = within.and_(Range(numbers.decimal(_finite(node, "minimum", low))))
-            if high is not None:
-                within = within.and_(Range(None, numbers.decimal(_finite(node, "maximum", high))))
+        for bound, up, itself in (one for node in self.nodes for one in _bounds(node)):
+            end = numbers.decimal(bound) if itself else numbers.beyond(bound, up)
+            within = within.and_(Range(end) if up else Range(None, end))
         return within.whole if self.whole else within
 
     @cached_property
     def multiples(self) -> Sequence[Decimal]:
-        found = []
-        for node, keyword in self._with("multipleOf"):
-            value = node.number(keyword)
-            if value is None or value <= 0:
-                raise node.wrong(keyword, "a number above 0")
-            found.append(numbers.decimal(_finite(node, keyword, value)))
-        return found
-
-    def range_allows(self, value: int | float) -> bool:
-        number, within = numbers.decimal(value), self.range
-        return (
-            (within.low is None or number >= within.low)
-            and (within.high is None or number <= within.high)
-            and all((Fraction(number) / Fraction(one)).denominator == 1 for one in self.multiples)
-        )
+        return [one for node in self.nodes for one in _steps(node)]
 
     @property
     def numbers(self) -> Tree | None:
@@ -710,10 +676,36 @@ class Term:
         return languages.both((tree, *unlike))
 
 
-def _finite(node: Node, keyword: str, value: int | float) -> int | float:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise node.wrong(keyword, "a number")
-    return value
+def _check_references(node: Node) -> None:
+    """Raises Refused."""
+    for keyword in ("$dynamicRef", "$recursiveRef"):
+        if keyword in node:
+            raise node.unkept(keyword, "what it refers to is not known before it is used")
+
+
+def _bounds(node: Node) -> Iterator[tuple[int | float, bool, bool]]:
+    """Each a bound, whether numbers are above it, and whether it belongs to them itself."""
+    for keyword, beside, up in (("minimum", "exclusiveMinimum", True), ("maximum", "exclusiveMaximum", False)):
+        bound, open_end = node.number(keyword), node.get(beside)
+        if bound is not None:
+            yield bound, up, open_end is not True  # as drafts before 6 have it
+        if not isinstance(open_end, bool) and (bound := node.number(beside)) is not None:
+            yield bound, up, False
+
+
+def _steps(node: Node) -> Sequence[Decimal]:
+    value = node.number("multipleOf")
+    if value is not None and value <= 0:
+        raise node.wrong("multipleOf", "a number above 0")
+    return [] if value is None else [numbers.decimal(value)]
+
+
+def _fits_number(node: Node, value: int | float) -> bool:
+    for bound, up, itself in _bounds(node):
+        if not (value > bound if up else value < bound) and not (itself and value == bound):
+            return False
+    number = Fraction(numbers.decimal(value))
+    return all((number / Fraction(one)).denominator == 1 for one in _steps(node))
 
 
 @dataclass(frozen=True, slots=True)

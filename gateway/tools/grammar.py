@@ -47,26 +47,29 @@ def _made(functions: tuple[tuple[str, str, str], ...], form: Format, several: bo
             parameters.append(builder.value(grammars.read(text), is_object=True))
         except Refused as error:
             raise _invalid(field, error) from None
-    for index in builder.rules.impossible(parameters):
-        raise _invalid(functions[index][0], "it allows no answer")
+    if answer is not None:
+        try:
+            parameters.append(builder.value(grammars.read(answer)))
+        except Refused as error:
+            raise _invalid("response_format", error) from None
+    for index, why in builder.impossible().items():
+        raise _invalid(functions[index][0] if index < len(functions) else "response_format", why)
     calls = [
         [
             quoted(f'{form.around[0]}{{"name": {json.dumps(name)}, "{form.arguments}": '),
             of_one,
             quoted("}" + form.around[1]),
         ]
-        for (_, name, _), of_one in zip(functions, parameters, strict=True)
+        for (_, name, _), of_one in zip(functions, parameters, strict=False)
     ]
     call = builder.rules.new(calls)
     more = [Many([quoted(form.joins), call], 0, None)] if several else []
     begin, end = ([quoted(text)] if text else [] for text in form.around_all)
-    ways: list[Row] = [[*begin, call, *more, *end]]
+    ways: list[Row] = [[*begin, call, *more, *end], *([part] for part in parameters[len(functions) :])]
     try:
-        if answer is not None:
-            ways.append([builder.value(grammars.read(answer))])
         return builder.rules.text(ways)
     except Refused as error:
-        raise _invalid("response_format" if answer is not None else "tools", error) from None
+        raise _invalid("tools", error) from None
 
 
 def _invalid(field: str, why: object) -> BadField:

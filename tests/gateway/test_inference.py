@@ -52,6 +52,13 @@ async def test_prompts_are_text_tokens_or_chat(world: World) -> None:
     assert chat == world.ids("<s><|user|>hello\n<|assistant|>")
 
 
+async def test_a_schema_reaches_the_engine_as_a_grammar(world: World) -> None:
+    world.say("one")
+    await generate(world, ask(sampling=common_pb2.Sampling(max_new_tokens=3, json_schema='{"const": "é"}')))
+    sampling = world.groups[0].requests[-1].submit.sampling
+    assert sampling.WhichOneof("grammar") == "ebnf" and '"\\"é\\""' in sampling.ebnf
+
+
 async def test_sampling_targets_and_stop_strings_hold(world: World) -> None:
     world.say(TEXT)
     sampling = common_pb2.Sampling(max_new_tokens=30, temperature=0.5, seed=4)
@@ -96,6 +103,12 @@ async def test_cancelling_the_call_frees_the_engine(world: World) -> None:
     [
         (gateway_pb2.GenerateRequest(model="none", text="a"), grpc.StatusCode.NOT_FOUND, "none"),
         (gateway_pb2.GenerateRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "text"),
+        (
+            ask(sampling=common_pb2.Sampling(json_schema='{"items": {"contains": {}}, "type": "array"}')),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "'sampling.json_schema': 'contains' at '#/items' cannot be kept",
+        ),
+        (ask(sampling=common_pb2.Sampling(regex="a" * 65_537)), grpc.StatusCode.INVALID_ARGUMENT, "sampling.regex"),
         (ask(sampling=common_pb2.Sampling(temperature=3)), grpc.StatusCode.INVALID_ARGUMENT, "sampling.temperature"),
         (ask(sampling=common_pb2.Sampling(max_new_tokens=-1)), grpc.StatusCode.INVALID_ARGUMENT, "max_new_tokens"),
         (ask(sampling=common_pb2.Sampling(max_new_tokens=9999)), grpc.StatusCode.INVALID_ARGUMENT, "max_new_tokens"),

@@ -88,8 +88,28 @@ def _multiple_kept(_: Any, of: Any, instance: Any, __: Any) -> Iterator[jsonsche
             yield jsonschema.ValidationError(f"{instance} is no multiple of {of}")
 
 
+def _named_kept(judge: Any, patterns: Any, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    for pattern, schema in patterns.items():
+        for name, value in instance.items() if isinstance(instance, dict) else ():
+            if _pattern(pattern).find(name) is not None:
+                yield from judge.descend(value, schema, path=name, schema_path=pattern)
+
+
+def _others_kept(judge: Any, others: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    for name, value in instance.items() if isinstance(instance, dict) else ():
+        named = any(_pattern(pattern).find(name) is not None for pattern in schema.get("patternProperties", ()))
+        if name not in schema.get("properties", ()) and not named:
+            yield from judge.descend(value, others, path=name)
+
+
 Judge = jsonschema.validators.extend(
-    jsonschema.Draft202012Validator, {"pattern": _pattern_kept, "multipleOf": _multiple_kept}
+    jsonschema.Draft202012Validator,
+    {
+        "pattern": _pattern_kept,
+        "patternProperties": _named_kept,
+        "additionalProperties": _others_kept,
+        "multipleOf": _multiple_kept,
+    },
 )
 """Patterns by ECMA-262, numbers as they are written."""
 

@@ -22,6 +22,10 @@ UNKEPT: list[tuple[dict[str, Any], str]] = [
     ({"not": {"minimum": 3}}, "'not' at '#'"),
     ({"type": "number", "not": {"type": "integer"}}, "'not' at '#'"),
     ({"type": "integer", "not": {"const": 3}}, "'not' at '#'"),
+    ({"type": "array", "not": {"const": []}}, "'not' at '#'"),
+    ({"type": "object", "not": {"enum": [1, {}]}}, "'not' at '#'"),
+    ({"type": ["object", "string"], "oneOf": [{"properties": {"k": {"const": n}}} for n in "ab"]}, "'oneOf' at '#'"),
+    ({"enum": [1], "allOf": [{"not": {"$dynamicRef": "#a"}}]}, "'$dynamicRef' at '#/allOf/0/not'"),
     (
         {"properties": {"a/b~": {"properties": {"c": {}}, "dependentRequired": {"c": ["d"]}}}},
         "'dependentRequired' at '#/properties/a~1b~0'",
@@ -102,6 +106,21 @@ def test_what_allows_no_answer_is_said_so(schema: Any) -> None:
         grammar.of(schema)
 
 
+def test_what_allows_no_answer_is_told_by_what_nothing_fits() -> None:
+    few = {"type": "array", "items": {"type": "integer", "minimum": 3, "maximum": 1}, "minItems": 1}
+    for schema, said in (
+        (
+            {"properties": {"a": few}, "required": ["a"]},
+            "nothing fits 'type', 'minimum', 'maximum' at '#/properties/a/items'",
+        ),
+        ({"enum": ["x"], "not": {"const": "x"}}, "nothing fits 'enum', 'not' at '#'"),
+        ({"properties": {"next": {"$ref": "#"}}, "required": ["next"]}, "what '#' refers to has no end"),
+    ):
+        with pytest.raises(Refused) as refused:
+            grammar.of(schema)
+        assert said in str(refused.value)
+
+
 def O(**properties: Any) -> dict[str, Any]:  # noqa: E743
     return {"type": "object", "properties": properties, "required": list(properties)}
 
@@ -140,6 +159,11 @@ TOGETHER: list[tuple[Any, list[str], list[str]]] = [
     ),
     ({"properties": {"a": {}, "b": {}, "c": {}}, "minProperties": 2}, ['{"a": 1, "c": 1}'], ['{"a": 1}', "{}"]),
     ({"properties": {"a": {}, "b": {}}, "maxProperties": 1}, ['{"b": 1}', "{}"], ['{"a": 1, "b": 1}']),
+    (
+        {"properties": {"a": {}}, "additionalProperties": True, "minProperties": 2},
+        ['{"a": 1, "b": 1}'],
+        ['{"b": 1, "b": 2}', '{"a": 1}'],
+    ),
     ({"type": "object", "minProperties": 1, "maxProperties": 2}, ['{"a": 1}', '{"a": 1, "b": 1}'], ["{}"]),
     ({"items": TWO, "uniqueItems": True, "minItems": 1}, ['["x", "y"]', '["y"]'], ['["x", "x"]', "[]", '["y", "x"]']),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"\\n\\"é"'], ['"a"', '"abcd"', '"\\u0041b"']),

@@ -53,8 +53,7 @@ def test_numbers_and_strings_that_fit_are_allowed_and_no_others(data: st.DataObj
     try:
         made = Compiled(grammar.of(schema))
     except Refused as error:
-        assert str(error) == "it allows no answer" or "keep" in str(error) or "digits" in str(error), error
-        assert not any(map(judge.is_valid, told))
+        assert "cannot be kept" in str(error) or not any(map(judge.is_valid, told)), error
         return
     for value in told:
         answer = json.dumps(value, ensure_ascii=False)
