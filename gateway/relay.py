@@ -442,8 +442,8 @@ class Tokens:
         if self._stranded_at is not None and self._compiles():
             waited_s = time.monotonic() - self._stranded_at
             return NotUp(
-                f"model '{self._job.model}' could not be brought up within {waited_s:.0f} s: the first engine starts, or "
-                "kernels are being compiled, which is done once for this machine; try again",
+                f"model '{self._job.model}' could not be brought up within {waited_s:.0f} s: the first engine starts, "
+                "or kernels are being compiled, which is done once for this machine; try again",
                 _COMPILED_IN_S,
             )
         if time.monotonic() >= self._total_deadline():

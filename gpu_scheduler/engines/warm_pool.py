@@ -59,8 +59,8 @@ class WarmPool:
         self.idle_changed: Callable[[], None] = lambda: None
         """Called when idle engines came or went."""
         self.has_started_one = False
-        """Whether an engine was ever warm. The first one of a machine reads its libraries from a cold disk, for a minute
-        or two."""
+        """Whether an engine was ever warm. The first one of a machine reads its libraries from a cold disk, for a
+        minute or two."""
         self._failures = 0
         """Engines that did not start, or died before they had a model, since one was taken."""
         self._last_failure = ""
