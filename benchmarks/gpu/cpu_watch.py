@@ -113,7 +113,7 @@ def busy(
 ) -> list[dict[str, Any]]:
     """Processes that had at least so much of a core between two snapshots, the busiest first: cores of its own, of
     children that ended meanwhile, and of its threads, by number and name."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for pid, now in after.items():
         was = before.get(pid)
         known = was if was is not None and was.task.started == now.task.started else None
