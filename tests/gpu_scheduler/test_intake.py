@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from gpu_scheduler.dispatcher import Dispatcher
+from gpu_scheduler.engines.sglang.policy.grammar import MOST_CHARACTERS
 from gpu_scheduler.intake import Intake
 from gpu_scheduler.streams import GatewayStream
 from gpu_scheduler.trials import Trials
@@ -98,7 +99,7 @@ async def test_what_cannot_be_compiled_is_refused_with_the_reason() -> None:
     desk.tried.says("b+").set_result("it is bad")
     await settled()
     desk.ask("known", "b+")
-    desk.ask("too long", "b" * 70_000)
+    desk.ask("too long", "b" * (MOST_CHARACTERS + 1))
     assert desk.queue.ids == []
     refused = desk.told()
     assert [(name, finish) for name, finish, _ in refused] == [
