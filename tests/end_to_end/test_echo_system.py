@@ -227,7 +227,7 @@ async def test_a_model_is_added_serves_and_is_removed_while_the_system_runs(slow
     folder = tmp_path / "tiny"
     assert "its folder does not exist" in await prismctl(slow, "models", "add", "tiny", str(folder))
     folder.mkdir()
-    assert f"{folder} has no config.json" in await prismctl(slow, "models", "add", "tiny", str(folder))
+    assert "its folder is empty" in await prismctl(slow, "models", "add", "tiny", str(folder))
     shutil.copytree(FOLDER / MODELS[1], folder, dirs_exist_ok=True)
     assert "is taken by the model at" in await prismctl(slow, "models", "add", MODELS[0], str(folder))
     refused = await prismctl(slow, "models", "add", "tiny", str(folder), "--quota", "1GiB")
