@@ -91,7 +91,7 @@ class Template:
         try:
             try:
                 return str(self._hf.apply_chat_template(list(messages), tokenize=False, **options))
-            except (jinja2.TemplateError, ValueError, TypeError, LookupError):
+            except Exception:
                 if not tools:
                     raise
             # Some templates take functions without what OpenAI puts around them.
@@ -99,7 +99,7 @@ class Template:
             return str(self._hf.apply_chat_template(list(messages), tokenize=False, **bare))
         except jinja2.TemplateError as error:
             raise Invalid(f"the model's chat template refused the messages: {error}") from None
-        except (ValueError, TypeError, LookupError) as error:
+        except Exception as error:  # a template is a program: it divides, recurses, and counts too far
             raise Invalid(f"the messages do not suit the model's chat template: {error}") from None
 
     def _blame_role(self, messages: Sequence[Message], error: Invalid) -> None:

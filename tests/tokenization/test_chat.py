@@ -144,3 +144,11 @@ def test_a_template_that_wants_bare_functions_gets_them(tmp_path: Path) -> None:
 def test_a_template_that_does_not_compile_is_the_folders_fault(tmp_path: Path, template: str) -> None:
     with pytest.raises(Unmet, match="its chat template does not compile, line 1: "):
         with_template(tmp_path, template)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["{{ 1 // (messages | length - 1) }}", "{{ range(10 ** 9) }}", "{{ messages[0].content.x.y }}"]
+)
+def test_what_a_template_cannot_do_is_no_fault_of_ours(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(Invalid, match="chat template"):
+        said(with_template(tmp_path, WRITES_ALL + wrong), ("user", "one"))
