@@ -76,9 +76,11 @@ def check_config(path: str) -> None:
 def settings(folder: Path) -> Mapping[str, Any]:
     """tokenizer_config.json of a folder; empty where there is none. Raises ValueError for what is no JSON object."""
     try:
-        told = json.loads((folder / SETTINGS).read_text())
+        told = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise ValueError(f"{SETTINGS} is not JSON: {error}") from None
     if not isinstance(told, dict):
         raise ValueError(f"{SETTINGS} is not a JSON object")
     return told

@@ -24,6 +24,7 @@ from tokenization.loading import UnreadableNow, load
         ("tokenizer.json", '{"version": "1.0"}', "tokenizer cannot be used: "),
         ("tokenizer.model", "no such thing", "tokenizer cannot be used: "),
         ("tokenizer_config.json", "[]", "tokenizer_config.json is not a JSON object"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON: "),
         ("tokenizer_config.json", json.dumps({"eos_token": {"content": "</s>"}}), "tokenizer cannot be used: "),
         ("tekken.json", "{}", "tekken.json"),
     ],
