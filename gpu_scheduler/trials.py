@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from hashlib import sha256
 
 from services import log, tasks
 from services.errors import Unavailable
+from services.line_process import LineProcess
 
 _log = log.get(__name__)
 MODULE = "gpu_scheduler.engines.sglang.trial"
@@ -20,7 +20,6 @@ START_S = 120.0
 ANSWER_S = 60.0
 """A grammar has seconds of the processor; this long nobody waits who is not stopped with it."""
 KNOWN = 4096
-_LINE_BYTES = 1 << 16
 
 
 class Trials:
@@ -28,7 +27,7 @@ class Trials:
 
     def __init__(self, command: Sequence[str] = (sys.executable, "-m", MODULE)) -> None:
         self._command = command
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: LineProcess | None = None
         self._turn = asyncio.Lock()
         self._closed = False
         self._known: dict[bytes, str] = {}
@@ -64,47 +63,28 @@ class Trials:
 
     async def _tried(self, kind: str, text: str) -> str:
         try:
-            if self._process is not None and self._process.returncode is not None:
+            if self._process is not None and not self._process.alive:
                 await self._stop()  # it died while nobody asked
             process = self._process or await self._started()
-            assert process.stdin is not None
-            process.stdin.write(json.dumps([kind, text]).encode() + b"\n")
-            return str(json.loads(await self._said(process, ANSWER_S)))
-        except (OSError, ValueError, TimeoutError, RuntimeError) as error:  # the last: uvloop's, of a closed pipe
+            return str(json.loads(await process.ask(json.dumps([kind, text]).encode(), ANSWER_S)))
+        except (OSError, ValueError, TimeoutError) as error:
             await self._stop()
             _log.warning("a grammar cannot be tried", why=str(error) or type(error).__name__)
             raise Unavailable("the process that tries grammars has failed; ask again") from None
 
-    async def _started(self) -> asyncio.subprocess.Process:
-        self._process = process = await asyncio.create_subprocess_exec(
-            *self._command,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,  # xgrammar says what clients have sent
-            limit=_LINE_BYTES,
-            start_new_session=True,
-        )
+    async def _started(self) -> LineProcess:
+        process = await LineProcess.start(self._command, START_S)
         if self._closed:
+            await process.stop()
             raise OSError("the group has ended")
-        await self._said(process, START_S)
+        self._process = process
         return process
-
-    @staticmethod
-    async def _said(process: asyncio.subprocess.Process, within_s: float) -> bytes:
-        assert process.stdout is not None
-        async with asyncio.timeout(within_s):
-            line = await process.stdout.readline()
-        if not line.endswith(b"\n"):
-            raise OSError("it has ended")
-        return line
 
     async def _stop(self) -> None:
         """The next grammar starts another process."""
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            await process.stop()
 
 
 def _digest(kind: str, text: str) -> bytes:

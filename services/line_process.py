@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
+
+from services import children
 
 _LONGEST_LINE = 1 << 16
 
@@ -12,13 +13,13 @@ _LONGEST_LINE = 1 << 16
 class LineProcess:
     """One child. Callers take turns. Importing `services.forking` before grpc is theirs to do."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: children.Process) -> None:
         self._process = process
 
     @classmethod
     async def start(cls, command: Sequence[str], within_s: float) -> LineProcess:
         """Started, once it has said its first line. Raises OSError where it cannot be, TimeoutError."""
-        process = await asyncio.create_subprocess_exec(
+        process = await children.start(
             *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -33,6 +34,10 @@ class LineProcess:
             await made.stop()
             raise
         return made
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def alive(self) -> bool:
@@ -56,7 +61,11 @@ class LineProcess:
             raise OSError("it has ended")
         return line
 
-    async def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+    async def ended(self) -> None:
+        """Returns once the process has ended and nothing more comes from it."""
+        assert self._process.stdout is not None
         await self._process.wait()
+        await self._process.stdout.read()
+
+    async def stop(self) -> None:
+        await children.end(self._process)

@@ -10,7 +10,8 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-Process = asyncio.subprocess.Process
+from services import children
+from services.children import Process
 
 
 async def start(
@@ -44,7 +45,7 @@ async def start(
         processes: list[Process] = []
         try:
             for parts, fds in zip(own, passed, strict=True):
-                process = await asyncio.create_subprocess_exec(
+                process = await children.start(
                     *command,
                     *parts,
                     pass_fds=[*fds, *shared_fds],

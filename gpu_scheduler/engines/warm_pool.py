@@ -50,8 +50,10 @@ class WarmPool:
         self._one_model = one_model
         self._idle: list[Engine] = []
         self._taken: set[Engine] = set()
-        self._starting: set[int] = set()
-        """Indices of engines on the way."""
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        """Starts under way, by the indices of their engines."""
+        self._importing: set[Engine] = set()
+        """Engines whose processes exist, and that are not warm yet."""
         self._waiting = 0
         """Callers of `take` for whom there is none."""
         self._unsettled: dict[Engine, asyncio.TimerHandle] = {}
@@ -111,15 +113,17 @@ class WarmPool:
             self._start()
 
     def _start(self) -> None:
-        used = {engine.index for engine in self.engines} | self._starting
+        used = {engine.index for engine in self.engines} | self._starting.keys()
         index = next(i for i in range(self._first_index, self._first_index + 10_000) if i not in used)
-        self._starting.add(index)
-        tasks.spawn(self._start_one(index), f"start {self.spawn.kind} engine {index}")
+        self._starting[index] = tasks.spawn(self._start_one(index), f"start {self.spawn.kind} engine {index}")
 
     async def _start_one(self, index: int) -> None:
         engine = None
         try:
             engine = await Engine.start(self.spawn, index, self._turn_fd)
+            self._importing.add(engine)
+            if self._closed:
+                engine.kill()
             hello = await engine.hello(self.spawn.start_timeout_s)
             self.has_started_one = True
             tasks.spawn(self._replace_idle(engine), f"engine {engine.pid} while it is warm")
@@ -127,14 +131,17 @@ class WarmPool:
         except (EngineDied, TimedOut, OSError) as error:  # the last: no process, memory or descriptor left for it
             self._failures += 1
             self._last_failure = str(error)
-            _log.warning("engine did not start", kind=self.spawn.kind, why=str(error), failures=self._failures)
+            if not self._closed:
+                _log.warning("engine did not start", kind=self.spawn.kind, why=str(error), failures=self._failures)
             if engine is not None:
                 engine.kill()
+                self._importing.discard(engine)
                 engine = None
         finally:
-            self._starting.discard(index)
+            del self._starting[index]
         async with self.changed:
             if engine is not None:
+                self._importing.discard(engine)
                 if self._closed or not engine.alive:
                     self._failures += 1
                     self._last_failure = f"engine {engine.pid} died before it had a model"
@@ -182,13 +189,15 @@ class WarmPool:
         return engine
 
     async def take(self, timeout_s: float) -> Engine:
-        """The same, of an engine that is started if there is none. Raises Refused when the limit is reached, TimedOut,
-        and EngineDied when engines do not start."""
+        """A warm engine, as of `take_idle`; one is started if there is none. Raises Refused when the limit is reached,
+        TimedOut, and EngineDied when engines do not start or the pool has been closed."""
         self._failures = 0
         self._waiting += 1
         try:
             async with asyncio.timeout(timeout_s), self.changed:
                 while (engine := self.take_idle()) is None:
+                    if self._closed:
+                        raise EngineDied("the group has ended")
                     if self._failures >= _MOST_START_FAILURES:
                         raise EngineDied(f"{self.spawn.kind} engines do not start: {self._last_failure}")
                     if not self._starting:
@@ -243,8 +252,11 @@ class WarmPool:
             self.changed.notify_all()
 
     async def close(self) -> None:
-        """Ends every engine, taken ones too."""
+        """Ends every engine, taken ones and those that are being started too."""
         self._closed = True
         for timer in self._unsettled.values():
             timer.cancel()
-        await asyncio.gather(*(engine.stop() for engine in self.engines))
+        for engine in self._importing:
+            engine.kill()
+        starts = list(self._starting.values())
+        await asyncio.gather(*(engine.stop() for engine in self.engines), *starts, return_exceptions=True)

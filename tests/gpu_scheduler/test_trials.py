@@ -78,9 +78,7 @@ def test_after_its_process_has_died_while_nobody_asked_the_next_grammar_is_tried
         process = tried._process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
-        assert process.stdout is not None
-        await process.stdout.read()  # the loop has heard of its end
+        await process.ended()
         try:
             return await tried.verdict("regex", "bad")
         finally:

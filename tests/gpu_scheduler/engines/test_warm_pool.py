@@ -94,6 +94,30 @@ async def test_engines_for_all_who_wait_start_side_by_side():
     await pool.close()
 
 
+@pytest.mark.parametrize("has_process", [False, True])
+async def test_a_pool_that_closes_ends_engines_that_are_being_started(monkeypatch, has_process):
+    started, processes = asyncio.Event(), []
+    start = Engine.start
+
+    async def recorded(*given):
+        engine = await start(*given)
+        processes.append(engine)
+        started.set()
+        return engine
+
+    monkeypatch.setattr(Engine, "start", recorded)
+    pool = WarmPool(Spawn("echo"), warm=1, limit=2)
+    pool.fill()
+    waiting = tasks.spawn(pool.take(START_S), "take")
+    await (started.wait() if has_process else asyncio.sleep(0))
+    async with asyncio.timeout(START_S):
+        await pool.close()
+        with pytest.raises(EngineDied, match="the group has ended"):
+            await waiting
+    assert pool.starting == [] and len(processes) == 1
+    await processes[0].dead.wait()
+
+
 async def test_an_engine_that_takes_one_model_is_not_taken_again():
     pool = WarmPool(Spawn("echo"), warm=1, limit=2, one_model=True)
     first = await pool.take(START_S)
