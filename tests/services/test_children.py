@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from services import children
+from services import children, tasks
 
 FOREVER = (sys.executable, "-c", "import sys; sys.stdin.read()")
 PIPES = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
@@ -25,7 +25,7 @@ def created(monkeypatch):
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(created, turns):
-    start = asyncio.create_task(children.start(*FOREVER, **PIPES))
+    start = tasks.spawn(children.start(*FOREVER, **PIPES), "start")
     for _ in range(turns):
         await asyncio.sleep(0)
     start.cancel()
