@@ -18,7 +18,7 @@ from typing import Protocol
 from gpu_scheduler import counted
 from gpu_scheduler.engines import processes
 from protos import common_pb2, engine_pb2
-from services import log, tasks
+from services import children, log, tasks
 from services.errors import PrismError, TimedOut
 from services.framing import FramedChannel
 
@@ -137,7 +137,7 @@ class Engine:
 
     _numbers = itertools.count(1)
 
-    def __init__(self, ranks: Sequence[processes.Process], index: int) -> None:
+    def __init__(self, ranks: Sequence[children.Process], index: int) -> None:
         self.ranks = ranks
         """Its processes, in their order."""
         self.index = index
@@ -282,7 +282,7 @@ class Engine:
         await self.dead.wait()
         _log.info("engine ended", engine=self.pid, status=status)
 
-    async def _watch(self, rank: processes.Process, number: int) -> None:
+    async def _watch(self, rank: children.Process, number: int) -> None:
         """One that dies takes the others with it: they would wait for it for ever."""
         status = await rank.wait()
         if not self._stopping and self.alive:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from services import children
-from services.children import Process
 
 
 async def start(
@@ -22,7 +21,7 @@ async def start(
     ranks: int = 1,
     shared_fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
-) -> list[Process]:
+) -> list[children.Process]:
     """The processes by rank. The first gets `channel`, which stays the caller's to close; all get `shared_fds`."""
     command = [sys.executable, "-m", module, *arguments]
     with contextlib.ExitStack() as stack:
@@ -42,7 +41,7 @@ async def start(
         for rank, (_, other) in enumerate(pairs, start=1):
             own.append(["--rank", str(rank), "--rank-fds", str(other.fileno())])
             passed.append([other.fileno()])
-        processes: list[Process] = []
+        processes: list[children.Process] = []
         try:
             for parts, fds in zip(own, passed, strict=True):
                 process = await children.start(
@@ -61,7 +60,7 @@ async def start(
         return processes
 
 
-def kill(processes: Sequence[Process]) -> None:
+def kill(processes: Sequence[children.Process]) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -161,7 +161,7 @@ def taken_bytes(stats: engine_pb2.EngineStats) -> int:
 class EngineEnd:
     """The parent of one engine."""
 
-    def __init__(self, ranks: Sequence[processes.Process], channel: FramedChannel[engine_pb2.FromEngine]) -> None:
+    def __init__(self, ranks: Sequence[children.Process], channel: FramedChannel[engine_pb2.FromEngine]) -> None:
         self.ranks = ranks
         self.process = ranks[0]
         self.answers: dict[str, Answer] = defaultdict(Answer)
