@@ -35,7 +35,8 @@ class Engines(Section):
     warm: int = Field(default=1, ge=0)
     """Engines kept with their imports done, for the next model."""
     limit: int = Field(default=4, ge=1)
-    """Most engine processes of the group."""
+    """Most engine processes of the group, and with that most models that are awake or hibernate there. For one more, a
+    model that is idle or hibernates goes cold."""
     start_timeout_s: float = Field(default=180.0, gt=0)
     """From an engine process's start until it says that it is there, its imports done."""
     load_timeout_s: float = Field(default=600.0, gt=0)

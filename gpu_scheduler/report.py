@@ -52,6 +52,7 @@ class Report:
             balloond_error=self._memory.away,
             starting=[step for pool in self._pools.values() for step in pool.starting],
             engines_error="; ".join(pool.error for pool in self._pools.values() if pool.error),
+            engine_limit=self._config.engines.limit,
             engines_given_up=any(pool.given_up for pool in self._pools.values()),
         )
 

@@ -278,7 +278,8 @@ class Standings:
                         floor=booking.floor_bytes,
                         quota=booking.quota_bytes,
                     )
-                    found.append(Resident(left, kvpr.Place(group.name, (_device(group, device),)), stay_s=0.0))
+                    on_device = kvpr.Place(group.name, (_device(group, device),))
+                    found.append(Resident(left, on_device, stay_s=0.0, has_engine=False))
         return found
 
 
@@ -291,7 +292,7 @@ def _group(group: Group, load_weight: float) -> kvpr.Group:
     devices = (
         kvpr.Device(_device(group, d), d.capacity_bytes, kvpr.load(load_weight, d.capacity_bytes)) for d in group.memory
     )
-    return kvpr.Group(group.name, tuple(devices))
+    return kvpr.Group(group.name, tuple(devices), group.state.engine_limit or inf)
 
 
 def _place(group: Group) -> kvpr.Place:

@@ -8,7 +8,7 @@ from placement.cluster import PRESENT, Cluster, Group
 from placement.drain import Left
 from placement.judge import Verdict
 from placement.policy import kvpr
-from protos import placement_pb2
+from protos import common_pb2, placement_pb2
 
 
 def cluster_view(
@@ -49,7 +49,7 @@ def _group(
     demand, fixed = 0.0, sum(device.booked_bytes for device in group.memory)
     for resident in group.state.residents:
         w = demands.get(resident.model, 0.0)
-        if resident.residency in PRESENT:
+        if resident.residency in PRESENT and resident.residency != common_pb2.HIBERNATING:
             demand += w
             fixed += resident.weights_bytes
         view.models.add(

@@ -60,6 +60,8 @@ class Resident:
     """KV of its running requests on each device."""
     kv_lacking: int = 0
     """KV on each device without which its waiting requests cannot start."""
+    has_engine: bool = True
+    """False: memory that is booked for a model whose engine is gone."""
 
     @property
     def booked(self) -> Model:

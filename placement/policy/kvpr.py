@@ -43,6 +43,8 @@ class Group:
 
     name: str
     devices: tuple[Device, ...]
+    engines: float = inf
+    """The most models that can have an engine there, awake or hibernating."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,8 +67,9 @@ def attempt(model: Model, group: Group, here: Sequence[Resident], rules: Lifecyc
         group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
     books = _booked(group, others)
     pressure, devices = books.best(model, group)
+    engines_wanted = 0 if mine is not None else engines_lacking(group, others)
     in_the_way = [r for r in others if rules.exclusive and not r.hibernating]
-    if devices and not in_the_way:
+    if devices and not in_the_way and not engines_wanted:
         return Found(Place(group.name, devices), pressure, (), mine is not None)
     gone = _booked(group, [r for r in others if not may_leave(r, rules)])
     _, devices = gone.best(model, group)
@@ -78,13 +79,18 @@ def attempt(model: Model, group: Group, here: Sequence[Resident], rules: Lifecyc
         wanted = {device: max(0, model.needed + spare - books.free(device)) for device in devices}
         for device, freed in freed_by(in_the_way, rules).items():
             wanted[device] = max(wanted.get(device, 0), freed)
-        eviction = evict(others, wanted, rules, for_whom=model.name)
+        eviction = evict(others, wanted, rules, engines_wanted=engines_wanted, for_whom=model.name)
         pressure = _after(model, group, devices, others, eviction)
         if eviction.enough and pressure < inf:
             left = {d.model for d in eviction.decisions}
             idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
             return Found(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
     return None
+
+
+def engines_lacking(group: Group, others: Iterable[Resident]) -> int:
+    """How many of the others' engines have to go before another model gets one on the group."""
+    return int(max(0, sum(r.has_engine for r in others) + 1 - group.engines))
 
 
 def _after(model: Model, group: Group, devices: Sequence[str], others: Sequence[Resident], eviction: Eviction) -> float:
@@ -139,9 +145,13 @@ def _names(group: Group) -> set[str]:
 def lack(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> tuple[int, str]:
     """How far the group is from holding the model, and the sentence about it."""
     others = [r for r in here if r.model.name != model.name]
+    mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
     free = _nth_most(group, model.parts, _booked(group, others))
     after = _nth_most(group, model.parts, _booked(group, [r for r in others if not may_leave(r, rules)]))
     text = f"{group.name}: {arithmetic(model)}, {free:,} free, {after:,} with all idle models gone"
+    if mine is None and engines_lacking(group, [r for r in others if not may_leave(r, rules)]):
+        text += f"; {agreeing(int(group.engines), 'its engine has', f'all its {group.engines} engines have')} a model"
+        text += " that is pinned or busy (engines.limit)"
     return model.needed - after, text
 
 

@@ -8,7 +8,7 @@ from math import inf
 
 from placement.policy.decisions import GoCold, Hibernate, LifecycleRules, Resident
 from placement.policy.kvpr import Books, Group, Model
-from placement.policy.lifecycle import Found, attempt
+from placement.policy.lifecycle import Found, attempt, engines_lacking
 
 _A_MOMENT_S = 1e-3
 """Who is idle is so for more than nothing."""
@@ -20,7 +20,8 @@ def holds(model: Model, group: Group, here: Sequence[Resident]) -> bool:
     for resident in here:
         if resident.model.pinned:
             books.book(resident.booked, resident.place.devices)
-    return books.best(model, group)[0] < inf
+    stay = [r for r in here if r.model.pinned and r.model.name != model.name]
+    return books.best(model, group)[0] < inf and not engines_lacking(group, stay)
 
 
 def preempt(

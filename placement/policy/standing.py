@@ -45,6 +45,10 @@ class _Arrays:
     """Somebody is awake who may not leave."""
     idle_s: Floats
     """The least of those who are awake and may leave; +inf: there are none."""
+    engines: Floats
+    """Engines that further models can have."""
+    engines_gone: Floats
+    """Engines that further models can have without those who may leave."""
 
 
 class Standing:
@@ -123,6 +127,7 @@ class Standing:
         homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
         now = at.now.by_group(model)  # where nobody has to leave
         bound, idle_s = at.gone.by_group(model), at.idle_s
+        now[at.engines < 1] = bound[at.engines_gone < 1] = inf
         if self._rules.exclusive:
             bound[at.busy] = now[at.busy | (at.idle_s < inf)] = inf
         else:
@@ -204,7 +209,9 @@ class Standing:
             now, gone = Field(self.groups, {}), Field(self.groups, {})
             groups, count = now.groups, len(self._groups)
             row = {group.name: i for i, group in enumerate(groups)}
-            self._arrays = _Arrays(groups, row, now, gone, np.zeros(count, dtype=np.bool_), np.full(count, inf))
+            nobody = np.zeros(count, dtype=np.bool_)
+            idle_s, engines, engines_gone = (np.full(count, inf) for _ in range(3))
+            self._arrays = _Arrays(groups, row, now, gone, nobody, idle_s, engines, engines_gone)
             self._unbooked = dict.fromkeys(self._groups)
         for name in self._unbooked:
             self._book(self._arrays, self._groups[name])
@@ -222,6 +229,9 @@ class Standing:
         awake = [(r.idle_s, goes) for r, goes in zip(here, leaving, strict=True) if not r.hibernating]
         row = at.row[group.name]
         at.busy[row] = not all(goes for _, goes in awake)
+        engines = [(r.has_engine, goes) for r, goes in zip(here, leaving, strict=True)]
+        at.engines[row] = group.engines - sum(one for one, _ in engines)
+        at.engines_gone[row] = group.engines - sum(one for one, goes in engines if not goes)
         at.idle_s[row] = min((idle_s for idle_s, goes in awake if goes), default=inf)
 
 

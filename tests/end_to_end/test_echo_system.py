@@ -349,3 +349,12 @@ async def test_what_engines_of_a_killed_gpu_scheduler_kept_is_not_booked_for_eve
         await it.until(lambda: kept_is(it, kept), "what it keeps is not booked")
         it.kill(it.local.scheduler("cpu:0"))
         await it.until(lambda: kept_is(it, 0), "what nobody keeps is still booked")
+
+
+async def test_more_models_than_engines_are_served_one_after_another():
+    named = {f"m{number}": {"path": str(FOLDER / MODELS[number % 3])} for number in range(5)}
+    async with world("echo", named, engines=2, devices={"cpu:0": 256 << 20}) as it:
+        for model in [*named, *reversed(named)]:
+            assert await it.complete(model, PROMPT, 8)
+        reasons = [decision.reason for decision in await it.placement.explain() if decision.action == "go cold"]
+        assert reasons and all("an engine for" in reason for reason in reasons)

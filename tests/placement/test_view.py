@@ -38,6 +38,17 @@ async def test_what_a_request_would_meet_is_told_with_who_makes_way():
     assert [(each.model, each.target) for each in told.leaving] == [("asleep", common_pb2.COLD)]
 
 
+def test_the_weights_of_models_that_hibernate_leave_as_much_for_others_as_if_they_were_not_there():
+    world = FakeCluster(groups=1)
+    world.model("asleep")
+    world.model("busy")
+    world.groups[0].put("asleep", common_pb2.HIBERNATING, weights_bytes=100 * MIB)
+    world.groups[0].put("busy", weights_bytes=60 * MIB)
+    world.tell()
+    (group,) = cluster_view(world.cluster, {"busy": 80.0, "asleep": 1.0}).groups
+    assert group.pressure == 80.0 / (40 * MIB)
+
+
 def test_a_group_whose_weights_leave_nothing_has_infinite_pressure_while_somebody_asks():
     world = FakeCluster(groups=1)
     world.model("full")

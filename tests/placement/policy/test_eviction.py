@@ -34,6 +34,31 @@ def test_nobody_leaves_who_was_busy_lately_or_is_pinned():
     assert names(evict([resident("idle", idle_s=1.0)], {"d0": 10})) == [("Hibernate", "idle")]
 
 
+def test_where_an_engine_is_wanted_one_model_goes_cold_and_one_that_sleeps_goes_first():
+    awake, asleep = resident("awake"), resident("asleep", hibernating=True, idle_s=5.0)
+    eviction = evict([awake, asleep], {}, engines_wanted=1)
+    assert (names(eviction), eviction.enough) == ([("GoCold", "asleep")], True)
+    assert eviction.decisions[0].reason.startswith("hibernating; frees 10 bytes and an engine for others; back in")
+    assert names(evict([awake], {}, engines_wanted=1)) == [("GoCold", "awake")]
+
+
+def test_an_engine_is_not_wanted_of_those_that_have_none_or_are_busy_or_pinned():
+    residents = [
+        resident("buried", has_engine=False),
+        resident("busy", idle_s=0.0),
+        resident("pinned", pinned=True, hibernating=True),
+    ]
+    eviction = evict(residents, {}, engines_wanted=1)
+    assert (eviction.decisions, eviction.enough, eviction.engines_short) == ((), False, 1)
+
+
+def test_a_model_that_frees_enough_bytes_and_its_engine_is_the_only_one_that_leaves():
+    residents = [resident("a", idle_s=50.0), resident("b", idle_s=60.0), resident("c", hibernating=True)]
+    eviction = evict(residents, {"d0": 40}, engines_wanted=1)
+    assert eviction.enough and len(eviction.decisions) <= 2
+    assert names(evict(residents[:1], {"d0": 40}, engines_wanted=1)) == [("GoCold", "a")]
+
+
 def test_who_is_busy_or_on_its_way_is_not_idle_even_where_every_idle_model_may_leave():
     rules = LifecycleRules(idle_s=0.0, stay=0.0)
     assert not evict([resident("busy", idle_s=0.0, stay_s=9.0)], {"d0": 10}, rules).decisions
