@@ -1,0 +1,109 @@
+"""Simulated results of fixed seeds, to the digit: what no change that leaves behaviour as it is may move.
+
+    python -m tests.sim.golden          compares, and says what differs
+    python -m tests.sim.golden --write  writes `golden.json` anew, for a change that is meant to change behaviour
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from sim import catalogue, report, trace
+from sim.cost import GPUS
+from sim.node import Group, Resident
+from sim.node import Residency as SimResidency
+from sim.policies import SYSTEMS
+from sim.replay import Replay
+from sim.synthetic import Tail, shapes, write
+
+FILE = Path(__file__).with_name("golden.json")
+SEEDS = (1, 2, 3)
+FLEETS = {
+    "prism": ("prism", 2, SEEDS),
+    "prism_short": ("prism", 1, (2,)),
+    "least_slack": ("least_slack", 2, SEEDS),
+    "serverlessllm": ("serverlessllm", 2, SEEDS),
+    "qlm": ("qlm", 2, SEEDS),
+    "muxserve": ("muxserve", 4, SEEDS),
+    "static": ("static", 4, SEEDS),
+}
+"""System, GPUs and seeds by name: few enough GPUs that models make way for each other, as many as the fixed places of
+two systems need. "prism_short" has too little memory: requests are retracted, models wait for room."""
+RUNS = [(name, seed) for name, (_, _, seeds) in FLEETS.items() for seed in seeds]
+_FIRST = 40
+"""Decisions of a run that are kept as text, for people who look for the first difference."""
+
+
+def tail(seed: int) -> Tail:
+    """The fleet of a seed: 13 models that take turns in bursts, about 700 requests in a minute."""
+    kinds = shapes("1b=3,3b=3,8b=4,14b=1")
+    return Tail(models=13, rate=9.0, seconds=60.0, kinds=kinds, busy=0.4, burst_s=15.0, seed=seed)
+
+
+def run(name: str, seed: int) -> dict[str, Any]:
+    """The report of one replay without its timings, and every change of residency: a digest and the first ones."""
+    decisions: list[str] = []
+    change = Group._set
+
+    def recorded(group: Group, resident: Resident, residency: SimResidency) -> None:
+        decisions.append(f"{group.clock.now!r} {group.name} {resident.spec.name} {residency.name}")
+        change(group, resident, residency)
+
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(Group, "_set", recorded):
+        files = Path(folder) / "trace.csv", Path(folder) / "models.toml"
+        write(tail(seed), *files)
+        models = catalogue.read(files[1], 1.0)
+        requests = trace.read(files[0], models, trace.Slice())
+        system, gpus, _ = FLEETS[name]
+        fleet, build = [1] * gpus, SYSTEMS[system]
+        outcome = Replay(requests, models, fleet, build, {}, GPUS["h100"], progress=lambda line: None).run()
+    built = report.build(outcome)
+    events = built.pop("run")["events"]
+    times = [f"{r.model} {r.arrival!r} {r.ttft!r} {r.tpot!r}" for r in outcome.trace.requests]
+    return {
+        "events": events,
+        "all": built["all"],
+        "counts": built["counts"],
+        "report": _digest([json.dumps(built, sort_keys=True)]),
+        "requests": _digest(times),
+        "decisions": _digest(decisions),
+        "first_decisions": decisions[:_FIRST],
+    }
+
+
+def differences(found: Any, kept: Any, where: str = "") -> Iterator[str]:
+    """What is not equal, a line each: the place, the value found and the value kept."""
+    if isinstance(found, dict) and isinstance(kept, dict):
+        for key in sorted(found.keys() | kept.keys()):
+            yield from differences(found.get(key), kept.get(key), f"{where}/{key}")
+    elif isinstance(found, list) and isinstance(kept, list):
+        for i in range(max(len(found), len(kept))):
+            pair = (each[i] if i < len(each) else None for each in (found, kept))
+            yield from differences(*pair, f"{where}/{i}")
+    elif found != kept:
+        yield f"{where}: {found!r} instead of {kept!r}"
+
+
+def _digest(lines: list[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def main() -> int:
+    found = {f"{name} {seed}": run(name, seed) for name, seed in RUNS}
+    if "--write" in sys.argv[1:]:
+        FILE.write_text(json.dumps(found, indent=1) + "\n")
+        return 0
+    told = list(differences(found, json.loads(FILE.read_text())))
+    print("\n".join(told) or "no difference")
+    return bool(told)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
