@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -16,6 +16,19 @@ _TIMEOUT_S = 5.0
 """For calls that never block; a restarting balloond answers within it."""
 WARM_ENGINES = "(warm engines)"
 """A booking's name that is no model's: what engines without a model keep of a device, until a model wants it."""
+
+
+def booked(devices: Iterable[balloond_pb2.DeviceState]) -> Hashable:
+    """Sizes and bookings of devices: the part of their state that decisions rest on, and that followers are told at
+    once. Free bytes, which change with every page, are left out."""
+    return tuple(
+        (
+            device.device,
+            device.capacity_bytes,
+            tuple((b.model, b.weights_bytes, b.floor_bytes, b.quota_bytes) for b in device.bookings),
+        )
+        for device in devices
+    )
 
 
 class BalloondClient:

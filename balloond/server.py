@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from balloond import wire
+from balloond.client import booked
 from balloond.daemon import Daemon
 from balloond.keeper_client import KeeperClient
 from protos import balloond_pb2, balloond_pb2_grpc
-from services.ledger import booked
 from services.watch import Sparing, follow_sparingly
 
 NAME = "prism.balloond.v1.Balloond"

@@ -19,7 +19,7 @@ from gateway.serving import Choice, Serving
 from protos import common_pb2
 from services import log
 from services.errors import PrismError
-from services.tracing import Span
+from services.spans import Span
 
 _log = log.get(__name__)
 _EVENT_STREAM = [

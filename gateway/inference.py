@@ -18,7 +18,7 @@ from gateway.serving import Serving
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import log
 from services.errors import PrismError
-from services.tracing import Span
+from services.spans import Span
 
 _LONGEST_ID = 128
 _SERVICE = f"/{gateway_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/"

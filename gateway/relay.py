@@ -26,8 +26,8 @@ from protos import common_pb2, gpu_scheduler_pb2
 from services import log
 from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
 from services.paths import without_folders
+from services.spans import Span
 from services.text import counted
-from services.tracing import Span
 
 _log = log.get(__name__)
 _NOT_HERE = "not here"

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.tools.asked import Tools
 from protos import common_pb2
-from services.tracing import UNTRACED, Span
+from services.spans import UNTRACED, Span
 
 
 @dataclass(frozen=True, slots=True)

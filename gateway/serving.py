@@ -24,8 +24,8 @@ from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
 from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
+from services.spans import UNTRACED, Span
 from services.text import agreeing, counted
-from services.tracing import UNTRACED, Span
 from tokenization.chat import UnknownRole
 from tokenization.tokenizer import Tokenizer, TooLong
 

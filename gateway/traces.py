@@ -9,7 +9,7 @@ from gateway.request import Request
 from gateway.routes import Place
 from protos import common_pb2
 from services import enums, tracing
-from services.tracing import Span
+from services.spans import Span
 
 RPC = "prism.gateway.v1.Inference/Generate"
 _LONGEST_NAME = 256

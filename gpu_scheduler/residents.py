@@ -14,7 +14,7 @@ from typing import Any
 
 from gpu_scheduler.engines.base import Engine
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-from services.tracing import UNTRACED, Span
+from services.spans import UNTRACED, Span
 from services.watch import Watched
 
 Images = dict[str, list[str]]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from balloond.client import booked
 from protos import gpu_scheduler_pb2
-from services.ledger import booked
 from services.watch import Sparing
 
 SOONEST_S, FIGURES_S, LONGEST_S = 0.02, 0.1, 1.0

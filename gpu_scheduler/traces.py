@@ -9,7 +9,7 @@ from math import inf, isfinite
 from gpu_scheduler.residents import Resident
 from protos import common_pb2
 from services import tracing
-from services.tracing import UNTRACED, Span
+from services.spans import UNTRACED, Span
 
 
 class RequestTrace:

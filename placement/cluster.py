@@ -10,11 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, I
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
-from balloond.client import BalloondClient
+from balloond.client import BalloondClient, booked
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
 from services import log
-from services.ledger import booked
 from services.watch import Watched
 
 _log = log.get(__name__)

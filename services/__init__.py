@@ -12,7 +12,7 @@ It knows no word of the domain: nothing here says model, page or queue. Each mod
     tasks       background tasks that are named, kept and whose failure is seen
     watch       state that others follow, and following others' streams
     metrics     Prometheus text
-    tracing     spans of requests, to OpenTelemetry when that is on (otlp)
+    tracing     spans of requests (spans), to OpenTelemetry when that is on (otlp)
     framing     protobuf frames on a stream socket
     seqpacket   datagrams with descriptors on a SEQPACKET socket
 """

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from services import log
-from services.tracing import UNTRACED, Attributes, Kind, Span
+from services.spans import UNTRACED, Attributes, Kind, Span
 
 _log = log.get(__name__)
 _FLUSH_S = 3.0

@@ -5,6 +5,7 @@ import functools
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,12 @@ def module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+MODULES = {module(path) for path in FILES}
+_SGLANG = "gpu_scheduler.engines.sglang."
+KNOWN_CIRCLE = {_SGLANG + name for name in ("commands", "current", "giving", "instance", "loader", "loop", "moving")}
+"""Parts of an engine that get all of its model; to be cut by splitting its state from its life."""
+
+
 @functools.cache
 def imports(path: Path) -> set[str]:
     found: set[str] = set()
@@ -73,6 +80,69 @@ def test_the_chassis_knows_no_service():
         if path.relative_to(ROOT).parts[0] == "services":
             tops = {name.split(".")[0] for name in imports(path)}
             assert not tops & (set(PACKAGES) - {"services"}), path
+
+
+def test_the_chassis_knows_no_message_of_the_services():
+    for path in FILES:
+        if path.relative_to(ROOT).parts[0] == "services":
+            assert "protos" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_no_modules_import_each_other_in_a_circle_inside_functions_and_for_types_included():
+    """A circle is read as one file, wherever it is imported."""
+    arrows = {module(path): imported_modules(path) for path in FILES}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert [circle for circle in circles(arrows) if circle != KNOWN_CIRCLE] == []
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the tree that a file imports, anywhere in it; of a package, the module that is meant."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name and name not in MODULES:
+                name = name.rpartition(".")[0]
+            found.add(name)
+    return found - {"", module(path)}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
+    """Sets of more than one node that reach each other (strongly connected components; Kosaraju)."""
+    backwards: dict[str, set[str]] = {node: set() for node in arrows}
+    for node, targets in arrows.items():
+        for target in targets:
+            backwards[target].add(node)
+    order: list[str] = []
+    seen: set[str] = set()
+    for node in arrows:
+        visit(node, arrows, seen, order.append)
+    found, seen = [], set()
+    for node in reversed(order):
+        together: set[str] = set()
+        visit(node, backwards, seen, together.add)
+        if len(together) > 1:
+            found.append(together)
+    return found
+
+
+def visit(node: str, arrows: dict[str, set[str]], seen: set[str], leave: Callable[[str], object]) -> None:
+    """Calls `leave` of each node that is reached and was not seen, those that it reaches first."""
+    todo = [(node, iter(sorted(arrows[node])))] if node not in seen else []
+    seen.add(node)
+    while todo:
+        here, targets = todo[-1]
+        target = next((each for each in targets if each not in seen), None)
+        if target is None:
+            leave(here)
+            todo.pop()
+        else:
+            seen.add(target)
+            todo.append((target, iter(sorted(arrows[target]))))
 
 
 def test_texts_and_token_ids_know_no_service():

@@ -24,6 +24,7 @@ from gpu_scheduler.engines.sglang import current, hooks_loop, hooks_memory, hook
 from gpu_scheduler.engines.sglang.book import Book
 from gpu_scheduler.engines.sglang.channel import Channel
 from gpu_scheduler.engines.sglang.errors import LeaveLoop, RejectedRequest
+from gpu_scheduler.engines.sglang.hook import Hook
 from gpu_scheduler.engines.sglang.outputs import Outputs
 from gpu_scheduler.engines.sglang.requests import to_sglang
 from protos import common_pb2, engine_pb2
@@ -44,10 +45,10 @@ def count_retracted(result: Any, *_: Any) -> Any:
     return result
 
 
-def hooks() -> list[plugin.Hook]:
+def hooks() -> list[Hook]:
     front = [hook for hook in plugin.all_hooks() if hook.function in _FRONT]
     retraction = "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode"
-    return [*front, plugin.Hook(retraction, count_retracted, "AFTER")]
+    return [*front, Hook(retraction, count_retracted, "AFTER")]
 
 
 class StockOutputs(Outputs):

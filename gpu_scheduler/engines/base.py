@@ -37,9 +37,7 @@ class CommandFailed(PrismError):
     `weights_differ`: its weights range was not filled with what was announced. `may_pass`: the host was at fault, and
     may not be for long."""
 
-    def __init__(
-        self, reason: str, model_at_fault: bool, weights_differ: bool = False, may_pass: bool = False
-    ) -> None:
+    def __init__(self, reason: str, model_at_fault: bool, weights_differ: bool = False, may_pass: bool = False) -> None:
         super().__init__(reason)
         self.model_at_fault = model_at_fault
         self.weights_differ = weights_differ

@@ -45,9 +45,7 @@ class Lack:
     def look(self, needs: Iterable[NeedMemory], waiting: Mapping[str, int], now: float) -> None:
         """What a plan found. `waiting`: how many requests wait of each model."""
         self._looked_at = now
-        self._of = {
-            name: one for name, one in self._of.items() if waiting.get(name) and now - one.seen_at < LASTING_S
-        }
+        self._of = {name: one for name, one in self._of.items() if waiting.get(name) and now - one.seen_at < LASTING_S}
         for need in needs:
             if need.lacking:
                 known = self._of.setdefault(need.model, _Of(need.lacking, now, now))

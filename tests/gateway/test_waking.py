@@ -17,7 +17,7 @@ from gateway.metrics import Count
 from protos import common_pb2, placement_pb2
 from services import tasks
 from services.errors import Unavailable
-from services.tracing import UNTRACED
+from services.spans import UNTRACED
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running

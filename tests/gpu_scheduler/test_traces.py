@@ -7,7 +7,7 @@ from gpu_scheduler.residents import Resident
 from gpu_scheduler.traces import RequestTrace
 from protos import common_pb2, engine_pb2
 from services import otlp, tracing
-from services.tracing import UNTRACED
+from services.spans import UNTRACED
 from tests.collector import Collector
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

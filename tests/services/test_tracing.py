@@ -9,6 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from services import otlp, tracing
+from services.spans import UNTRACED
 from tests.collector import Collector
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -81,7 +82,7 @@ async def test_a_senders_trace_goes_on_by_its_word_on_sampling(collector):
     version, trace, own, flags = followed.traceparent.split("-")
     assert (version, trace, flags) == ("00", TRACE, "01") and own != PARENT
     followed.end()
-    assert tracing.begin("left out", traceparent=f"00-{TRACE}-{PARENT}-00") is tracing.UNTRACED
+    assert tracing.begin("left out", traceparent=f"00-{TRACE}-{PARENT}-00") is UNTRACED
     broken = tracing.begin("broken", traceparent="00-nonsense")
     assert broken.recorded
     broken.end()
@@ -95,7 +96,7 @@ async def test_a_senders_trace_goes_on_by_its_word_on_sampling(collector):
 async def test_the_sampler_of_the_environment_holds(collector, monkeypatch):
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     close = tracing.start("a-service")
-    assert tracing.begin("root") is tracing.UNTRACED
+    assert tracing.begin("root") is UNTRACED
     assert tracing.begin("child", traceparent=f"00-{TRACE}-{PARENT}-01").recorded
     await close()
 
@@ -106,7 +107,7 @@ async def test_after_the_end_nothing_is_traced_and_the_interpreter_switches_thre
     assert sys.getswitchinterval() < before
     await close()
     assert sys.getswitchinterval() == before
-    assert tracing.begin("late") is tracing.UNTRACED
+    assert tracing.begin("late") is UNTRACED
 
 
 async def test_a_collector_that_never_answers_costs_a_queue_of_spans_and_a_bound_of_the_stop(monkeypatch):

@@ -11,7 +11,8 @@ import select
 import time
 from dataclasses import dataclass, field
 
-from gpu_scheduler.engines.echo.memory import Memory, OutOfMemory, WrongWeights, open_memory
+from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongWeights
+from gpu_scheduler.engines.echo.memory import Memory, open_memory
 from gpu_scheduler.engines.echo.rule import embedding, next_token
 from gpu_scheduler.engines.turn import Turn
 from protos import common_pb2, engine_pb2

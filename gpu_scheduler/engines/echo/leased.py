@@ -14,7 +14,7 @@ from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
-from gpu_scheduler.engines.echo.memory import OutOfMemory, WrongWeights
+from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongWeights
 from protos import engine_pb2
 from services.checksum import checksum
 

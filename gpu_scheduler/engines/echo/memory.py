@@ -7,14 +7,6 @@ from typing import Protocol
 from protos import engine_pb2
 
 
-class OutOfMemory(Exception):
-    """The ledger did not grant it; the message says what."""
-
-
-class WrongWeights(Exception):
-    """The weights are not the model's."""
-
-
 class Memory(Protocol):
     """What the engine needs of memory."""
 

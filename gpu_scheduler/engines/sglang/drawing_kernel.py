@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from gpu_scheduler.engines.sglang.drawing import Limits
+from gpu_scheduler.engines.sglang.limits import Limits
 
 _TOKENS = 8192
 """Looked at at once."""

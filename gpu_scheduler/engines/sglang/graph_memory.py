@@ -22,7 +22,7 @@ import torch
 
 from gpu_scheduler.engines.sglang import collector
 from gpu_scheduler.engines.sglang.errors import NoMemory
-from gpu_scheduler.engines.sglang.memory import PieceRange
+from gpu_scheduler.engines.sglang.ranges import PieceRange
 from services import log
 
 _log = log.get(__name__)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.environment import has_gpu
-from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.hook import Hook
 from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 
 _LOOK_S = 1e-4

@@ -18,8 +18,8 @@ from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_
 from sglang.srt.runtime_context import get_resources
 
 from gpu_scheduler.engines.sglang import collector, current
+from gpu_scheduler.engines.sglang.hook import Hook
 from gpu_scheduler.engines.sglang.options import one_line
-from gpu_scheduler.engines.sglang.plugin import Hook
 
 
 def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) -> Any:

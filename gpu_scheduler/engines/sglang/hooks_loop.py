@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpu_scheduler.engines.sglang import current
-from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.hook import Hook
 from gpu_scheduler.engines.sglang.stats import prefilled
 from protos import engine_pb2
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_scheduler.engines.sglang import current
 from gpu_scheduler.engines.sglang.errors import BrokenModel
-from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.hook import Hook
 
 
 def profiled_bytes(_configurator: Any, _pre_model_load_memory: Any) -> int:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpu_scheduler.engines.sglang import current
-from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.hook import Hook
 from gpu_scheduler.engines.sglang.policy.rope import for_sglang
 from gpu_scheduler.engines.sglang.read_ahead import Tensors, or_as_ever
 

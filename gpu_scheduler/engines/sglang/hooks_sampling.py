@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpu_scheduler.engines.sglang import current
-from gpu_scheduler.engines.sglang.plugin import Hook
+from gpu_scheduler.engines.sglang.hook import Hook
 
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:
@@ -71,13 +71,14 @@ def draw(
 ) -> Any:
     """Tokens by seeds, of which SGLang has none where all are greedy, and without sorting the vocabulary."""
     from gpu_scheduler.engines.sglang import drawing
+    from gpu_scheduler.engines.sglang.limits import Limits
 
     if sampling_info.sampling_seed is None:
         return original(sampler, probs, sampling_info, positions, unlimited)
     limits = None
     if not unlimited:
         min_ps = sampling_info.min_ps if sampling_info.need_min_p_sampling else None
-        limits = drawing.Limits(sampling_info.top_ks, sampling_info.top_ps, min_ps)
+        limits = Limits(sampling_info.top_ks, sampling_info.top_ps, min_ps)
     return drawing.draw(probs, sampling_info.sampling_seed, positions, limits)
 
 

@@ -22,7 +22,7 @@ from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes, Indices
 if TYPE_CHECKING:
     import torch
 
-    from gpu_scheduler.engines.sglang.memory import KvRange
+    from gpu_scheduler.engines.sglang.ranges import KvRange
 
 DUMMY = 0
 """The envelope that SGLang lets padded tokens write to. Held while the model is active, never handed out."""

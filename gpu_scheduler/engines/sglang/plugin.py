@@ -10,22 +10,13 @@ from __future__ import annotations
 import os
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from gpu_scheduler.engines.sglang.environment import ENGINE_VARIABLE
+from gpu_scheduler.engines.sglang.hook import Hook
 
 MADE_FOR = "0.5.16"
 """The version of SGLang whose internals the hooks know."""
-
-
-@dataclass(frozen=True)
-class Hook:
-    """`kind` is one of SGLang's HookType names."""
-
-    target: str
-    function: Callable[..., Any]
-    kind: str
 
 
 def all_hooks() -> list[Hook]:

@@ -12,6 +12,7 @@ import torch
 from gpu_scheduler.engines.sglang import device, drawing
 from gpu_scheduler.engines.sglang.errors import NoMemory
 from gpu_scheduler.engines.sglang.graph_memory import GraphMemory
+from gpu_scheduler.engines.sglang.limits import Limits
 from gpu_scheduler.engines.sglang.options import one_line
 from services import log
 
@@ -40,7 +41,7 @@ def _draw(rows: int, vocabulary: int, where: torch.device) -> None:
     seeds = torch.zeros(rows, dtype=torch.int64, device=where)
     ones = torch.ones(rows, device=where)
     # All kinds, because kernels are compiled when they are first launched.
-    for limits in (None, drawing.Limits(ones.int(), ones), drawing.Limits(ones.int(), ones, ones)):
+    for limits in (None, Limits(ones.int(), ones), Limits(ones.int(), ones, ones)):
         drawing.draw(logits, seeds, seeds, limits)
     del told
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from gpu_scheduler.engines.sglang.policy.agreement import Facts, common
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.memory import OfferingRange
+    from gpu_scheduler.engines.sglang.ranges import OfferingRange
     from gpu_scheduler.engines.sglang.ranks import Ranks
 
 
 class SharedRange:
-    """A KvRange (gpu_scheduler.engines.sglang.memory) over this rank's own. What it answers is the same on all ranks,
+    """A KvRange (gpu_scheduler.engines.sglang.ranges) over this rank's own. What it answers is the same on all ranks,
     but for `mapped_bytes`, by which nothing is decided."""
 
     def __init__(self, own: OfferingRange, ranks: Ranks, limit: Callable[[], int]) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.engines.sglang import plugin
+from gpu_scheduler.engines.sglang.hook import Hook
 from tests.gpu_scheduler.engines.sglang.harness import START_S
 
 pytestmark = pytest.mark.sglang
@@ -54,11 +55,11 @@ def test_a_hook_counts_only_when_it_is_in_the_chain_around_its_target(monkeypatc
     outer.__wrapped__ = wrapper  # type: ignore[attr-defined]
     place = SimpleNamespace(hooked=outer, plain=original)
     monkeypatch.setattr("pkgutil.resolve_name", lambda name: getattr(place, name))
-    plugin.verify([plugin.Hook("hooked", ours, "AROUND")])
+    plugin.verify([Hook("hooked", ours, "AROUND")])
     with pytest.raises(SystemExit, match="hook on plain did not take"):
-        plugin.verify([plugin.Hook("plain", ours, "AROUND")])
+        plugin.verify([Hook("plain", ours, "AROUND")])
     with pytest.raises(SystemExit, match="SGLang has no gone"):
-        plugin.verify([plugin.Hook("gone", ours, "AROUND")])
+        plugin.verify([Hook("gone", ours, "AROUND")])
 
 
 def test_outside_an_engine_process_the_plugin_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,11 @@
+"""What can be wrong with an echo engine's memory."""
+
+from __future__ import annotations
+
+
+class OutOfMemory(Exception):
+    """The ledger did not grant it; the message says what."""
+
+
+class WrongWeights(Exception):
+    """The weights are not the model's."""
