@@ -1,6 +1,6 @@
 """The models of a group and their residencies: who is here, in what state, and the one change that each may be in.
 
-This file keeps the record; `activation` brings models up, `retirement` brings them down.
+This file keeps the record; `residency` carries changes out, and brings models up by way of `activation`.
 """
 
 from __future__ import annotations

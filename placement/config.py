@@ -44,7 +44,8 @@ class PlacementConfig(Config):
     idle_s: float = Field(default=1.0, ge=0)
     """A model idle for longer may be evicted, when its memory is wanted for another one's activation."""
     stay: float = Field(default=4.0, ge=0)
-    """Unless it has been awake for less than so many times what its wake-up took."""
+    """A model that has been awake for less than so many times what bringing it back would take is not evicted: `stay`
+    times its wake-up time, or its cold start where there is no image of its weights."""
     patience_s: float = Field(default=2.0, ge=0)
     """A model that has waited for so long, with no idle one to make way, is promised the place of a busy one."""
     quantum_s: float = Field(default=4.0, ge=0)

@@ -165,8 +165,7 @@ def run(config: C, build: Callable[[Any], Awaitable[None]]) -> None:
     runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     status = runner.run(main())
     # All that had to end has ended. Closing the loop would wait for worker threads, and one that is stuck in I/O must
-    # not keep a
-    # stopped process alive.
+    # not keep a stopped process alive.
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Who loses what, in which order, when memory is wanted (design: "Whose memory is it?").
+"""Who loses what, in which order, when memory is wanted.
 
     1. the reserves of leases that run nothing
     2. cached prefixes, oldest use first, across all models of the device

@@ -1,4 +1,4 @@
-"""The prefill turn and the pace: words of shared memory between a gpu_scheduler and its engines (design, section 6).
+"""The prefill turn and the pace: words of shared memory between a gpu_scheduler and its engines.
 
 The first word is whose turn it is: 0 means that anybody may prefill; otherwise only the engine with that index may
 start a prefill step. Then come two words for each engine: the most prompt tokens of its next prefill steps with how

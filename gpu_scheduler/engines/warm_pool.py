@@ -22,7 +22,7 @@ _MOST_START_FAILURES = 3
 _FIRST_STEPS = {"sglang": "importing SGLang", "echo": "starting"}
 """By kind of engine, what it does before it says that it is warm."""
 _STEADY_S = 60.0
-"""Who lived so long has not died of what others died of."""
+"""An engine that lived for so long starts a new count of engines that died one after the other."""
 _UNSETTLED_S = 20.0
 """A model that takes longer (a cold checkpoint, kernels to compile) does not keep the pool empty."""
 

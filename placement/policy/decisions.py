@@ -16,7 +16,7 @@ class LifecycleRules:
     idle_s: float = 1.0
     """A model idle for less is not evicted, unless its group is promised to another."""
     stay: float = 4.0
-    """Nor is one that has been awake for less than so many times what its coming took: it would only have come."""
+    """A model that has been awake for less than so many times what bringing it back would take is not evicted."""
     tau: float = 0.2
     """The gain in pressure for which others make room for a model, though there is room elsewhere."""
     home: float = 0.75
