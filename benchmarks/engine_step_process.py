@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gpu_scheduler.engines.sglang import environment
+from gpu_scheduler.engines.sglang.base import environment
 
 SIDE_VARIABLE = "STEP_SIDE"
 LOG_VARIABLE = "STEP_LOG"
@@ -77,7 +77,7 @@ def _slots(before: Any, after: Any, last: Any, pages: Any, out: Any, size: int) 
 def _pages_by_numpy() -> None:
     from sglang.srt.mem_cache.allocator import paged
 
-    from gpu_scheduler.engines.sglang import paged_allocator as ours
+    from gpu_scheduler.engines.sglang.kv import paged_allocator as ours
 
     def extend(before: Any, after: Any, last: Any, pages: Any, out: Any, *rest: Any) -> None:
         _slots(before.numpy(), after.numpy(), last.numpy(), pages.numpy(), out.numpy(), rest[-1])
@@ -134,7 +134,7 @@ def _elastic(arguments: list[str] | None = None) -> None:
     from gpu_scheduler.engines.sglang.__main__ import main
 
     def open_memory(load: Any, options: Any, ranks: Any) -> Any:
-        from gpu_scheduler.engines.sglang import on_balloond
+        from gpu_scheduler.engines.sglang.memory import on_balloond
 
         install()
         return on_balloond.open_memory(load, options, ranks)

@@ -36,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from gpu_scheduler.engines.sglang import environment
+from gpu_scheduler.engines.sglang.base import environment
 
 environment.prepare()
 
@@ -53,9 +53,9 @@ from balloond.client import BalloondClient  # noqa: E402
 from balloond.driver.lease import Lease  # noqa: E402
 from balloond.driver.range import ElasticRange  # noqa: E402
 from benchmarks import _report  # noqa: E402
-from gpu_scheduler.engines.sglang.admission import Admission  # noqa: E402
-from gpu_scheduler.engines.sglang.allocator import ElasticAllocator  # noqa: E402
-from gpu_scheduler.engines.sglang.kv import ElasticKv  # noqa: E402
+from gpu_scheduler.engines.sglang.kv.admission import Admission  # noqa: E402
+from gpu_scheduler.engines.sglang.kv.allocator import ElasticAllocator  # noqa: E402
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv  # noqa: E402
 from services.errors import PrismError  # noqa: E402
 
 COUNTS = (1, 16, 64, 256)

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import Field, field_validator
 
 from gpu_scheduler.engines import echo
-from gpu_scheduler.engines.sglang.errors import CommandError
-from gpu_scheduler.engines.sglang.options import Options
+from gpu_scheduler.engines.sglang.base.errors import CommandError
+from gpu_scheduler.engines.sglang.base.options import Options
 from gpu_scheduler.policy import admission
 from gpu_scheduler.policy.backlog import BacklogRules
 from gpu_scheduler.policy.forecast import ForecastRules

@@ -1,5 +1,5 @@
 """Grammars that nobody has compiled here yet are compiled where it does no harm, before an engine sees them
-(`engines/sglang/trial.py`). Which ones can be is remembered."""
+(`engines/sglang/grammar/sandbox.py`). Which ones can be is remembered."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.errors import Unavailable
 from services.line_process import LineProcess
 
 _log = log.get(__name__)
-MODULE = "gpu_scheduler.engines.sglang.trial"
+MODULE = "gpu_scheduler.engines.sglang.grammar.sandbox"
 START_S = 120.0
 """Imports of torch and xgrammar: two seconds, on a cold and busy disk a minute."""
 ANSWER_S = 60.0

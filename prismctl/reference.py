@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from balloond.config import BalloondConfig
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.engines.sglang.options import Options
+from gpu_scheduler.engines.sglang.base.options import Options
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl.settings import NONE, REQUIRED, Row, binary, rows

@@ -3,7 +3,8 @@
     python -m sim --trace FILE --catalogue FILE --gpus N --policy prism
 
 A trace's requests go through placement's, the gpu_scheduler's and balloond's policies, exactly the functions that the
-services call (what joins these is written again here, without I/O), onto engines that are a cost model (`cost.py`, fitted to measured H200 figures by `fit.py`).
+services call (what joins them is written again here, without I/O), onto engines that are a cost model (`cost.py`,
+fitted to measured H200 figures by `fit.py`).
 
     clock, processor     virtual time; compute that engines share
     cost, engine         what steps cost; continuous batching with chunked prefill

@@ -1,5 +1,5 @@
 """Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_turn.py` and
-`precedence.py` have it: what `engines/sglang/ranks.py` says before each step of a real one (`gives_way`). That is
+`precedence.py` have it: what `engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`). That is
 before the devices begin the step before, which is given to them then: a step that is decided follows whatever comes.
 
 An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.

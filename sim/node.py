@@ -141,9 +141,7 @@ class Group:
         self.on_finished = finished
         self._back = back
         self.queue = queue(self)
-        self.processor = Processor(
-            clock, hardware.sharing, self.queue.precedence_batch, hardware.decode_sharing
-        )
+        self.processor = Processor(clock, hardware.sharing, self.queue.precedence_batch, hardware.decode_sharing)
 
     def __repr__(self) -> str:
         residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())

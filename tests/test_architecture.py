@@ -48,7 +48,18 @@ def module(path: Path) -> str:
 
 MODULES = {module(path) for path in FILES}
 _SGLANG = "gpu_scheduler.engines.sglang."
-KNOWN_CIRCLE = {_SGLANG + name for name in ("commands", "current", "giving", "instance", "loader", "loop", "moving")}
+KNOWN_CIRCLE = {
+    _SGLANG + name
+    for name in (
+        "base.current",
+        "kv.kv_transfer",
+        "model.instance",
+        "step.commands",
+        "step.loop",
+        "step.reclaim",
+        "weights.loader",
+    )
+}
 """Parts of an engine that get all of its model; to be cut by splitting its state from its life."""
 
 

@@ -69,7 +69,7 @@ def _wrap() -> None:
     """To be called once torch may be imported."""
     import torch
 
-    from gpu_scheduler.engines.sglang import device
+    from gpu_scheduler.engines.sglang.base import device
 
     if os.environ.get(LINES_VARIABLE):
         torch.cuda.memory._record_memory_history("state", "alloc", "python")
@@ -88,7 +88,7 @@ def _wrap() -> None:
 
 def main() -> None:
     from gpu_scheduler.engines.sglang import __main__ as engine
-    from gpu_scheduler.engines.sglang import environment
+    from gpu_scheduler.engines.sglang.base import environment
 
     prepare = environment.prepare
 

@@ -127,7 +127,7 @@ class Kv:
         """`rows`: which rows the tokens have is computed in the step, as our engine does; else ahead."""
         from sglang.jit_kernel.kvcache import store_cache
 
-        from gpu_scheduler.engines.sglang.rows import Rows
+        from gpu_scheduler.engines.sglang.kv.kv_rows import Rows
 
         raw = raw[: self.pages * self._shape.envelope_bytes(PAGE)]
         row = self._shape.kv_heads * self._shape.head_dim

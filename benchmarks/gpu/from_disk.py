@@ -103,9 +103,9 @@ def by_safetensors(files: Sequence[str], device: str, threads: int) -> Callable[
 def ours(files: Sequence[str], device: str, threads: int) -> Callable[[], int]:
     import torch
 
-    from gpu_scheduler.engines.sglang.host_buffer import HostBuffer
-    from gpu_scheduler.engines.sglang.options import Options
-    from gpu_scheduler.engines.sglang.read_ahead import ReadAhead
+    from gpu_scheduler.engines.sglang.base.options import Options
+    from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
+    from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
 
     options = Options.parse({"read_threads": str(threads)}, device)
 

@@ -53,7 +53,7 @@ from benchmarks.gpu import bench_serving, compared, cpu_watch, http_needed, pair
 from benchmarks.gpu.bench_serving import Load, load
 from benchmarks.gpu.residency import told
 from benchmarks.host_pulse import HostPulse
-from gpu_scheduler.engines.sglang.options import kind_of
+from gpu_scheduler.engines.sglang.base.options import kind_of
 from loader import checkpoint
 from protos import common_pb2
 from services import log

@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default=STEPS)
     given = parser.parse_args()
-    from gpu_scheduler.engines.sglang import environment
+    from gpu_scheduler.engines.sglang.base import environment
 
     environment.prepare()
     before = 0

@@ -100,9 +100,9 @@ class Stages:
         ("results", f"{_SRT}.managers.scheduler:Scheduler.process_batch_result"),
         ("evict", f"{_SRT}.mem_cache.radix_cache:RadixCache.evict"),
         ("cache finished", f"{_SRT}.mem_cache.radix_cache:RadixCache.cache_finished_req"),
-        ("grow", "gpu_scheduler.engines.sglang.kv:ElasticKv.grow"),
-        ("settle", "gpu_scheduler.engines.sglang.kv:ElasticKv.settle"),
-        ("before allocation", "gpu_scheduler.engines.sglang.admission:Admission.before_allocation"),
+        ("grow", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.grow"),
+        ("settle", "gpu_scheduler.engines.sglang.kv.elastic_kv:ElasticKv.settle"),
+        ("before allocation", "gpu_scheduler.engines.sglang.kv.admission:Admission.before_allocation"),
     )
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ import argparse
 import logging
 import os
 
-from gpu_scheduler.engines.sglang import environment
+from gpu_scheduler.engines.sglang.base import environment
 
 FRONT_VARIABLE = "STOCK_AS"
 FRONTS = ("scheduler", "engine")

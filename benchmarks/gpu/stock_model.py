@@ -10,8 +10,8 @@ import torch
 from sglang.srt.configs.load_config import LoadConfig, LoadFormat
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
-from gpu_scheduler.engines.sglang.options import Options, arguments, kind_of
-from gpu_scheduler.engines.sglang.random_weights import checkpoint
+from gpu_scheduler.engines.sglang.base.options import Options, arguments, kind_of
+from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from protos import engine_pb2
 
 

@@ -20,13 +20,18 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang.srt.server_args import ServerArgs
 
 from benchmarks.gpu import stock_model
-from gpu_scheduler.engines.sglang import current, hooks_loop, hooks_memory, hooks_process, options, plugin, stats
-from gpu_scheduler.engines.sglang.book import Book
-from gpu_scheduler.engines.sglang.channel import Channel
-from gpu_scheduler.engines.sglang.errors import LeaveLoop, RejectedRequest
-from gpu_scheduler.engines.sglang.hook import Hook
-from gpu_scheduler.engines.sglang.outputs import Outputs
-from gpu_scheduler.engines.sglang.requests import to_sglang
+from gpu_scheduler.engines.sglang import plugin
+from gpu_scheduler.engines.sglang.base import current, options
+from gpu_scheduler.engines.sglang.base.errors import LeaveLoop, RejectedRequest
+from gpu_scheduler.engines.sglang.base.request_table import Book
+from gpu_scheduler.engines.sglang.hooks import loop as hooks_loop
+from gpu_scheduler.engines.sglang.hooks import memory as hooks_memory
+from gpu_scheduler.engines.sglang.hooks import process as hooks_process
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.model import stats
+from gpu_scheduler.engines.sglang.model.outputs import Outputs
+from gpu_scheduler.engines.sglang.model.requests import to_sglang
+from gpu_scheduler.engines.sglang.ranks.channel import Channel
 from protos import common_pb2, engine_pb2
 
 _FRONT = (

@@ -16,8 +16,8 @@ from typing import Any
 
 import aiohttp
 
-from gpu_scheduler.engines.sglang import environment
-from gpu_scheduler.engines.sglang.options import Options, arguments, kind_of
+from gpu_scheduler.engines.sglang.base import environment
+from gpu_scheduler.engines.sglang.base.options import Options, arguments, kind_of
 from protos import common_pb2
 
 SAME = (

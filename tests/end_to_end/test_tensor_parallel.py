@@ -34,9 +34,7 @@ async def test_a_model_on_two_devices_serves_what_transformers_says_though_a_ran
 
         # A model for one device has no place here, and is told so.
         status, answer = await it.post("/v1/completions", {"model": "qwen3-perl", "prompt": "x", "max_tokens": 1})
-        assert (
-            status == 503 and "it is for a group of 1 device: cpu:0+cpu:1 has 2" in answer["error"]["message"]
-        )
+        assert status == 503 and "it is for a group of 1 device: cpu:0+cpu:1 has 2" in answer["error"]["message"]
 
         # A rank that does not speak dies in the middle of ten streams: they go on in the engine's successor.
         started = [asyncio.Event() for _ in range(10)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpu_scheduler.engines.sglang.drawing import by_sorting, draw
+from gpu_scheduler.engines.sglang.sampling.sampling import by_sorting, draw
 from tests.gpu_scheduler.engines.sglang.drawn import limits_of, probabilities, seeds_and_places
 
 pytestmark = pytest.mark.gpu

@@ -21,7 +21,7 @@ from tests.gpu.conftest import DEVICE, MIB
 from tests.gpu.test_engine import EXTENT, FLOOR, MODEL, OPTIONS, WEIGHTS, make_prompts, one_by_one
 from tests.gpu_scheduler.engines.sglang import harness
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
-from tests.gpu_scheduler.engines.sglang.test_moving import wanted
+from tests.gpu_scheduler.engines.sglang.kv.test_kv_transfer import wanted
 
 TOKENS = 400
 

@@ -180,7 +180,7 @@ async def test_models_that_come_and_go_leave_nothing_that_the_next_one_would_hav
 
 TAKE_ONE_AFTER_THE_OTHER = """
 import os, sys
-from gpu_scheduler.engines.sglang import environment
+from gpu_scheduler.engines.sglang.base import environment
 environment.prepare()
 import torch
 for mib in (62.6, 63.9, 64.0):

@@ -9,7 +9,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 from typer.testing import CliRunner
 
-from gpu_scheduler.engines.sglang.options import Options
+from gpu_scheduler.engines.sglang.base.options import Options
 from prismctl import reference
 from prismctl.__main__ import app
 from prismctl.settings import NONE, REQUIRED, rows

@@ -1,7 +1,7 @@
 """Simulated results of fixed seeds, to the digit: what no change that leaves behaviour as it is may move.
 
-    python -m tests.sim.golden          compares, and says what differs
-    python -m tests.sim.golden --write  writes `golden.json` anew, for a change that is meant to change behaviour
+python -m tests.sim.golden          compares, and says what differs
+python -m tests.sim.golden --write  writes `golden.json` anew, for a change that is meant to change behaviour
 """
 
 from __future__ import annotations

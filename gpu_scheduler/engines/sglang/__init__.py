@@ -1,31 +1,48 @@
-"""The SGLang engine: one process, one model at a time; SGLang unmodified, steered through its own plugin entry point.
+"""The SGLang engine: one process that serves one model at a time. SGLang is the stock wheel, steered by hooks on its
+internals (`hooks/`), which its own plugin entry point (`plugin.py`) puts in place.
 
-Words: an *envelope* is one page of SGLang's pool with all layers' K and V of its tokens; an *extent* is what is mapped
-and unmapped whole; *held* extents are this engine's to use, *empty* ones have no live envelope on them.
+Words: a *KV block* holds the K and V of all layers for one page of SGLang's tokens (the code says *envelope*); an
+*extent* is mapped and unmapped as a whole; *held* extents are this engine's to use, *empty* ones hold no live block.
 
-A model:
-1. `__main__` prepares the environment, lets SGLang load its plugins and checks that every hook took (`plugin`).
-2. `engine` is warm: it waits for a Load, opens the model's memory (`memory`, `on_balloond`) and an `instance`.
-3. `instance` builds SGLang's Scheduler. Its loader (`loader`) reads the checkpoint, or nothing at all when an image
-   will come; the parameters go into the weights range as they are made (`weights`). The pool (`pool`) makes the KV
-   range.
-4. SGLang's own event loop runs. A request of the engine's own (`probe`) proves the model, and it is active.
-5. Residency commands (`commands`, `residency`) are acted on between two steps. Unload leaves the loop, and the
-   process is warm again.
+The rooms, each of which imports only those before it:
 
-A request:
-1. Where SGLang reads its sockets, `hooks_loop` calls `loop.pull`: messages become SGLang's requests (`requests`).
-2. Before SGLang admits one, `admission` sees to it that there is memory: free, grown, or evicted (`eviction`).
-3. `allocator`, or `paged_allocator`, hands out the lowest free envelopes (`policy.envelopes`, `kv`); their numbers
-   travel between host and device through `ids`.
-4. A step's tokens leave in one message (`outputs`).
-5. When memory has to go, `loop` evicts cached prefixes by extents, then retracts running requests (`retraction`).
-   One that nothing can make room for goes back into the shared queue.
-6. Once nothing runs, what is left of the prefixes is moved together (`compaction`).
-7. When the model moves to another device, the KV of what runs goes along as prefixes (`moving`).
+    base        options, states, errors, the process and its device
+    policy      pure accounting
+    ranks       the processes of one engine, and the socket to its gpu_scheduler
+    memory      the lease, address ranges, memory of CUDA graphs
+    kv          KV pools over the elastic range, and what makes room in it
+    weights     the weights range, and the loaders that fill it
+    sampling    the next token of each request
+    grammar     structured answers
+    model       one model: built, proven, measured, put to sleep, woken; requests and outputs
+    step        what happens between two steps of SGLang's event loop
+    hooks       where all of this takes hold in SGLang
 
-On a GPU the same with other parts: `options` has SGLang's arguments for either, `pool` both layouts (`rows` for
-storing), `device` what a process keeps of a GPU, `quota` how much that may be, `graph_memory` what of it leaves while
-the model sleeps. `kernels` tells of what is compiled, and `precompile`, a process beside the engines, compiles the
-longest before they need it. What must not pass from one model to the next is in `forget`.
+How a model comes up:
+1. `__main__` prepares the environment, lets SGLang load its plugins and checks that every hook took.
+2. `engine` is warm: it waits for a Load, opens the model's memory (`memory/on_balloond.py`) and makes an `Instance`.
+3. `model/instance.py` builds SGLang's Scheduler. Its loader (`weights/loader.py`) reads the checkpoint, or nothing
+   where an image will come; parameters go into the weights range as they are made (`weights/weights_range.py`).
+   `kv/pool.py` makes the KV range.
+4. SGLang's own event loop runs. Requests of the engine's own (`model/probe.py`) prove the model, and it is active.
+5. Commands of residency (`step/commands.py`, `base/states.py`) are carried out between two steps. Unload leaves the
+   loop, and the process is warm again; `model/teardown.py` removes what must not pass to the next model.
+
+How a request is served:
+1. Where SGLang reads its sockets, `hooks/loop.py` calls `Loop.pull`: messages become SGLang's requests
+   (`model/requests.py`).
+2. Before SGLang admits one, `kv/admission.py` sees to it that there is memory: free, grown, or evicted
+   (`kv/eviction.py`).
+3. `kv/allocator.py`, or `kv/paged_allocator.py`, hands out the lowest free KV blocks (`policy/envelopes.py`); their
+   numbers travel between host and device through `kv/slot_transfer.py`.
+4. The tokens of a step leave in one message (`model/outputs.py`).
+5. When memory has to go, `step/reclaim.py` evicts cached prefixes by extents, then retracts running requests
+   (`step/retraction.py`). A request that nothing can make room for goes back into the shared queue.
+6. Once nothing runs, prefixes that are left are moved together (`kv/compaction.py`).
+7. When the model moves to another device, the KV of running requests goes along as prefixes (`kv/kv_transfer.py`).
+
+On a GPU, `base/options.py` has other arguments for SGLang, `kv/pool.py` another layout (`kv/kv_rows.py` for storing),
+`base/device.py` and `model/quota.py` say what the process keeps of the GPU, and `memory/graph_memory.py` what of that
+leaves while the model sleeps. `base/kernels.py` tells of kernels that are compiled; `precompile.py`, a process beside
+the engines, compiles the longest ones before they are needed.
 """

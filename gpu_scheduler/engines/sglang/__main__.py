@@ -11,10 +11,10 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gpu_scheduler.engines.sglang import environment
+from gpu_scheduler.engines.sglang.base import environment
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.memory import OpenMemory
+    from gpu_scheduler.engines.sglang.memory.model_memory import OpenMemory
 
 
 def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = None) -> None:
@@ -33,12 +33,13 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     environment.prepare(given.ranks, given.rendezvous_fd)
     faulthandler.enable()
 
-    from gpu_scheduler.engines.sglang import collector
+    from gpu_scheduler.engines.sglang.base import collector
 
     collector.pause()  # until all is imported: it would look at the growing heap again and again, for a second or two
-    from gpu_scheduler.engines.sglang import kernels, plugin
-    from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel, LeaderChannel
-    from gpu_scheduler.engines.sglang.ranks import Alone, Follower, Leader, Ranks
+    from gpu_scheduler.engines.sglang import plugin
+    from gpu_scheduler.engines.sglang.base import kernels
+    from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel, LeaderChannel
+    from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader, Ranks
     from gpu_scheduler.engines.turn import Turn
     from services import log
 
@@ -57,8 +58,8 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     if environment.has_gpu():
         kernels.take_all_numbers()
 
-    from gpu_scheduler.engines.sglang import on_balloond
     from gpu_scheduler.engines.sglang.engine import Engine
+    from gpu_scheduler.engines.sglang.memory import on_balloond
 
     turn = None if given.turn_fd is None else Turn(given.turn_fd)
     fds = [int(fd) for fd in given.rank_fds.split(",") if fd]

@@ -10,21 +10,21 @@ import torch
 from sglang.srt.managers import scheduler as _  # noqa: F401  (imports what a model needs, before Hello)
 from sglang.srt.models import registry as _models  # noqa: F401
 
-from gpu_scheduler.engines.sglang import collector, current, residency
-from gpu_scheduler.engines.sglang.commands import LoadFailed, Unload, told
-from gpu_scheduler.engines.sglang.errors import CommandError, LeaveLoop, NoMemory
-from gpu_scheduler.engines.sglang.faults import check_folder, fault
-from gpu_scheduler.engines.sglang.instance import Instance
-from gpu_scheduler.engines.sglang.loop import Loop
-from gpu_scheduler.engines.sglang.memory import Memory, OpenMemory
-from gpu_scheduler.engines.sglang.options import Options, one_line
-from gpu_scheduler.engines.sglang.residency import State
+from gpu_scheduler.engines.sglang.base import collector, current, states
+from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, NoMemory
+from gpu_scheduler.engines.sglang.base.faults import check_folder, fault
+from gpu_scheduler.engines.sglang.base.options import Options, one_line
+from gpu_scheduler.engines.sglang.base.states import State
+from gpu_scheduler.engines.sglang.memory.model_memory import Memory, OpenMemory
+from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.step.commands import LoadFailed, Unload, told
+from gpu_scheduler.engines.sglang.step.loop import Loop
 from protos import common_pb2, engine_pb2
 from services import log
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.channel import Channel, FollowerChannel
-    from gpu_scheduler.engines.sglang.ranks import Ranks
+    from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel
+    from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
 
 _log = log.get(__name__)
 _FAILURE_S = 30.0
@@ -73,7 +73,7 @@ class Engine:
             self._channel.send(done=engine_pb2.Done(command_id=getattr(message, kind).command_id))
         elif kind not in (None, "abort"):
             try:
-                residency.check(str(kind), State.WARM)
+                states.check(str(kind), State.WARM)
             except CommandError as error:
                 self._fail(getattr(message, str(kind)).command_id, error)
 

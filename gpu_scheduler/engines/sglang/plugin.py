@@ -12,33 +12,18 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from gpu_scheduler.engines.sglang.environment import ENGINE_VARIABLE
-from gpu_scheduler.engines.sglang.hook import Hook
+from gpu_scheduler.engines.sglang.base.environment import ENGINE_VARIABLE
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
 
 MADE_FOR = "0.5.16"
 """The version of SGLang whose internals the hooks know."""
 
 
 def all_hooks() -> list[Hook]:
-    from gpu_scheduler.engines.sglang import (
-        hooks_grammar,
-        hooks_graphs,
-        hooks_logprobs,
-        hooks_loop,
-        hooks_memory,
-        hooks_process,
-        hooks_sampling,
-    )
+    # Hooks import SGLang, which only an engine process may; SGLang imports this file in every process of its own.
+    from gpu_scheduler.engines.sglang.hooks import grammar, graphs, logprobs, loop, memory, process, sampling
 
-    modules = (
-        hooks_process,
-        hooks_loop,
-        hooks_sampling,
-        hooks_logprobs,
-        hooks_grammar,
-        hooks_memory,
-        hooks_graphs,
-    )
+    modules = (process, loop, sampling, logprobs, grammar, memory, graphs)
     return [hook for module in modules for hook in module.HOOKS]
 
 

@@ -21,7 +21,7 @@ class Compiled:
     """A grammar in xgrammar, for the vocabulary that a gpu_scheduler tries grammars with."""
 
     def __init__(self, ebnf: str) -> None:
-        from gpu_scheduler.engines.sglang import compiling
+        from gpu_scheduler.engines.sglang.grammar import compiling
 
         compiler, self._vocabulary = _compiler()
         self._size = len(self._vocabulary)
@@ -64,8 +64,8 @@ class Compiled:
 def _compiler() -> tuple[Any, list[bytes]]:
     from xgrammar import TokenizerInfo, VocabType
 
-    from gpu_scheduler.engines.sglang import compiling
-    from gpu_scheduler.engines.sglang.trial import vocabulary
+    from gpu_scheduler.engines.sglang.grammar import compiling
+    from gpu_scheduler.engines.sglang.grammar.sandbox import vocabulary
 
     known = vocabulary()
     return compiling.compiler(TokenizerInfo(known, VocabType.RAW, stop_token_ids=[0])), known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpu_scheduler.engines.sglang.errors import NoMemory
+from gpu_scheduler.engines.sglang.base.errors import NoMemory
 
 SPARE_BYTES = 128 << 20
 """Booked beyond what was measured: batches of other sizes leave holes in what torch keeps for later."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from gpu_scheduler.engines.sglang.limits import Limits
+from gpu_scheduler.engines.sglang.sampling.limits import Limits
 
 ALL = 1 << 30
 """SGLang's top_k of who has none."""

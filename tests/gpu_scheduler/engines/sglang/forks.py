@@ -56,7 +56,7 @@ def _run(script: str) -> tuple[int, str]:
 
 
 def _main() -> None:
-    from gpu_scheduler.engines.sglang import environment
+    from gpu_scheduler.engines.sglang.base import environment
 
     environment.prepare()
     answers = os.fdopen(os.dup(1), "w")

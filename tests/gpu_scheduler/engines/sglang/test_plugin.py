@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_scheduler.engines.sglang import plugin
-from gpu_scheduler.engines.sglang.hook import Hook
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from tests.gpu_scheduler.engines.sglang.harness import START_S
 
 pytestmark = pytest.mark.sglang

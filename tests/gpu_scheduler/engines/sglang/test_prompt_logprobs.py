@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpu_scheduler.engines.sglang import hooks_logprobs
+from gpu_scheduler.engines.sglang.hooks import logprobs as hooks_logprobs
 from protos import common_pb2
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT

@@ -7,7 +7,7 @@ import ast
 import pytest
 
 from gpu_scheduler.engines.sglang.policy import jit
-from tests.gpu_scheduler.engines.sglang.test_kernels import functions, sglang_folder
+from tests.gpu_scheduler.engines.sglang.base.test_kernels import functions, sglang_folder
 
 LLAMA = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "torch_dtype": "bfloat16"}
 ALWAYS = {jit.clamp_position("int64")}

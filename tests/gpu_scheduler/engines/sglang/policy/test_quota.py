@@ -1,6 +1,6 @@
 import pytest
 
-from gpu_scheduler.engines.sglang.errors import NoMemory
+from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.policy.quota import SPARE_BYTES, booked, left_to_torch
 
 GIB = 1 << 30

@@ -1,0 +1,268 @@
+"""Settings of one Load: the engine's own options, and SGLang's arguments made from them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_scheduler.engines.sglang.base.errors import CommandError
+from gpu_scheduler.policy.prefill_graphs import graph_tokens
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    from protos import common_pb2
+
+CONTEXT_SLACK_TOKENS = 8
+"""SGLang keeps a few tokens of its context back; with so many more, a request may fill the model's own context to
+the last token."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """`Load.options`, all optional. Times in milliseconds, memory in bytes or extents."""
+
+    page_size: int = 1
+    """Tokens of a page of KV: what is allocated, cached and given back together."""
+    chunked_prefill_size: int = 512
+    """Prompt tokens of one prefill step: how long a neighbour's decode may wait."""
+    max_running_requests: int = 32
+    """More wait in the shared queue; on a GPU CUDA graphs are made for as many."""
+    kv_span_bytes: int = 8 << 30
+    """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
+    page."""
+    reserve_low: int = 1
+    """The least that the driver keeps mapped ahead of need while requests run (balloond/driver/marks.py)."""
+    reserve_high: int = 4
+    """The most, where growth is fast."""
+    large_extent: int = 8
+    """How many KV extents a large one is as large as. Growth asks for large ones where four of them are missing at
+    once; 1: never."""
+    soft_wait_ms: int = 5
+    """How long to wait for balloond when cached prefixes could be evicted instead."""
+    hard_wait_ms: int = 50
+    """How long to wait when a running request would be retracted otherwise."""
+    park_after_ms: int = 200
+    """How long a request may lack memory while nothing runs before it goes back to the shared queue."""
+    linger_ms: int = 250
+    """How long an emptied extent is kept for the next request while requests run. An idle engine keeps none."""
+    overlap: int = 0
+    """1: SGLang prepares a step while the one before runs."""
+    cuda_graphs: int = 1
+    """0: decode without them, two to six times slower; for looking at what a step does."""
+    probe_together: int = 0
+    """Requests that go on at once where the one ended that an engine measures itself with (`probe`)."""
+    prefill_graph_tokens: int = 0
+    """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
+    size. On a GPU by the model (`policy/prefill_graphs.py`). 0: none; and none with several ranks (not tried yet),
+    without `cuda_graphs`, and of models of more than text, or of embeddings."""
+    graphs_leave: int = 1
+    """0: what CUDA graphs take stays on the device while the model sleeps."""
+    small_stack: int = 1
+    """0: a sleeping process keeps the stack of all threads that its device could run."""
+    enforce_quota: int = 1
+    """0: torch may take more of the device than is booked for this process."""
+    deterministic: int = 0
+    """1: SGLang's batch-invariant kernels, slower: an answer does not depend on what runs beside it."""
+    read_threads: int = 0
+    """That read a checkpoint's safetensors files ahead; 0: SGLang maps them, and they are read as it needs them. That
+    is best where the mapping is copied from directly, as on a CPU."""
+    read_ahead_bytes: int = 1 << 30
+    """The most of them that lie in host memory while they are read."""
+    stall_trace_ms: int = 0
+    """An engine that stands still for so long says where (`stalls`); for looking at what it does. 0: never."""
+    random_weights: int = 0
+    """1: weights by a seed instead of the checkpoint's, for benchmarks: the folder needs a configuration only."""
+
+    @property
+    def scored_together(self) -> int:
+        """Tokens of a prompt whose log-probabilities are computed at a time. Each takes several copies of a row of the
+        vocabulary, and so many rows are what the quota is measured with (`quota.draw_most`)."""
+        return max(_LEAST_SCORED, min(_MOST_SCORED, self.max_running_requests))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str], device: str, model: common_pb2.ModelSpec | None = None) -> Options:
+        """Raises CommandError for an unknown name or a value that is no number."""
+        known = {field.name for field in fields(cls)}
+        values = {}
+        if kind_of(device) == "cuda":
+            weights = 0 if model is None else model.weights_bytes // max(1, model.devices)
+            values = {**_ON_A_GPU, "prefill_graph_tokens": graph_tokens(weights)}
+        for name, text in given.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                known_are = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(known))}"
+                raise CommandError(f"unknown engine option {name!r}; {known_are}")
+            try:
+                values[name] = int(text)
+            except ValueError:
+                raise CommandError(f"engine option {name} is a whole number, not {text!r}") from None
+        return cls(**values)
+
+
+_ON_A_GPU = {
+    "page_size": 16,
+    "chunked_prefill_size": 2048,
+    "max_running_requests": 256,
+    "overlap": 1,
+    "read_threads": 8,
+    "kv_span_bytes": 192 << 30,  # more than any GPU has: addresses cost nothing
+    "reserve_low": 4,
+    "reserve_high": 32,
+    "probe_together": 3,
+}
+"""Defaults that differ there."""
+_LEAST_SCORED, _MOST_SCORED = 32, 256
+"""Fewer at a time would read the rows of the vocabulary too often; more would take a private quota of their own."""
+_LEAST_PREFILL_GRAPH, _PREFILL_HALVES = 16, 128
+"""Tokens: shorter steps are filled up to the first, if they have half of it; from the second on sizes are half an
+octave apart."""
+MAX_PAGE_SIZE = 64
+"""FlashAttention 3 reads the unused tail of larger pages (docs/measurements.md)."""
+
+
+def kind_of(device: str) -> str:
+    """ "cpu" or "cuda". Raises CommandError for any other."""
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise CommandError(f"this engine serves cpu and cuda devices; it was given {device!r}")
+    return kind
+
+
+def arguments(
+    model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1, peers: bool = True
+) -> dict[str, Any]:
+    """What SGLang is given for a model on a device, by name; with several ranks on as many devices, which are `peers`
+    when they read each other's memory."""
+    if not 1 <= options.page_size <= MAX_PAGE_SIZE:
+        raise CommandError(f"page_size is from 1 to {MAX_PAGE_SIZE}, not {options.page_size}")
+    return {
+        "model_path": model.path,
+        "tp_size": ranks,
+        "served_model_name": model.name,
+        "is_embedding": model.HasField("embedding"),
+        "grammar_backend": "none",
+        "sampling_backend": "pytorch",
+        "load_format": loader,
+        "page_size": options.page_size,
+        "disable_overlap_schedule": not options.overlap,
+        "skip_tokenizer_init": True,
+        "disable_radix_cache": False,
+        "context_length": model.context_tokens + CONTEXT_SLACK_TOKENS if model.context_tokens else None,
+        "chunked_prefill_size": options.chunked_prefill_size,
+        "max_running_requests": options.max_running_requests,
+        # The shared queue's order is the order in which waiting requests start; what runs is not pushed aside.
+        "schedule_policy": "fcfs",
+        "enable_priority_scheduling": True,
+        "schedule_low_priority_values_first": True,
+        "disable_priority_preemption": True,
+        "sleep_on_idle": True,
+        "random_seed": 0,
+        "watchdog_timeout": 3600,
+        "log_level": "warning",
+        "model_loader_extra_config": '{"enable_multithread_load": false}',
+        # SGLang's own all-reduce reads peers' memory, its buffers and those of CUDA graphs, by CUDA IPC, which knows
+        # ordinary memory alone. So all that stays torch's: tens of MiB of buffers, and of graphs what `graphs_leave`
+        # would return, are private quota that a sleeping engine keeps. Without peers it is NCCL's, and slower.
+        "disable_custom_all_reduce": not peers,
+        **(_for_gpu(model, options, ranks) if kind_of(device) == "cuda" else _FOR_CPU),
+    }
+
+
+def server_args(
+    model: common_pb2.ModelSpec, device: str, options: Options, loader: type, ranks: int = 1, peers: bool = True
+) -> ServerArgs:
+    """The same as SGLang's object. Raises what SGLang raises when it cannot read the model's configuration."""
+    from sglang.srt.server_args import ServerArgs
+
+    return ServerArgs(**arguments(model, device, options, loader, ranks, peers))
+
+
+_FOR_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "dtype": "float32",
+}
+
+
+def _for_gpu(model: common_pb2.ModelSpec, options: Options, ranks: int) -> dict[str, Any]:
+    import torch
+
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    return {
+        "device": "cuda",
+        "attention_backend": "fa3" if hopper else "triton",
+        "enable_page_major_kv_layout": True,
+        "disable_cuda_graph": not options.cuda_graphs,
+        "cuda_graph_bs_decode": graph_sizes(options.max_running_requests),
+        **prefill_graphs(0 if model.HasField("embedding") else prefill_graph_tokens(model.path, options, ranks)),
+        "enable_deterministic_inference": bool(options.deterministic),
+        # Sizes nothing here (`hooks_memory.profiled_bytes`), but SGLang would try to guess it.
+        "mem_fraction_static": 0.9,
+    }
+
+
+def prefill_graph_tokens(path: str, options: Options, ranks: int) -> int:
+    """Of the largest prefill step that may run as a graph. SGLang would not say no to who asks for them by name, as we
+    do: where it would have none by itself, there are none. That is where there are no graphs at all, and of models of
+    more than text."""
+    if not options.cuda_graphs or ranks > 1 or _sees_or_hears(Path(path)):
+        return 0
+    whole = options.chunked_prefill_size
+    return min(options.prefill_graph_tokens, whole) if whole > 0 else options.prefill_graph_tokens
+
+
+def _sees_or_hears(folder: Path) -> bool:
+    """By its configuration; one that cannot be read is SGLang's to complain of."""
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return any(f"{kind}_config" in config for kind in ("vision", "audio", "thinker"))
+
+
+def prefill_graphs(most: int) -> dict[str, Any]:
+    """Arguments for steps of up to so many prompt tokens."""
+    if not most:
+        return {"disable_prefill_cuda_graph": True}
+    octaves = [1 << n for n in range(most.bit_length())]
+    # Below, steps of all sizes take as long: they read the weights.
+    sizes = {most, *octaves, *(3 * octave // 2 for octave in octaves if octave >= _PREFILL_HALVES)}
+    kept = sorted(size for size in sizes if size == most or _LEAST_PREFILL_GRAPH <= size < most)
+    return {"cuda_graph_backend_prefill": "breakable", "cuda_graph_bs_prefill": kept}
+
+
+def graph_sizes(most: int) -> list[int]:
+    """Batch sizes with a CUDA graph of their own; others are filled up to the next. Each costs a cold start about a
+    tenth of a second, and a step that is filled up by a quarter costs a few percent: so they are an eighth to a quarter
+    apart."""
+    sizes = {1, 2, 4, 8, most}
+    for octave in range(3, most.bit_length()):
+        sizes |= {(1 << octave) + part * (1 << octave) // 4 for part in range(4)}
+    return sorted(size for size in sizes if size <= most)
+
+
+def port_args() -> PortArgs:
+    """No socket of SGLang's is opened, so the names are empty (its own constructor leaves files in /tmp)."""
+    from sglang.srt.server_args import PortArgs
+
+    return PortArgs(
+        tokenizer_ipc_name="",
+        scheduler_input_ipc_name="",
+        detokenizer_ipc_name="",
+        nccl_port=0,
+        rpc_ipc_name="",
+        metrics_ipc_name="",
+        tokenizer_worker_ipc_name=None,
+        decoupled_spec_ipc_config=None,
+    )
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__

@@ -1,0 +1,50 @@
+"""One grammar, compiled by xgrammar. Without SGLang: the process that tries grammars (`trial`) imports this alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpu_scheduler.engines.sglang.base.options import one_line
+
+MOST_STATES = "it has too many states"
+_PLACE = re.compile(r"^\w+: (\[[\d:]+\] \S+:\d+: )?(Check failed: \(.*?\) is false: )?")
+"""How xgrammar's errors begin: a time and a line of its own."""
+_TOO_LARGE = "bad optional access"
+"""What C++ says of a grammar with more states than xgrammar counts."""
+
+
+class Uncompilable(Exception):
+    """Why, for the client."""
+
+
+def compiler(tokenizer_info: Any) -> Any:
+    """xgrammar's. Its cache has no bound. What one of several threads of it throws ends the process, and a thousand
+    properties with patterns are enough; what its caller's thread throws is an error like others."""
+    from xgrammar import GrammarCompiler
+
+    return GrammarCompiler(tokenizer_info, cache_enabled=False, max_threads=1)
+
+
+def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_tokens: int = 0) -> tuple[Any, Any]:
+    """(the compiled grammar, a matcher at its start). `kind` is "json_schema", "regex" or "ebnf". Raises Uncompilable;
+    what `trial` is there for ends the process."""
+    from xgrammar import GrammarMatcher, allocate_token_bitmask
+
+    try:
+        if kind == "json_schema":
+            # Written as Python's json writes it. With any white space a model may say nothing else to the end of its
+            # context, and small ones do; a bound on it takes a hundred times the memory.
+            compiled = compiler.compile_json_schema(text, any_whitespace=False)
+        elif kind == "regex":
+            compiled = compiler.compile_regex(text)
+        else:
+            compiled = compiler.compile_grammar(text)
+    except (RuntimeError, ValueError, TypeError) as error:
+        why = _PLACE.sub("", one_line(error))[:300]
+        raise Uncompilable(MOST_STATES if why == _TOO_LARGE else why) from None
+    made = GrammarMatcher(compiled, max_rollback_tokens=rollback_tokens)
+    first = allocate_token_bitmask(1, vocab_size)
+    if made.fill_next_token_bitmask(first) and not first.any():
+        raise Uncompilable("it allows no answer")  # {"$ref": "#"}, or a rule that is itself
+    return compiled, made

@@ -1,0 +1,182 @@
+"""Grammars of answers, compiled by SGLang's xgrammar: its tokenizer is read when the first request has a grammar, since
+most models never need it, and everything takes place in one thread, beside the steps.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.constrained.base_grammar_backend import (
+    BaseGrammarBackend,
+    BaseGrammarObject,
+    GrammarStats,
+    InvalidGrammarObject,
+)
+from sglang.srt.constrained.xgrammar_backend import MAX_ROLLBACK_TOKENS, XGrammarGrammar
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from gpu_scheduler.engines.sglang.base.options import one_line
+from gpu_scheduler.engines.sglang.grammar import compiling
+from gpu_scheduler.engines.sglang.policy.grammar import MOST_SLOW_S, SLOW_S
+from gpu_scheduler.engines.sglang.policy.kept import Kept
+
+Key = tuple[str, str]
+"""SGLang's kind of grammar, and its text."""
+_KINDS = {"json": "json_schema"}
+"""What is called otherwise in the protocol."""
+KEPT_BYTES = 64 << 20
+"""Of compiled grammars, in host memory: clients think of new schemas for ever."""
+_LEAST_BYTES = 1 << 10
+"""That anything kept counts as."""
+
+
+class TimedGrammar(XGrammarGrammar):  # type: ignore[misc]
+    """One request's, which can be given up when following it takes the engine's time: what nests repetitions that can
+    be read in many ways costs more with every token, in calls that nothing can stop, and every request of the model
+    waits for them."""
+
+    def __init__(self, *grammar: Any, alone: bool) -> None:
+        """`alone`: no other rank follows it too, so that it is given up at once."""
+        super().__init__(*grammar)
+        self._alone = alone
+        self._slow_s = 0.0
+        """In calls that were long."""
+        self.given_up = False
+        """It is followed no more."""
+
+    @property
+    def slow(self) -> bool:
+        return self._slow_s > MOST_SLOW_S
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.thread_time()  # a process that stands still is no fault of the grammar
+        yield
+        if (seconds := time.thread_time() - began) > SLOW_S:
+            self._slow_s += seconds
+            self.given_up |= self._alone and self.slow
+
+    def accept_token(self, token: int) -> None:
+        if not self.given_up:
+            with self._timed():
+                super().accept_token(token)
+
+    def fill_vocab_mask(self, vocab_mask: Any, idx: int) -> None:
+        if not self.given_up:
+            with self._timed():
+                super().fill_vocab_mask(vocab_mask, idx)
+
+    def copy(self) -> TimedGrammar:
+        made = super().copy()
+        return TimedGrammar(
+            made.matcher,
+            made.vocab_size,
+            made.ctx,
+            made.override_stop_tokens,
+            made.key_string,
+            made.grammar_stats,
+            alone=self._alone,
+        )
+
+
+def end(requests: Sequence[Any], slow: Collection[str]) -> None:
+    """Those whose grammars are `slow` end with their next step; asking again cannot help."""
+    for request in requests:
+        if request.rid in slow and not request.finished() and request.to_finish is None:
+            request.grammar.given_up = True
+            why = "following its grammar takes too long: it can be read in too many ways"
+            request.to_finish = FINISH_ABORT(why, HTTPStatus.BAD_REQUEST, "BadRequestError")
+
+
+class Grammars(BaseGrammarBackend):
+    """Stands where SGLang has its own backend."""
+
+    def __init__(self, open_compiler: Callable[[], Any], vocab_size: int, alone: bool) -> None:
+        """`open_compiler` makes xgrammar's; it is called once, in the thread that compiles. `alone`: in the only rank
+        of its engine."""
+        # One thread: what the choices of a request ask for at once is compiled once.
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._open_compiler = open_compiler
+        self._vocab_size = vocab_size
+        self._alone = alone
+        self._compiler: Any = None
+        self._kept: Kept[Key, BaseGrammarObject] = Kept(KEPT_BYTES)
+        self._last: tuple[Key, BaseGrammarObject] | None = None
+        """What the thread compiled last."""
+
+    def get_cached_or_future_value(
+        self, key: Key, require_reasoning: bool
+    ) -> tuple[BaseGrammarObject | Future[BaseGrammarObject], bool]:
+        """(a matcher of the request's own, True), or, until it is compiled, (what will be one, False)."""
+        found = self._kept.get(key)
+        return (found.copy(), True) if found is not None else (self.executor.submit(self._compiled, key), False)
+
+    def _compiled(self, key: Key) -> BaseGrammarObject:
+        """In the thread. What it makes is known when SGLang says so (`set_cache`), which is at the same step on all
+        ranks: one that knew it earlier than another would decide differently."""
+        if self._last is None or self._last[0] != key:
+            if self._compiler is None:
+                try:
+                    self._compiler = self._open_compiler()
+                except Exception as error:  # the libraries raise all kinds at a broken file
+                    return InvalidGrammarObject(f"the model's tokenizer cannot be used for it: {one_line(error)}")
+            self._last = (key, compiled(self._compiler, self._vocab_size, key, self._alone))
+        return self._last[1].copy()
+
+    def set_cache(self, key: Key, value: BaseGrammarObject) -> None:
+        """SGLang has it on all ranks. What is invalid is not kept: it may only have taken too long."""
+        if not isinstance(value, InvalidGrammarObject):
+            self._kept.put(key, value, _nbytes(key, value))
+
+    def reset(self) -> None:
+        """The model goes to sleep: its grammars leave."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """What is being compiled is not waited for."""
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+
+def compiled(compiler: Any, vocab_size: int, key: Key, alone: bool) -> BaseGrammarObject:
+    """By xgrammar; one that says what is wrong where it does not compile. SGLang's own would log the client's text."""
+    kind, text = key
+    try:
+        context, matcher = compiling.matcher(compiler, vocab_size, _KINDS.get(kind, kind), text, MAX_ROLLBACK_TOKENS)
+    except compiling.Uncompilable as error:
+        return InvalidGrammarObject(str(error))
+    return TimedGrammar(matcher, vocab_size, context, None, text, GrammarStats(dispatch_type=kind), alone=alone)
+
+
+def _nbytes(key: Key, made: BaseGrammarObject) -> int:
+    context = getattr(made, "ctx", None)
+    return _LEAST_BYTES + len(key[1]) + (int(context.memory_size_bytes) if context is not None else 0)
+
+
+def open_compiler(path: str, vocab_size: int, end_ids: set[int]) -> Any:
+    """xgrammar's, for the tokenizer of a folder as SGLang loads it, and so the gateway. Takes a second or two. Raises
+    whatever the folder makes transformers and xgrammar raise."""
+    from sglang.srt.utils.hf_transformers_utils import get_tokenizer
+    from xgrammar import TokenizerInfo
+
+    tokenizer = get_tokenizer(path)
+    ends = sorted(end_ids) or None
+    return compiling.compiler(TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=ends))
+
+
+def advance(request: Any, said: list[int]) -> None:
+    """The request goes on where it said `said` before: so does its grammar. One that does not allow it ends the
+    request."""
+    if request.grammar is None or request.finished() or isinstance(request.grammar, Future):
+        return
+    try:
+        for token in said:
+            request.grammar.accept_token(token)
+    except ValueError:
+        request.set_finish_with_abort("what the answer has said so far is not what its grammar allows")

@@ -1,0 +1,117 @@
+"""`python -m gpu_scheduler.engines.sglang.grammar.sandbox`: tries grammars, to see whether they can be compiled. Started by
+a gpu_scheduler (`gpu_scheduler/trials.py`), never by hand.
+
+xgrammar is C++ that believes what it reads: `a{1,2147483648}` ends the process that compiles it, others take minutes
+or all memory, and no check of the text finds them all. An engine would end with every request of its model. So each
+grammar is compiled and followed for some tokens in a child first, for a small vocabulary of our own, which takes
+milliseconds: what can go wrong lies in the grammar's states, seldom in the tokens.
+
+A line of JSON in, [kind, text], the text checked before (`policy/grammar.py`); a line out: why it cannot be compiled,
+in a client's words; empty: it can. An empty line comes first, when all is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import string
+import sys
+
+from gpu_scheduler.engines.sglang.base import environment
+from gpu_scheduler.engines.sglang.grammar import compiling
+
+MOST_CPU_S = 5
+"""One of a thousand properties with patterns takes one."""
+MOST_BYTES = 1 << 30
+_STEPS = 32
+_MOST_CHARACTERS = 1000
+_NUL = 0
+
+
+def vocabulary() -> list[bytes]:
+    """All bytes, and pairs of characters that grammars are about."""
+    often = (string.ascii_lowercase[:12] + string.digits[:4] + ' "{}[]:,-_').encode()
+    return [bytes([byte]) for byte in range(256)] + [bytes([one, other]) for one in often for other in often]
+
+
+class Trial:
+    """Of any number of grammars, each in a child of its own."""
+
+    def __init__(self) -> None:
+        from xgrammar import TokenizerInfo, VocabType
+
+        known = vocabulary()
+        self._vocab_size = len(known)
+        self._compiler = compiling.compiler(TokenizerInfo(known, VocabType.RAW, stop_token_ids=[_NUL]))
+
+    def verdict(self, kind: str, text: str) -> str:
+        """Why it cannot be compiled; empty: it can."""
+        reads, writes = os.pipe()
+        child = os.fork()
+        if child == 0:
+            self._end(writes, kind, text)
+        os.close(writes)
+        with open(reads, encoding="utf-8", errors="replace") as said:
+            why = said.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 0:
+            return why
+        if -status in (signal.SIGXCPU, signal.SIGKILL):
+            return f"compiling it takes more than {MOST_CPU_S} s"
+        return "the compiler fails at it"
+
+    def _end(self, writes: int, kind: str, text: str) -> None:
+        status = 1
+        try:
+            environment.die_with_parent()
+            _limit()
+            try:
+                self._follow(kind, text)
+            except compiling.Uncompilable as error:
+                os.write(writes, str(error)[:_MOST_CHARACTERS].encode())
+            status = 0
+        except MemoryError:
+            os.write(writes, b"compiling it takes too much memory")
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _follow(self, kind: str, text: str) -> None:
+        from xgrammar import allocate_token_bitmask
+
+        _, matcher = compiling.matcher(self._compiler, self._vocab_size, kind, text)
+        mask, draw = allocate_token_bitmask(1, self._vocab_size), random.Random(0)
+        for _ in range(_STEPS):
+            mask.fill_(-1)  # as it stays where every token is allowed
+            matcher.fill_next_token_bitmask(mask)
+            words = mask[0].tolist()
+            tokens = [token for token in range(self._vocab_size) if words[token >> 5] >> (token & 31) & 1]
+            if not tokens or not matcher.accept_token(draw.choice(tokens)) or matcher.is_terminated():
+                break
+
+
+def _limit() -> None:
+    # What fails has nothing to tell: no stack, no core.
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
+    seconds = int(used) + 1 + MOST_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    own = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData:"))
+    resource.setrlimit(resource.RLIMIT_DATA, (own + MOST_BYTES, own + MOST_BYTES))
+
+
+def main() -> None:
+    environment.die_with_parent()
+    trial = Trial()
+    print(flush=True)
+    for line in sys.stdin:
+        kind, text = json.loads(line)
+        print(json.dumps(trial.verdict(kind, text)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

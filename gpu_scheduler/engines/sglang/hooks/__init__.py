@@ -1,0 +1,1 @@
+"""Hooks on SGLang's internals, one file a subject. `plugin.py` registers them."""

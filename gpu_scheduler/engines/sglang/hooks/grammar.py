@@ -1,0 +1,86 @@
+"""Hooks on SGLang's grammars: where they are compiled, and where one begins for a request that goes on.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.base.environment import has_gpu
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.policy.grammar import slow_of
+
+_LOOK_S = 1e-4
+"""How long a step beside which others decode waits for grammars. SGLang's own 5 ms are for an engine with nothing else
+to do."""
+
+
+def open_grammars(_result: Any, manager: Any, scheduler: Any) -> None:
+    """SGLang makes none without a tokenizer, and there is none in a process that takes model after model."""
+    from gpu_scheduler.engines.sglang.grammar.grammars import Grammars, open_compiler
+
+    config = scheduler.model_config
+    instance, vocab_size = current.instance(), int(config.vocab_size)
+    ends = set(config.hf_eos_token_id or ())
+    open_it = partial(open_compiler, instance.load.model.path, vocab_size, ends)
+    manager.grammar_backend = Grammars(open_it, vocab_size, alone=instance.ranks.size == 1)
+
+
+def begin(result: bool, _manager: Any, request: Any) -> bool:
+    """A grammar that was known begins at once."""
+    _advance(request)
+    return result
+
+
+def ready(original: Callable[[Any], list[Any]], manager: Any) -> list[Any]:
+    """Those whose grammars are compiled."""
+    interval = manager.SGLANG_GRAMMAR_POLL_INTERVAL
+    if not manager.scheduler.running_batch.is_empty():
+        manager.SGLANG_GRAMMAR_POLL_INTERVAL = min(interval, _LOOK_S)
+    try:
+        requests = original(manager)
+    finally:
+        manager.SGLANG_GRAMMAR_POLL_INTERVAL = interval
+    for request in requests:
+        _advance(request)
+    return requests
+
+
+def _advance(request: Any) -> None:
+    from gpu_scheduler.engines.sglang.grammar.grammars import advance
+
+    entry = current.instance().book.by_rid(request.rid)
+    if entry is not None and entry.resumed_tokens:
+        advance(request, list(request.origin_input_ids[-entry.resumed_tokens :]))
+
+
+def give_up(batch: Any) -> None:
+    """Before a step decodes. Each of several ranks measures its own time; they have agreed on which are slow."""
+    if batch.has_grammar:
+        from gpu_scheduler.engines.sglang.grammar.grammars import end
+
+        ranks = current.instance().ranks
+        if slow := slow_of(batch) if ranks.size == 1 else ranks.agreed.slow:
+            end(batch.reqs, slow)
+
+
+def mask_on_cpu(_grammar: Any, logits: Any, vocab_mask: Any) -> None:
+    """SGLang knows accelerators only."""
+    from xgrammar import apply_token_bitmask_inplace
+
+    apply_token_bitmask_inplace(logits, vocab_mask)
+
+
+_MANAGER = "sglang.srt.constrained.grammar_manager.GrammarManager"
+_MASK = "sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask"
+HOOKS = [
+    Hook(f"{_MANAGER}.__init__", open_grammars, "AFTER"),
+    Hook(f"{_MANAGER}.process_req_with_grammar", begin, "AFTER"),
+    Hook(f"{_MANAGER}.get_ready_grammar_requests", ready, "AROUND"),
+    Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_decode", give_up, "BEFORE"),
+    *([] if has_gpu() else [Hook(_MASK, mask_on_cpu, "REPLACE")]),
+]

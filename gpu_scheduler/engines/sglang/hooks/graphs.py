@@ -1,0 +1,118 @@
+"""Hooks on how SGLang captures CUDA graphs: into memory that leaves while the model sleeps (`graph_memory`). Tables and
+buffers of megabytes that are around it, and whose values nobody needs of a sleeping model, go there as well: torch
+would keep segments of 20 MiB for them.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from sglang.srt.model_executor import input_buffers
+from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
+from sglang.srt.runtime_context import get_resources
+
+from gpu_scheduler.engines.sglang.base import collector, current
+from gpu_scheduler.engines.sglang.base.options import one_line
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
+
+
+def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) -> Any:
+    """Those of prefill and of decode, which share a pool. In ordinary memory, which stays while the model sleeps, when
+    it cannot be done in ours."""
+    instance = current.instance()
+    gc.collect()  # what building the model has left behind, before it is counted
+    graphs = instance.open_graphs()
+    if graphs is not None:
+        slots_of_requests = model_runner.req_to_token_pool.req_to_token
+        try:
+            with graphs.capturing() as pool_id:
+                with graphs.scratch():
+                    _make_anew(slots_of_requests)
+                set_global_graph_memory_pool(pool_id)
+                return original(model_runner=model_runner, **how)
+        except Exception as error:  # SGLang raises a plain one around torch's
+            why = one_line(error)
+        set_global_graph_memory_pool(None)
+        input_buffers._forward_input_buffer_pool.clear()  # the logits are among them
+        model_runner.graph_shared_output._logits_buffers.clear()
+        _make_anew(slots_of_requests)
+        instance.give_up_graphs(why)
+    return original(model_runner=model_runner, **how)
+
+
+def uncollected(_enable_cudagraph_gc: bool) -> AbstractContextManager[None]:
+    """SGLang collects before and after, each time all that was ever imported, and makes the collector look at all of it
+    from then on, also while requests are served: 0.7 s each time."""
+    return collector.paused()
+
+
+def _make_anew(tensor: torch.Tensor) -> None:
+    """Zeros in the memory that torch takes from now, for all who have this tensor. There must be no views of it."""
+    tensor.data = torch.zeros_like(tensor)
+
+
+def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
+    """Shared by all graphs, and by all that SGLang makes in a process: see `forget`."""
+    graphs = current.instance().graphs
+    if graphs is None:
+        return original(buffers, vocab_size, rows=rows)
+    with graphs.scratch():
+        return original(buffers, vocab_size, rows=rows)
+
+
+def prefill_output(original: Callable[..., Any], backend: Any, output: Any, size: int) -> Any:
+    """What graphs of prefill steps write last: one buffer for all sizes, made before the first is captured. Of several
+    tensors each comes here by itself."""
+    graphs = current.instance().graphs
+    if graphs is None or not torch.is_tensor(output):
+        return original(backend, output, size)
+    with graphs.scratch():
+        return original(backend, output, size)
+
+
+def input_buffer(original: Callable[..., Any], buffers: Any, name: str, buffer: torch.Tensor) -> Any:
+    """Decode graphs have one for embeddings, by far the largest, which steps of text neither write nor read."""
+    graphs = current.instance().graphs
+    if graphs is not None and name == "input_embeds":
+        with graphs.scratch():
+            buffer = torch.zeros_like(buffer)
+    return original(buffers, name, buffer)
+
+
+def session(original: Callable[..., Any], backend: Any, stream: Any) -> Any:
+    """Graphs are captured on this stream, and parts of some (a mixture's experts) on streams that SGLang keeps by
+    name."""
+    graphs = current.instance().graphs
+    if graphs is not None:
+        graphs.prepare_streams([stream, *get_resources().streams.values()])
+    return original(backend, stream)
+
+
+def capture_one(_backend: Any, *_args: Any, **_kwargs: Any) -> None:
+    graphs = current.instance().graphs
+    if graphs is not None:
+        graphs.ahead()
+
+
+_EXECUTOR = "sglang.srt.model_executor"
+_BACKENDS = (
+    f"{_EXECUTOR}.runner_backend.full_cuda_graph_backend.FullCudaGraphBackend",
+    f"{_EXECUTOR}.runner_backend.breakable_cuda_graph_backend.BreakableCudaGraphBackend",
+)
+"""Of decode, and of prefill."""
+_KINDS = ("prefill", "decode")
+HOOKS = [
+    Hook(f"{_EXECUTOR}.model_runner_components.cuda_graph_setup.capture_cuda_graphs", capture_all, "AROUND"),
+    Hook(f"{_EXECUTOR}.graph_shared_output.GraphSharedOutput.get_logits_buffer", logits, "AROUND"),
+    Hook(f"{_EXECUTOR}.input_buffers.ForwardInputBuffers._share_one_buffer", input_buffer, "AROUND"),
+    *(Hook(f"{_EXECUTOR}.runner.{kind}_cuda_graph_runner.freeze_gc", uncollected, "REPLACE") for kind in _KINDS),
+    Hook(f"{_BACKENDS[1]}._alloc_full_buffer", prefill_output, "AROUND"),
+    *(Hook(f"{backend}.capture_session", session, "AROUND") for backend in _BACKENDS),
+    *(Hook(f"{backend}.capture_one", capture_one, "BEFORE") for backend in _BACKENDS),
+]

@@ -1,0 +1,66 @@
+"""Hooks on how SGLang gathers the log-probabilities of prompts. They are told step by step, as prompts are computed:
+SGLang would keep those of a whole prompt, and where it starts again make and tell all of them again.
+
+SGLang speaks of rows: the row of a token says how likely every token is to come after it. `Req.logprob_start_len` is
+the first row that is wanted, and prefixes are taken from the cache only up to it. Here it moves on with what was told:
+who starts again finds that in the cache, and goes on behind it.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
+
+
+def tell_rows(
+    _processor: Any, index: int, request: Any, output: Any, first: int, rows: int, last_prefill_chunk: bool
+) -> None:
+    """A step has computed so many `rows` of the request, `first` of them in `output`. What comes after the prompt's
+    last token is none of the prompt; nor is what a request said before it started again."""
+    last = len(request.origin_input_ids) - 1
+    begin = request.logprob_start_len
+    request.logprob_start_len = min(begin + rows, last + 1)
+    if (wanted := min(rows, last - begin)) <= 0:
+        return
+    values, ids = output.input_top_logprobs_val, output.input_top_logprobs_idx
+    best = (values[index][:wanted], ids[index][:wanted]) if request.logprob.top_logprobs_num > 0 else ((), ())
+    own = output.input_token_logprobs[first : first + wanted]
+    current.instance().outputs.prompt_scored(request.rid, (own, *best))
+
+
+def own_rows(
+    original: Callable[..., int],
+    processor: Any,
+    *,
+    i: int,
+    extend_input_len_per_req: Sequence[int],
+    extend_logprob_start_len_per_req: Sequence[int],
+    logprob_pt: int,
+    **arguments: Any,
+) -> int:
+    """Where the rows of the step's `i`th request begin. SGLang counts as it goes, and steps over a request that was
+    retracted meanwhile without its rows: those behind it would be told the log-probabilities of others."""
+    lengths = zip(extend_input_len_per_req[:i], extend_logprob_start_len_per_req[:i], strict=True)
+    return original(
+        processor,
+        i=i,
+        extend_input_len_per_req=extend_input_len_per_req,
+        extend_logprob_start_len_per_req=extend_logprob_start_len_per_req,
+        logprob_pt=sum(length - start for length, start in lengths),
+        **arguments,
+    )
+
+
+_PARTS = "sglang.srt.managers.scheduler_components"
+_PROCESSOR = f"{_PARTS}.logprob_result_processor.SchedulerLogprobResultProcessor"
+_RESULTS = f"{_PARTS}.batch_result_processor.SchedulerBatchResultProcessor"
+HOOKS = [
+    Hook(f"{_PROCESSOR}.add_input_logprob_return_values", tell_rows, "REPLACE"),
+    Hook(f"{_RESULTS}._apply_prefill_logprobs", own_rows, "AROUND"),
+    Hook(f"{_RESULTS}._apply_chunked_prefill_logprobs", own_rows, "AROUND"),
+]

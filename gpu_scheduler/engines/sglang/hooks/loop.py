@@ -1,0 +1,206 @@
+"""Hooks on SGLang's event loop: reading, sleeping, forming batches, retracting.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.model.stats import prefilled
+from protos import engine_pb2
+
+
+class _Sleeper:
+    """Stands where SGLang polls its sockets when idle."""
+
+    def maybe_sleep(self) -> None:
+        current.instance().loop.sleep()
+
+
+def idle_sleeper(scheduler: Any) -> None:
+    scheduler.idle_sleeper = _Sleeper()
+
+
+def pull_requests(_receiver: Any) -> list[Any]:
+    return current.instance().loop.pull()
+
+
+def heard_by_all(_receiver: Any, requests: Any) -> Any:
+    """Ranks have agreed on what came already."""
+    return requests
+
+
+def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """No prefill out of turn, over the limit, without memory, or while decodes are behind, and none of more tokens than
+    the pace allows; decoding goes on."""
+    # Here, or SGLang would start one whose grammar is ready without asking whether it may.
+    if scheduler.grammar_manager.has_waiting_grammars():
+        for request in scheduler.grammar_manager.get_ready_grammar_requests():
+            scheduler._add_request_to_queue(request)
+    admission, loop = current.instance().admission, current.instance().loop
+    if not scheduler.waiting_queue and scheduler.chunked_req is None:
+        admission.asked = False
+        return original(scheduler, running_batch)
+    if not loop.may_prefill(running_batch):
+        return _nothing(running_batch)
+    whole = scheduler.chunked_prefill_size
+    scheduler.chunked_prefill_size = loop.chunk_tokens()
+    try:
+        if not admission.asked:
+            _ask_ahead(scheduler, running_batch.reqs)
+        plan = original(scheduler, running_batch)
+        if plan.batch_to_run is not None:
+            _ask_ahead(scheduler, [*plan.running_batch.reqs, *plan.batch_to_run.reqs])
+        return plan
+    finally:
+        scheduler.chunked_prefill_size = whole
+
+
+def _ask_ahead(scheduler: Any, running: list[Any]) -> None:
+    """For the next prefill step, while these run. Ranks ask together, and wait for one another."""
+    from sglang.srt.managers import schedule_policy
+
+    instance = current.instance()
+    if instance.ranks.size > 1:
+        return
+    waiting = scheduler.waiting_queue if scheduler.get_num_allocatable_reqs(len(running)) > 0 else ()
+    instance.admission.ask_ahead(
+        scheduler.tree_cache,
+        running,
+        scheduler.chunked_req,
+        waiting,
+        schedule_policy.CLIP_MAX_NEW_TOKENS,
+        scheduler.chunked_prefill_size or scheduler.max_prefill_tokens,
+        scheduler.new_token_ratio_tracker.current,
+    )
+
+
+class _GivesWay(Exception):
+    """Out of the middle of SGLang's choice of a batch: the decode step of `batch` waits."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+
+def next_batch(original: Callable[..., Any], scheduler: Any, running_batch: Any, last_batch: Any) -> Any:
+    """No step whose every request ends with the results of the one before it: whoever stopped them waits. And no decode
+    step while another engine prefills: results of the step before go out meanwhile, and a prompt may come."""
+    if scheduler.enable_overlap and not scheduler.waiting_queue and last_batch and last_batch.forward_mode.is_decode():
+        ending = bool(running_batch.reqs) and all(request.to_finish is not None for request in running_batch.reqs)
+        if ending and scheduler.chunked_req is None:
+            return _nothing(running_batch)
+    try:
+        return original(scheduler, running_batch, last_batch)
+    except _GivesWay as left:
+        return _nothing(left.batch)
+
+
+def _nothing(running_batch: Any) -> Any:
+    """No batch to run."""
+    from sglang.srt.managers.scheduler import NextBatchPlan
+
+    return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+
+
+def results_first(original: Callable[..., Any], scheduler: Any, batch: Any, last_batch: Any) -> Any:
+    """Whether the results of the last step go out before the next one is launched. Where both are prefill steps, and
+    they are there already: the host needs 5 ms to launch one with a graph and 12 to 30 without, which may be more than
+    the devices need for the one before, and then first tokens would wait for nothing."""
+    if original(scheduler, batch, last_batch):
+        return True
+    both = batch and last_batch and batch.forward_mode.is_extend() and last_batch.forward_mode.is_extend()
+    if not both or not scheduler.result_queue:
+        return False
+    _, result = scheduler.result_queue[0]
+    return current.instance().loop.results_first(result.copy_done)
+
+
+def add_request(
+    original: Callable[..., Any], adder: Any, req: Any, has_chunked_req: bool, truncation_align_size: int | None
+) -> Any:
+    """Grows before, and once more when SGLang refuses for want of tokens: it knows best how many."""
+    from sglang.srt.managers import schedule_policy
+
+    if has_chunked_req:
+        # A prompt half computed took what there was. SGLang counts on nothing more being there for another, which
+        # would be the second one half computed.
+        return schedule_policy.AddReqResult.OTHER
+    admission = current.instance().admission
+    admission.prefer_growth(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS)
+    admitted = len(adder.can_run_list)
+    result = original(adder, req, has_chunked_req, truncation_align_size)
+    refused = result is schedule_policy.AddReqResult.NO_TOKEN and len(adder.can_run_list) == admitted
+    if refused and admission.make_room(adder, req, schedule_policy.CLIP_MAX_NEW_TOKENS):
+        return original(adder, req, has_chunked_req, truncation_align_size)
+    return result
+
+
+def before_decode(_scheduler: Any, batch: Any) -> None:
+    loop = current.instance().loop
+    loop.before_decode(batch)
+    if loop.gives_way(batch):
+        raise _GivesWay(batch)
+
+
+def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
+    """The request that SGLang would abort because even alone it does not fit goes back into the shared queue."""
+    retracted, ratio, given_up = result
+    instance = current.instance()
+    instance.counters.retractions += len(retracted) + len(given_up)
+    for request in given_up:
+        instance.loop.parked(request)
+    return retracted, ratio, []
+
+
+def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
+    instance = current.instance()
+    counters = instance.counters
+    counters.forward_steps += 1
+    if batch.forward_mode.is_decode():
+        instance.loop.decode_begins()
+        counters.decode_tokens += len(batch.reqs)
+    elif batch.forward_mode.is_extend():
+        instance.loop.prefill_begins(len(batch.reqs))
+        counters.prefill_tokens += batch.extend_num_tokens
+        if prompts := prefilled(batch.reqs, instance.book):
+            instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
+
+
+def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
+    if batch.forward_mode.is_decode():
+        current.instance().loop.decode_ended()
+    elif batch.forward_mode.is_extend():
+        current.instance().loop.prefill_ended()
+    return result
+
+
+def stream_output(_streamer: Any, reqs: list[Any], _return_logprob: bool, skip_req: Any = None, **_: Any) -> None:
+    """SGLang would gather some forty lists, for processes that do not exist here."""
+    current.instance().outputs.stream(reqs, skip_req)
+
+
+def stream_embeddings(_streamer: Any, reqs: list[Any]) -> None:
+    current.instance().outputs.embeddings(reqs)
+
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_PARTS = "sglang.srt.managers.scheduler_components"
+HOOKS = [
+    Hook(f"{_SCHEDULER}.init_idle_sleeper", idle_sleeper, "REPLACE"),
+    Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._pull_raw_reqs", pull_requests, "REPLACE"),
+    Hook(f"{_PARTS}.request_receiver.SchedulerRequestReceiver._broadcast_reqs_across_ranks", heard_by_all, "REPLACE"),
+    Hook(f"{_SCHEDULER}.get_next_batch_to_run", next_batch, "AROUND"),
+    Hook(f"{_SCHEDULER}.get_new_batch_prefill", new_prefill, "AROUND"),
+    Hook(f"{_SCHEDULER}.is_disable_overlap_for_batch", results_first, "AROUND"),
+    Hook("sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req", add_request, "AROUND"),
+    Hook(f"{_SCHEDULER}.update_running_batch", before_decode, "BEFORE"),
+    Hook("sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode", after_retraction, "AFTER"),
+    Hook(f"{_SCHEDULER}.run_batch", before_step, "BEFORE"),
+    Hook(f"{_SCHEDULER}.process_batch_result", after_results, "AFTER"),
+    Hook(f"{_PARTS}.output_streamer.SchedulerOutputStreamer._stream_output_generation", stream_output, "REPLACE"),
+    Hook(f"{_PARTS}.output_streamer.SchedulerOutputStreamer._stream_output_embedding", stream_embeddings, "REPLACE"),
+]

@@ -1,0 +1,99 @@
+"""What one model holds of its device: the lease, the KV range, the weights range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.engines.sglang.memory.ranges import Driver, KvRange, PieceRange, WeightsRange
+from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpu_scheduler.engines.sglang.base.options import Options
+    from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
+    from protos import engine_pb2
+
+
+class Memory:
+    """Opened by a Load, closed when the model leaves. Addresses stay in between."""
+
+    def __init__(self, driver: Driver, ranks: Ranks) -> None:
+        self._driver = driver
+        self._ranks = ranks
+        self.kv: KvRange | None = None
+        self._kv_span = 0
+        self._weights: WeightsRange | None = None
+        self._pieces: PieceRange | None = None
+        self.weights_bytes = 0
+        """Whole extents."""
+
+    @property
+    def lease_id(self) -> str:
+        return self._driver.lease_id
+
+    @property
+    def limit_bytes(self) -> int:
+        """The most KV that every rank may hold."""
+        return self.kv.limit_bytes if isinstance(self.kv, SharedRange) else self._driver.limit_bytes
+
+    def open_kv(self, span_bytes: int) -> KvRange:
+        """Reserves addresses for KV; nothing is mapped."""
+        assert self.kv is None
+        own = self._driver.kv_range(span_bytes, alone=self._ranks.size == 1)
+        kv: KvRange = own
+        if self._ranks.size > 1:
+            kv = SharedRange(own, self._ranks, lambda: self._driver.limit_bytes)
+        self.kv = kv
+        self._kv_span = -(-span_bytes // kv.extent_bytes) * kv.extent_bytes
+        return kv
+
+    def kv_tensor(self) -> torch.Tensor:
+        assert self.kv is not None
+        return self._driver.tensor(self.kv.address, self._kv_span)
+
+    def open_weights(self, span_bytes: int) -> torch.Tensor:
+        """Reserves addresses for weights, a tensor of bytes over them; nothing is mapped."""
+        assert self._weights is None
+        extent = self._driver.weights_extent_bytes  # a small model may be less than one
+        span = -(-span_bytes // extent) * extent
+        self._weights = self._driver.weights_range(span)
+        return self._driver.tensor(self._weights.address, span)
+
+    def need_weights(self, nbytes: int) -> None:
+        """The first `nbytes` are mapped when this returns, in whole extents, zero where they were not before. Raises
+        NoMemory."""
+        assert self._weights is not None
+        if nbytes > self.weights_bytes:
+            extent = self._driver.weights_extent_bytes
+            total = -(-nbytes // extent) * extent
+            self._weights.grow(total)
+            self.weights_bytes = total
+
+    def map_weights(self) -> None:
+        """Maps new, zero extents at the same addresses. Raises NoMemory."""
+        assert self._weights is not None
+        self._weights.grow(self.weights_bytes)
+
+    def unmap_weights(self) -> None:
+        """The weights leave; touching them faults until `map_weights`."""
+        if self._weights is not None:
+            self._weights.leave()
+
+    def open_pieces(self, span_bytes: int) -> tuple[PieceRange, torch.Tensor]:
+        """Reserves addresses for what CUDA graphs take, with a tensor of bytes over them; nothing is mapped."""
+        assert self._pieces is None
+        self._pieces = self._driver.piece_range(span_bytes)
+        return self._pieces, self._driver.tensor(self._pieces.address, span_bytes)
+
+    def close(self) -> None:
+        """Returns everything and ends the lease. Tensors over the ranges must not be touched any more."""
+        for part in (self.kv, self._weights, self._pieces):
+            if part is not None:
+                part.close()
+        self.kv = self._weights = self._pieces = None
+        self._driver.close()
+
+
+OpenMemory = Callable[["engine_pb2.Load", "Options", "Ranks"], Memory]

@@ -1,0 +1,132 @@
+"""A model's memory from balloond, through its driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from balloond.backends import mapper
+from balloond.backends.base import Mapper
+from balloond.driver.lease import GrowRefused, Lease, LeaseRefused
+from balloond.driver.pieces import PieceRange
+from balloond.driver.range import ElasticRange
+from balloond.driver.tensor import tensor_over
+from balloond.driver.weights import WeightsRange
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.base.errors import NoMemory
+from gpu_scheduler.engines.sglang.memory.model_memory import Memory
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.base.options import Options
+    from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
+    from protos import engine_pb2
+
+_ATTACH_S = 10.0
+_WEIGHTS_S = 30.0
+"""Others may have to give back first."""
+_GRAPHS_EXTENT_BYTES = 32 << 20
+_GRAPHS_S = 10.0
+
+
+class _Weights:
+    """A weights range that says NoMemory."""
+
+    def __init__(self, lease: Lease, mapper: Mapper, span_bytes: int, extent_bytes: int) -> None:
+        self._range = WeightsRange(lease, mapper, span_bytes=span_bytes, extent_bytes=extent_bytes)
+        self.address = self._range.address
+
+    def grow(self, total_bytes: int) -> None:
+        try:
+            self._range.grow(total_bytes, timeout_s=_WEIGHTS_S)
+        except GrowRefused as error:
+            raise NoMemory(f"no memory for {total_bytes} bytes of weights: {error}") from None
+
+    def leave(self) -> None:
+        self._range.leave()
+
+    def close(self) -> None:
+        self._range.close()
+
+
+class _Pieces(PieceRange):
+    """A range for CUDA graphs that says NoMemory."""
+
+    def reserve(self, nbytes: int) -> None:
+        try:
+            super().reserve(nbytes)
+        except GrowRefused as error:
+            raise NoMemory(f"no memory for {nbytes} more bytes of CUDA graphs: {error}") from None
+
+    def come_back(self) -> None:
+        try:
+            super().come_back()
+        except GrowRefused as error:
+            raise NoMemory(f"no memory for the CUDA graphs: {error}") from None
+
+
+def _streams() -> list[int]:
+    """Those that may touch the KV: the engine thread's own, and SGLang's for the forward pass."""
+    streams = {torch.cuda.current_stream().cuda_stream}
+    scheduler = getattr(current.instance(), "scheduler", None)
+    if scheduler is not None:
+        streams.add(scheduler.forward_stream.cuda_stream)
+    return list(streams)
+
+
+class LeaseDriver:
+    """One lease."""
+
+    def __init__(self, load: engine_pb2.Load, options: Options) -> None:
+        self._load = load
+        self._options = options
+        self._device = torch.device(load.device)
+        self._mapper = mapper(load.device, _streams)
+        self.weights_extent_bytes = load.weights_extent_bytes
+        try:
+            self._lease = Lease.attach(load.balloond_socket, load.device, load.model.name, timeout_s=_ATTACH_S)
+        except LeaseRefused as error:
+            raise NoMemory(f"no lease for {load.model.name} on {load.device}: {error}") from None
+
+    @property
+    def lease_id(self) -> str:
+        return self._lease.lease_id
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._lease.limit.bytes
+
+    def kv_range(self, span_bytes: int, *, alone: bool) -> ElasticRange:
+        return ElasticRange(
+            self._lease,
+            self._mapper,
+            span_bytes=span_bytes,
+            extent_bytes=self._load.kv_extent_bytes,
+            low=self._options.reserve_low,
+            high=self._options.reserve_high,
+            large=self._options.large_extent if alone else 1,
+            poison=self._load.poison_fresh_pages,
+        )
+
+    def weights_range(self, span_bytes: int) -> _Weights:
+        return _Weights(self._lease, self._mapper, span_bytes, self.weights_extent_bytes)
+
+    def piece_range(self, span_bytes: int) -> _Pieces:
+        return _Pieces(
+            self._lease,
+            self._mapper,
+            span_bytes=span_bytes,
+            extent_bytes=_GRAPHS_EXTENT_BYTES,
+            timeout_s=_GRAPHS_S,
+        )
+
+    def tensor(self, address: int, nbytes: int) -> torch.Tensor:
+        return tensor_over(address, nbytes, self._device)
+
+    def close(self) -> None:
+        self._lease.detach()
+
+
+def open_memory(load: engine_pb2.Load, options: Options, ranks: Ranks) -> Memory:
+    """Raises NoMemory."""
+    return Memory(LeaseDriver(load, options), ranks)

@@ -1,0 +1,110 @@
+"""The KV range of one rank of several. The same extents are in use on all of them, so that each scheduler, for itself,
+finds room for the same requests: growth is prepared by every rank on its device and happens where all have it, and
+limits and reclaims are those of the rank that is worst off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_scheduler.engines.sglang.policy.agreement import Facts, common
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.memory.ranges import OfferingRange
+    from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
+
+
+class SharedRange:
+    """A `ranges.KvRange` over this rank's own. Its answers are the same on all ranks, except for `mapped_bytes`, which
+    decides nothing."""
+
+    def __init__(self, own: OfferingRange, ranks: Ranks, limit: Callable[[], int]) -> None:
+        self._own = own
+        self._ranks = ranks
+        self._limit = limit
+        """Bytes, of this rank alone."""
+        self.address = own.address
+        self.extent_bytes = own.extent_bytes
+        self.wake_fd = own.wake_fd
+        self.extents = own.extents
+        self._first_limit = min(ranks.gather(limit()))
+        """Until the first step."""
+        self._in_use = 0
+        self.refused = False
+        """On one of the ranks balloond had nothing for what was asked last."""
+
+    def facts(self) -> Facts:
+        """What is new with this rank; what balloond wants back counts as taken."""
+        news = self._own.woken
+        return Facts(news, self._own.take_reclaims() if news else 0, self._limit())
+
+    @property
+    def limit_bytes(self) -> int:
+        agreed = self._ranks.agreed.limit
+        return self._first_limit if agreed is None else agreed
+
+    @property
+    def mapped_bytes(self) -> int:
+        return self._own.mapped_bytes
+
+    @property
+    def woken(self) -> bool:
+        return self._ranks.agreed.news
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._own.cached_bytes
+
+    @cached_bytes.setter
+    def cached_bytes(self, nbytes: int) -> None:
+        self._own.cached_bytes = nbytes
+
+    def acquire(self, count: int, *, timeout_s: float = 0.0, instead_bytes: int = 0) -> list[int]:
+        """What all ranks have. What one has more stays in its reserve."""
+        self.refused = False
+        count = min(count, self.headroom())
+        if count <= 0:
+            return []
+        offer = self._own.offer(count, timeout_s=timeout_s, instead_bytes=instead_bytes)
+        offers = self._ranks.gather((offer, self._own.refused))
+        self.refused = any(refused for _, refused in offers)
+        taken = common([offer for offer, _ in offers], count)
+        self._own.take(taken)
+        self._in_use += len(taken)
+        return taken
+
+    def take_tied(self) -> list[int]:
+        """Ranks have no large extents."""
+        return []
+
+    def release(self, indices: Sequence[int]) -> None:
+        self._own.release(indices)
+        self._in_use -= len(indices)
+
+    def located(self, indices: Iterable[int]) -> list[tuple[int, int]]:
+        return self._own.located(indices)
+
+    def headroom(self) -> int:
+        return max(0, self.limit_bytes // self.extent_bytes - self._in_use)
+
+    def overage_bytes(self) -> int:
+        return max(0, self._in_use * self.extent_bytes - self.limit_bytes)
+
+    def take_reclaims(self) -> int:
+        return self._ranks.agreed.wanted
+
+    def reclaimed(self) -> None:
+        self._own.reclaimed()
+
+    def usage(self, used_bytes: int, cached: Sequence[tuple[float, int]]) -> None:
+        self._own.usage(used_bytes, cached)
+
+    def empty(self) -> None:
+        self._own.empty()
+        self._in_use = 0
+
+    def lower(self, timeout_s: float) -> None:
+        self._own.lower(timeout_s)
+
+    def close(self) -> None:
+        self._own.close()

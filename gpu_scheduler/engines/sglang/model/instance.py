@@ -1,0 +1,485 @@
+"""One model in this engine, from Load to Unload: what it is made of, and how it is built, proven, put to sleep and
+taken apart.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from gpu_scheduler.engines.sglang.base import collector, current, device, options, stalls
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory, RejectedRequest, WrongWeights
+from gpu_scheduler.engines.sglang.base.request_table import Book
+from gpu_scheduler.engines.sglang.base.states import State
+from gpu_scheduler.engines.sglang.kv.admission import Admission
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from gpu_scheduler.engines.sglang.kv.kv_transfer import Moving
+from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
+from gpu_scheduler.engines.sglang.memory.model_memory import Memory
+from gpu_scheduler.engines.sglang.memory.shared_range import SharedRange
+from gpu_scheduler.engines.sglang.model import quota, teardown
+from gpu_scheduler.engines.sglang.model.outputs import Outputs
+from gpu_scheduler.engines.sglang.model.probe import PROMPT_TOKENS, Probe
+from gpu_scheduler.engines.sglang.model.requests import EosIds, to_embed, to_sglang
+from gpu_scheduler.engines.sglang.model.stats import Counters
+from gpu_scheduler.engines.sglang.policy import quota as policy
+from gpu_scheduler.engines.sglang.policy.agreement import Facts
+from gpu_scheduler.engines.sglang.policy.grammar import slow_of
+from gpu_scheduler.engines.sglang.weights import weights_range
+from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
+from protos import common_pb2, engine_pb2
+from services import log
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel
+    from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
+    from gpu_scheduler.engines.sglang.step.loop import Loop
+    from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
+
+_log = log.get(__name__)
+_STRICT = os.environ.get("SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY") == "1"
+_PROGRESS_EVERY_S = 0.1
+_MAP_DUMMY_WAIT_S = 5.0
+_WEIGHTS_SPAN_BYTES = 256 << 30
+"""Addresses for weights where nobody knows how large the checkpoint is. Where it is known twice as many: layers may be
+widened, and quantised ones are not what their files are."""
+_GRAPHS_SPAN_BYTES = 16 << 30
+
+
+class Instance:
+    """Made by a Load. SGLang's hooks find it through `current` while it exists."""
+
+    scheduler: Any
+    server_args: Any
+    """SGLang's, of this model."""
+    kv: ElasticKv
+    admission: Admission
+    moving: Moving
+    loop: Loop
+
+    def __init__(
+        self,
+        load: engine_pb2.Load,
+        memory: Memory,
+        channel: Channel | FollowerChannel,
+        ranks: Ranks,
+    ) -> None:
+        self.load = load
+        self.memory = memory
+        self.ranks = ranks
+        self.channel = channel
+        self.counters = Counters()
+        self.options = options.Options.parse(load.options, load.device, load.model)
+        stalls.trace(self.options.stall_trace_ms)
+        self.device = torch.device(load.device)
+        self.state = State.WARM
+        self.book = Book()
+        self.probe: Probe | None = None
+        self.outputs = Outputs(self.book, channel.send_message, self._heard_probe)
+        self._measured: engine_pb2.Measured | None = None
+        """Of the model, once it was proven in this process."""
+        self.graphs: GraphMemory | None = None
+        """Memory of CUDA graphs, if it leaves while the model sleeps."""
+        self._clean = True
+        """Nothing of graphs that were closed has stayed."""
+        self.booked_bytes = 0
+        """What this process may take of its device beside extents; 0: as much as there is."""
+        self.paddings: set[int] = set()
+        """Widths by which SGLang may fill up tensors of the checkpoint (`hooks_process.never_make_up`)."""
+        self.reader: ReadAhead | None = None
+        """Of the checkpoint's files, while they are read."""
+        self.checksum = load.expected_checksum
+        self._weights: weights_range.Range | None = None
+        self._manifest = b""
+        self._progress_at = 0.0
+        self._missing: CommandError | None = None
+        """Why something has not come back with the weights."""
+        self.command_id = load.command_id
+        """The residency command under way."""
+
+    # --- several ranks
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What may fail on one rank: inside, each does its own part; then all go on, or all raise CommandError."""
+        failure: CommandError | None = None
+        try:
+            yield
+        except CommandError as error:
+            failure = error
+        self.ranks.settle(failure)
+
+    def _facts(self) -> Facts:
+        shared = self.memory.kv
+        assert isinstance(shared, SharedRange)
+        slow = slow_of(self.scheduler.running_batch)
+        mark = self._mark() if _STRICT else None
+        return replace(shared.facts(), arrived=self.kv.ids.arrived(), slow=slow, mark=mark)
+
+    def _mark(self) -> Hashable:
+        """By what SGLang's scheduler decides; for tests, that no rank decides differently."""
+        scheduler, envelopes = self.scheduler, self.kv.envelopes
+        running = scheduler.running_batch.reqs
+        return (
+            self.state.value,
+            (envelopes.available, envelopes.live, envelopes.held, scheduler.tree_cache.evictable_size()),
+            tuple(request.rid for request in scheduler.waiting_queue),
+            tuple((request.rid, len(request.output_ids)) for request in running),
+        )
+
+    def running(self) -> list[tuple[str, list[int], int]]:
+        """Requests whose prompts are computed, all their tokens so far, and how many they may say yet."""
+        found = []
+        for request in self.scheduler.running_batch.reqs:
+            entry = self.book.by_rid(request.rid)
+            if entry is not None and not request.finished():
+                left = request.sampling_params.max_new_tokens - len(request.output_ids)
+                found.append((entry.request_id, [*request.origin_input_ids, *request.output_ids], max(0, left)))
+        return found
+
+    # --- telling
+
+    def send_chunks(self, chunks: list[common_pb2.TokenChunk]) -> None:
+        self.channel.send(tokens=engine_pb2.Tokens(chunks=chunks))
+
+    def progress(self, step: str, done: int, total: int) -> None:
+        """At most ten times a second, and at the end."""
+        now = time.monotonic()
+        if now - self._progress_at >= _PROGRESS_EVERY_S or done >= total:
+            self._progress_at = now
+            progress = common_pb2.Progress(step=step, done=done, total=total, unit="bytes")
+            self.channel.send(progress=engine_pb2.Progressed(command_id=self.command_id, progress=progress))
+
+    def _tell_weights_mapped(self, checksum: str) -> None:
+        mapped = engine_pb2.WeightsMapped(
+            command_id=self.command_id,
+            lease_id=self.memory.lease_id,
+            manifest=self._manifest,
+            checksum=checksum,
+            weights_bytes=self.memory.weights_bytes,
+            rank=self.ranks.rank,
+        )
+        for each in self.ranks.gather(mapped):
+            self.channel.send(weights_mapped=each)
+
+    # --- building
+
+    def build(self) -> None:
+        """Makes SGLang's Scheduler: reads or awaits the weights, makes the pools. Raises CommandError."""
+        devices = self.ranks.gather(self.load.device)
+        peers = all(self.ranks.gather(device.reads(self.device, devices)))
+        device.restore_stack(self.device)
+        loader: type = RandomLoader if self.options.random_weights else CheckpointLoader
+        if self.load.from_image:
+            loader = ImageLoader
+        ranks = self.ranks.size
+        arguments = options.server_args(self.load.model, self.load.device, self.options, loader, ranks, peers)
+        self.server_args = arguments
+        index = int(self.load.device.partition(":")[2] or 0)
+        os.environ["SGLANG_LOGPROB_CHUNK_SIZE"] = str(self.options.scored_together)  # read as the model is made
+        scheduler = Scheduler(arguments, options.port_args(), index, self.ranks.rank, 0, 0, 0, 0, None)
+        self.scheduler = scheduler
+        self.kv = scheduler.token_to_kv_pool_allocator.kv
+        assert self.memory.kv is not None
+        self.ranks.listen(self._facts, self.memory.kv.wake_fd)
+        # Enough for min_new_tokens; stop strings are the gateway's.
+        scheduler.tokenizer = EosIds(scheduler.model_config.hf_eos_token_id or (), scheduler.model_config.vocab_size)
+        self.admission = Admission(
+            self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
+        )
+        self.moving = Moving(self)
+        self.state = State.FILLING if self.load.from_image else State.PROVING
+        if not self.load.from_image:
+            self._begin_probe()
+
+    def open_graphs(self) -> GraphMemory | None:
+        """Memory for CUDA graphs that leaves with the rest. None where they take ordinary memory: not on a GPU, not
+        wanted, no room, or several ranks, which read each other's buffers by a way that knows ordinary memory only."""
+        on_gpu = self.device.type == "cuda" and self.options.cuda_graphs and not self.embeds
+        if on_gpu and self.options.graphs_leave and self.ranks.size == 1:
+            pieces, memory = self.memory.open_pieces(_GRAPHS_SPAN_BYTES)
+            try:
+                self.graphs = GraphMemory(pieces, memory)
+            except (NoMemory, OSError, RuntimeError, AttributeError, TypeError) as error:
+                pieces.close()
+                self.give_up_graphs(options.one_line(error))
+        return self.graphs
+
+    def give_up_graphs(self, why: str) -> None:
+        _log.warning("CUDA graphs take memory that stays while the model sleeps", model=self.load.model.name, why=why)
+        gc.collect()
+        self._close_graphs()
+
+    def _close_graphs(self) -> None:
+        graphs, self.graphs = self.graphs, None
+        if graphs is not None:
+            self._clean &= graphs.close()
+
+    @contextmanager
+    def weights_born_here(self, *, copy: bool) -> Iterator[None]:
+        """For the loaders: inside, SGLang builds the model, and its parameters go where they stay; with the values that
+        SGLang makes them with, if `copy`."""
+        span = 2 * self.load.model.weights_bytes or _WEIGHTS_SPAN_BYTES
+        self._weights = weights_range.Range(self.memory.open_weights(span), self.memory.need_weights)
+        with weights_range.born_in(self._weights, copy=copy):
+            yield
+
+    def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None:
+        """Called by the loaders, once: what is elsewhere moves into the weights range as well, and the gpu_scheduler
+        hears what lies where."""
+        assert self._weights is not None
+        with self.together():
+            weights_range.bind(model, self._weights, copy=copy)
+        device.finish(self.device)  # where they were before goes back to the device
+        device.forget_peak(self.device)
+        layout = weights_range.lay_out(model, self._weights)
+        manifest = weights_range.manifest(layout, self.memory.weights_bytes, weights_range.python_scalars(model))
+        self._manifest = manifest.SerializeToString(deterministic=True)
+        if copy:
+            self.checksum = self._sum_weights()
+        self._tell_weights_mapped(self.checksum if copy else "")
+
+    def _sum_weights(self) -> str:
+        assert self._weights is not None
+        return weights_range.checksum(self._weights.memory[: self.memory.weights_bytes])
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt and output together."""
+        return int(self.scheduler.model_config.context_len) - options.CONTEXT_SLACK_TOKENS
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.scheduler.model_config.vocab_size)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether its model makes embeddings, and no text."""
+        return self.load.model.HasField("embedding")
+
+    def to_sglang(
+        self, generate: engine_pb2.Generate, rid: str
+    ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
+        """Raises RejectedRequest."""
+        if generate.embed != self.embeds:
+            raise RejectedRequest(f"the model makes {'embeddings' if self.embeds else 'text'}")
+        if generate.embed:
+            return to_embed(generate, rid, self.context_tokens, self.vocab_size)
+        return to_sglang(generate, rid, self.context_tokens, self.vocab_size, self.ranks.seed)
+
+    def _evict_tokens(self, tree: Any, tokens: int) -> None:
+        tree.evict(EvictParams(num_tokens=tokens))
+
+    # --- proving
+
+    def verify(self) -> engine_pb2.Measured | None:
+        """The weights range is filled: checks it and maps the dummy slot. After a wake-up the model is active again,
+        as it was measured: its weights are those that said what they should, bit for bit. Else the probe runs, and
+        None is returned. Raises CommandError with everything unmapped again."""
+        try:
+            with self.together():
+                missing, self._missing = self._missing, None
+                if missing is not None:
+                    raise missing
+                found = self._sum_weights()
+                if self.checksum and found != self.checksum:
+                    raise WrongWeights(f"the weights do not verify: {found} instead of {self.checksum}")
+            self.checksum = found
+            self.kv.hold_dummy(_MAP_DUMMY_WAIT_S)
+        except CommandError:
+            self.roll_back()
+            raise
+        if self._measured is not None:
+            self.state = State.ACTIVE
+            return self._measured
+        self.state = State.PROVING
+        self._begin_probe()
+        return None
+
+    @property
+    def decode_step_s(self) -> float:
+        """Of one request, alone; 0 before it was measured."""
+        return 0.0 if self._measured is None else self._measured.decode_step_ms / 1e3
+
+    def decodes_within(self, seconds: float) -> None:
+        """A decode step alone takes no longer than that. The probe's may have: where a host starts many models at once,
+        four prove themselves on a device while kernels are compiled. An engine that believes its target to be out of
+        reach asks for nothing (`policy/decode_turn.py`), for as long as it lives."""
+        if self._measured is not None and seconds < self.decode_step_s:
+            self._measured.decode_step_ms = 1e3 * seconds
+
+    def _begin_probe(self) -> None:
+        tokens = self.options.chunked_prefill_size if self.device.type == "cuda" else PROMPT_TOKENS
+        self.probe = Probe(self.vocab_size, self.context_tokens, tokens, self.options.probe_together, self.embeds)
+
+    def _heard_probe(self, rid: str, token_ids: list[int], values: list[float], ended: bool) -> None:
+        if self.probe is not None and self.probe.has(rid):
+            self.probe.heard(token_ids, values, ended)
+
+    def proven(self) -> engine_pb2.Measured:
+        """The probe has ended and SGLang is idle: the model is active. Raises CommandError, with everything
+        unmapped again, when it did not say what it should."""
+        assert self.probe is not None
+        trace, problem, self.probe = self.probe.trace, self.probe.problem, None
+        teardown.prefixes(self.scheduler)
+        if problem:
+            self.roll_back()
+            raise NoMemory(problem)
+        if not all(math.isfinite(value) for value in trace.values):
+            self.roll_back()
+            raise BrokenModel(f"{self.load.model.path}: the model's output is not a number")
+        gc.collect()
+        private_bytes, booked = self._within_quota()
+        collector.settle()
+        self.state = State.ACTIVE
+        own = engine_pb2.Measured.Rank(
+            lease_id=self.memory.lease_id, weights_bytes=self.memory.weights_bytes, private_bytes=private_bytes
+        )
+        ranks = self.ranks.gather(own)
+        self._measured = engine_pb2.Measured(
+            weights_bytes=max(rank.weights_bytes for rank in ranks),
+            kv_bytes_per_token=self.kv.bytes_of(1),
+            private_bytes=max(rank.private_bytes for rank in ranks),
+            ranks=ranks,
+            prefill_tokens_per_s=trace.prefill_tokens_per_s,
+            prefill_chunk_tokens=trace.prefill_tokens,
+            decode_step_ms=trace.decode_step_ms,
+            context_tokens=self.context_tokens,
+            graph_bytes=self.graphs.mapped_bytes if self.graphs is not None else 0,
+            quota_bytes=max(self.ranks.gather(booked)),
+            most_running=int(self.scheduler.max_running_requests),
+        )
+        return self._measured
+
+    def _within_quota(self) -> tuple[int, int]:
+        """(taken at its most, to be booked), from now on no more; the second is 0 where nothing is enforced. Raises
+        NoMemory, with everything unmapped again, when the quota that the catalogue says is less."""
+        elastic = self.memory.weights_bytes + self.kv.memory.mapped_bytes
+        if self.device.type != "cuda":
+            return device.private_bytes(self.device, elastic), 0
+        spec, failure, peak, booked = self.load.model, None, 0, 0
+        try:
+            rows = max(self.options.max_running_requests, self.options.scored_together)
+            quota.draw_most(self.scheduler, rows)
+            peak = device.private_bytes(self.device, elastic, self.graphs)
+            given = 0 if spec.quota_is_default else -(-spec.quota_bytes // self.ranks.size)
+            booked = policy.booked(spec.name, peak, given)
+        except NoMemory as error:
+            failure = error
+        try:
+            self.ranks.settle(failure)
+        except CommandError:
+            self.roll_back()
+            raise
+        kinds = device.kept(self.device, self.graphs)
+        if self.options.enforce_quota:
+            quota.enforce(self.device, policy.left_to_torch(booked, peak, kinds["driver"]), self.graphs)
+            self.booked_bytes = booked
+        _log.info("private memory", model=spec.name, peak=peak, quota=booked, now=kinds)
+        return peak, booked
+
+    # --- sleeping
+
+    def hibernate(self) -> None:
+        """SGLang is idle. Every extent leaves; process, addresses and objects stay."""
+        teardown.prefixes(self.scheduler)
+        self._unmap()
+        self.counters.hibernations += 1
+        self.state = State.HIBERNATING
+
+    def tell_kept(self) -> None:
+        """What stays on the device while the model sleeps. Done once its memory is back: nobody waits for it."""
+        if self.state is not State.HIBERNATING or self.device.type != "cuda":
+            return
+        self._lower_stack()
+        kinds = device.kept(self.device, self.graphs)
+        most = max(self.ranks.gather(device.own(kinds)))
+        _log.info("hibernating", model=self.load.model.name, kept=kinds, own=device.own(kinds))
+        self.channel.send(kept=engine_pb2.Kept(bytes=most))
+
+    def wake(self) -> None:
+        """Maps the weights range again, zero; graphs, with what they held, come back while it is filled. Raises
+        CommandError, still hibernating."""
+        try:
+            with self.together():
+                self.memory.map_weights()
+        except CommandError:
+            self.memory.unmap_weights()
+            self.ranks.gather(None)
+            raise
+        self.state = State.FILLING
+        self._tell_weights_mapped("")
+        self._missing = None
+        device.restore_stack(self.device)
+        try:
+            if self.graphs is not None:
+                self.graphs.come_back()
+        except CommandError as error:
+            # Said when the weights are here: nobody listens before. Without its trace, which leads to SGLang's objects.
+            self._missing = type(error)(str(error))
+
+    def roll_back(self) -> None:
+        """A verification failed: nothing stays mapped, as in hibernation, on any device."""
+        self._unmap()
+        self._lower_stack()
+        self.state = State.HIBERNATING
+        self.ranks.gather(None)
+
+    def _unmap(self) -> None:
+        if self.graphs is not None:
+            self.graphs.save()
+        device.finish(self.device)
+        if self.graphs is not None:
+            self.graphs.leave()
+        self.kv.give_up_everything()
+        self.memory.unmap_weights()
+
+    def _lower_stack(self) -> None:
+        if self.options.small_stack:
+            device.lower_stack(self.device)
+
+    # --- leaving
+
+    def close(self) -> tuple[bool, int]:
+        """Forgets the model. SGLang's loop has been left; this process keeps its imports and its process group. False
+        when something of the model stayed: torch would count it with the next one's; and the bytes that the process
+        keeps of its device."""
+        current.set_instance(None)
+        self.ranks.listen(Facts)
+        if (scheduler := self.__dict__.pop("scheduler", None)) is not None:
+            if (grammars := getattr(scheduler, "grammar_manager", None)) is not None:
+                grammars.grammar_backend.close()
+            device.wait(self.device)
+            teardown.take_apart(scheduler)
+            del scheduler
+        self.__dict__.pop("kv", None)
+        self.__dict__.pop("admission", None)
+        self.__dict__.pop("loop", None)
+        self._weights = None
+        teardown.forget()
+        # SGLang's objects refer to each other in cycles, and their tensors point into ranges that are released next.
+        collector.look_at_all()
+        self._close_graphs()
+        collector.settle()
+        device.finish(self.device)
+        quota.lift(self.device)
+        self.memory.close()
+        self._lower_stack()
+        if self.device.type != "cuda":
+            return self._clean, 0
+        kinds = device.kept(self.device)
+        _log.info("warm again", left=self.load.model.name, kept=kinds)
+        return self._clean, device.own(kinds)

@@ -1,0 +1,158 @@
+"""Generate -> SGLang's own request. Imports SGLang: only the engine process may import this."""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from sglang.srt.managers.io_struct import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
+from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
+from sglang.srt.sampling.sampling_params import TOP_K_ALL, SamplingParams
+
+from gpu_scheduler.engines.sglang.base.errors import RejectedRequest
+from gpu_scheduler.engines.sglang.policy import grammar
+from protos import common_pb2, engine_pb2
+
+
+def _any_seed() -> int:
+    return secrets.randbits(63)
+
+
+def sampling_params(
+    sampling: common_pb2.Sampling,
+    prompt_tokens: int,
+    resumed_tokens: int,
+    context_tokens: int,
+    vocab_size: int,
+    fresh_seed: Callable[[], int] = _any_seed,
+) -> SamplingParams:
+    """Raises RejectedRequest. `resumed_tokens` of the prompt were said before. A request that names no seed gets one,
+    so that what it draws does not depend on being retracted and computed again."""
+    room = context_tokens - prompt_tokens
+    if room < (0 if sampling.prompt_only else 1):
+        raise RejectedRequest(f"the prompt has {prompt_tokens} tokens, the model's context {context_tokens}")
+    max_new = min(sampling.max_new_tokens, room) if sampling.max_new_tokens > 0 else room
+    kind = sampling.WhichOneof("grammar")
+    if kind is not None:
+        if problem := grammar.problem(kind, getattr(sampling, kind)):
+            raise RejectedRequest(problem)
+        if sampling.min_new_tokens or sampling.ignore_eos:
+            raise RejectedRequest("a grammar says itself where the answer ends: no min_tokens, no ignore_eos beside it")
+    if outside := [token for token in sampling.stop_token_ids if not 0 <= token < vocab_size]:
+        # SGLang writes to their places.
+        raise RejectedRequest(f"stop token {outside[0]} is outside the vocabulary of {vocab_size}")
+    if sampling.logprobs and sampling.top_logprobs > vocab_size:
+        raise RejectedRequest(f"{sampling.top_logprobs} top_logprobs of a vocabulary of {vocab_size}")
+    if sampling.prompt_only:
+        max_new, kind = 0, None  # SGLang would ask the grammar for a token that nobody draws
+    params = SamplingParams(
+        max_new_tokens=max_new,
+        min_new_tokens=min(max(0, sampling.min_new_tokens - resumed_tokens), max_new),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p or 1.0,
+        min_p=sampling.min_p,
+        top_k=sampling.top_k if sampling.top_k > 0 else TOP_K_ALL,
+        frequency_penalty=sampling.frequency_penalty,
+        presence_penalty=sampling.presence_penalty,
+        repetition_penalty=sampling.repetition_penalty or 1.0,
+        stop_token_ids=set(sampling.stop_token_ids) or None,
+        ignore_eos=sampling.ignore_eos,
+        sampling_seed=sampling.seed & (2**63 - 1) if sampling.HasField("seed") else fresh_seed(),
+        **({} if kind is None else {kind: getattr(sampling, kind)}),
+    )
+    try:
+        params.verify(vocab_size)
+    except ValueError as error:
+        raise RejectedRequest(str(error)) from None
+    params.normalize(_NeedsNoTokenizer())
+    return params
+
+
+class _NeedsNoTokenizer:
+    """`normalize` wants a tokenizer for stop strings (the gateway matches those) and for `min_new_tokens`, where
+    the ids of the end-of-sequence tokens suffice (`EosIds`)."""
+
+
+class EosIds:
+    """All that SGLang's scheduler needs of a tokenizer here."""
+
+    def __init__(self, ids: Iterable[int], vocab_size: int) -> None:
+        """Without those that are in no row of logits: SGLang writes to their places. Of a model that has none it is the
+        one behind the vocabulary, where SGLang pads, which is never drawn."""
+        known = {token for token in ids if 0 <= token < vocab_size}
+        self.eos_token_id = min(known, default=vocab_size)
+        self.additional_stop_token_ids = known
+
+
+def to_sglang(
+    generate: engine_pb2.Generate,
+    rid: str,
+    context_tokens: int,
+    vocab_size: int,
+    fresh_seed: Callable[[], int] = _any_seed,
+) -> TokenizedGenerateReqInput:
+    """Raises RejectedRequest for what this model can never run."""
+    token_ids = _prompt(generate, vocab_size)
+    sampling, prompt_tokens = generate.sampling, len(token_ids)
+    return TokenizedGenerateReqInput(
+        rid=rid,
+        input_text=None,
+        input_ids=token_ids,
+        input_embeds=None,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=sampling_params(
+            sampling, prompt_tokens, generate.resumed_tokens, context_tokens, vocab_size, fresh_seed
+        ),
+        return_logprob=sampling.logprobs,
+        logprob_start_len=_first_row(sampling, prompt_tokens),
+        top_logprobs_num=max(0, sampling.top_logprobs) if sampling.logprobs else 0,
+        token_ids_logprob=None,
+        stream=True,
+        priority=generate.priority,
+        time_stats=SchedulerReqTimeStats(),
+    )
+
+
+def _first_row(sampling: common_pb2.Sampling, prompt_tokens: int) -> int:
+    """The first token of the prompt of which it is wanted how likely the next one was; -1: of none. Raises
+    RejectedRequest."""
+    if not sampling.HasField("prompt_logprobs_from"):
+        return -1
+    wanted = sampling.prompt_logprobs_from
+    if not (sampling.logprobs and 1 <= wanted < prompt_tokens):
+        raise RejectedRequest(f"no log-probabilities of token {wanted} of a prompt of {prompt_tokens}")
+    return wanted - 1
+
+
+def to_embed(
+    generate: engine_pb2.Generate, rid: str, context_tokens: int, vocab_size: int
+) -> TokenizedEmbeddingReqInput:
+    """Of a request for an embedding. Raises RejectedRequest."""
+    token_ids = _prompt(generate, vocab_size)
+    if len(token_ids) > context_tokens:
+        raise RejectedRequest(f"the prompt has {len(token_ids)} tokens, the model's context {context_tokens}")
+    params = SamplingParams(max_new_tokens=0, temperature=0.0)
+    params.normalize(_NeedsNoTokenizer())
+    return TokenizedEmbeddingReqInput(
+        rid=rid,
+        input_text=None,
+        input_ids=token_ids,
+        mm_inputs=None,
+        token_type_ids=None,
+        sampling_params=params,
+        priority=generate.priority,
+        time_stats=SchedulerReqTimeStats(),
+    )
+
+
+def _prompt(generate: engine_pb2.Generate, vocab_size: int) -> array[int]:
+    """Raises RejectedRequest."""
+    if not generate.token_ids:
+        raise RejectedRequest("the prompt is empty")
+    token_ids = np.fromiter(generate.token_ids, dtype=np.int64, count=len(generate.token_ids))
+    if token_ids.min() < 0 or token_ids.max() >= vocab_size:
+        raise RejectedRequest(f"a prompt token is outside the vocabulary of {vocab_size}")
+    return array("q", token_ids.tobytes())

@@ -1,0 +1,77 @@
+"""What an engine counts and tells about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpu_scheduler.engines.sglang.base.request_table import Book
+from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
+from protos import engine_pb2
+
+EVERY_S = 0.1
+"""At most so often while requests run."""
+
+
+@dataclass
+class Counters:
+    """Since the model was loaded, by their names in EngineStats."""
+
+    retractions: int = 0
+    evicted_tokens: int = 0
+    moved_tokens: int = 0
+    evicting_s: float = 0.0
+    hibernations: int = 0
+    forward_steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    decode_steps: int = 0
+    urgent_steps: int = 0
+    """Of these, begun with less than a step's time in hand."""
+    stood_still_s: float = 0.0
+    """That decodes waited for steps of other engines."""
+
+
+def running(scheduler: Any) -> int:
+    """Requests that hold memory and have not finished."""
+    batches = {id(batch): batch for batch in (scheduler.running_batch, scheduler.last_batch) if batch is not None}
+    requests = {id(r) for batch in batches.values() for r in batch.reqs if not r.finished() and not r.is_retracted}
+    if scheduler.chunked_req is not None:
+        requests.add(id(scheduler.chunked_req))
+    return len(requests)
+
+
+def prefilled(requests: Sequence[Any], book: Book) -> list[engine_pb2.Prefilled.Prompt]:
+    """How far the prompts are that SGLang is about to compute more of; those that begin are left out."""
+    prompts = []
+    for request in requests:
+        entry, done = book.by_rid(request.rid), len(request.prefix_indices)
+        # What was retracted after its first token computes its prompt again: the shared queue counts it no more.
+        if entry is not None and not entry.told and done:
+            cached = min(request.cached_tokens, done)
+            prompts.append(
+                engine_pb2.Prefilled.Prompt(
+                    request_id=entry.request_id, cached_tokens=cached, computed_tokens=done - cached
+                )
+            )
+    return prompts
+
+
+def engine_stats(
+    scheduler: Any, kv: ElasticKv, limit_bytes: int, counters: Counters, decode_step_s: float
+) -> engine_pb2.EngineStats:
+    """`decode_step_s`: what a step of those that decode is thought to take alone."""
+    mapped = kv.memory.mapped_bytes
+    cached = scheduler.tree_cache.evictable_size()
+    return engine_pb2.EngineStats(
+        running=running(scheduler),
+        waiting=len(scheduler.waiting_queue),
+        kv_held_bytes=mapped,
+        kv_used_bytes=kv.bytes_of(kv.used - cached),
+        kv_cached_bytes=kv.bytes_of(cached),
+        kv_reserve_bytes=mapped - kv.envelopes.held * kv.memory.extent_bytes,
+        kv_limit_bytes=limit_bytes,
+        decode_step_s=decode_step_s,
+        **vars(counters),
+    )

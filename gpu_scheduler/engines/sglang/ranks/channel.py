@@ -1,0 +1,115 @@
+"""The engine's end of the socket to its gpu_scheduler, with the one wait of the process. Of several ranks the first has
+it; the others hear from that one what it hears, at the same step."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Sequence
+
+from gpu_scheduler.engines.sglang.base import stalls
+from gpu_scheduler.engines.sglang.ranks.ranks import Follower, Leader
+from protos import engine_pb2
+from services.framing import BlockingChannel
+
+
+class Channel:
+    """Messages in and out; nothing waits but `wait`."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = BlockingChannel(fd, engine_pb2.ToEngine)
+        self._unread: list[engine_pb2.ToEngine] = []
+
+    @property
+    def closed(self) -> bool:
+        """The gpu_scheduler is gone."""
+        return self._socket.closed
+
+    def send(self, **message: object) -> None:
+        """Sends one FromEngine, named by its field."""
+        self.send_message(engine_pb2.FromEngine(**message))  # type: ignore[arg-type]
+
+    def send_message(self, message: engine_pb2.FromEngine) -> None:
+        self._socket.send(message)
+
+    def receive(self) -> list[engine_pb2.ToEngine]:
+        """What is here now."""
+        messages, self._unread = self._unread + self._read(), []
+        return messages
+
+    def _read(self) -> list[engine_pb2.ToEngine]:
+        if self._socket.pending:
+            self._socket.flush_ready()
+        return self._socket.recv_ready()
+
+    def unread(self, messages: Sequence[engine_pb2.ToEngine]) -> None:
+        """These are for whoever receives next."""
+        self._unread = [*messages, *self._unread]
+
+    def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
+        """Until a message comes, one of the descriptors in `also` is readable, or `timeout_s` passed (None: for ever).
+        False when it was the time."""
+        return bool(self._unread) or bool(self._poll(timeout_s, also))
+
+    def _poll(self, timeout_s: float | None, also: Sequence[int]) -> list[tuple[int, int]]:
+        poll = select.poll()
+        poll.register(self._socket.fileno(), select.POLLIN | (select.POLLOUT if self._socket.pending else 0))
+        for fd in also:
+            poll.register(fd, select.POLLIN)
+        stalls.at_rest()
+        ready = poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1e3))
+        stalls.at_work()
+        return ready
+
+
+class LeaderChannel(Channel):
+    """Of the first of several ranks: what it receives all receive."""
+
+    def __init__(self, fd: int, ranks: Leader) -> None:
+        super().__init__(fd)
+        self._ranks = ranks
+
+    def _read(self) -> list[engine_pb2.ToEngine]:
+        messages = super()._read()
+        self._ranks.step([message.SerializeToString() for message in messages], self.closed)
+        return messages
+
+    def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
+        """Also until another rank has news."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        others = self._ranks.fds
+        while not (self._unread or self._ranks.news()):
+            ready = self._poll(None if until is None else until - time.monotonic(), [*also, *others])
+            if not ready or any(fd not in others for fd, _ in ready):
+                return bool(ready)
+        return True
+
+
+class FollowerChannel:
+    """Of the other ranks: hears what the first one received, and has nothing to say to the gpu_scheduler."""
+
+    def __init__(self, ranks: Follower) -> None:
+        self._ranks = ranks
+        self._unread: list[engine_pb2.ToEngine] = []
+        self.closed = False
+
+    def send(self, **message: object) -> None:
+        pass
+
+    def send_message(self, message: engine_pb2.FromEngine) -> None:
+        pass
+
+    def receive(self) -> list[engine_pb2.ToEngine]:
+        """Waits until the first rank goes on."""
+        step = self._ranks.step()
+        self.closed = step.closed
+        messages = self._unread + [engine_pb2.ToEngine.FromString(data) for data in step.messages]
+        self._unread = []
+        return messages
+
+    def unread(self, messages: Sequence[engine_pb2.ToEngine]) -> None:
+        self._unread = [*messages, *self._unread]
+
+    def wait(self, timeout_s: float | None, also: Sequence[int] = ()) -> bool:
+        """The first rank waits for all: `receive` does not return before it has."""
+        return True

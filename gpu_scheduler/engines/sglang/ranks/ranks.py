@@ -1,0 +1,441 @@
+"""The ranks of one engine: processes that compute one model together, one on each of its devices.
+
+SGLang's scheduler runs in each of them and decides for itself. So before every step all tell rank 0 what is new with
+them, and rank 0 tells all what holds for the step: what the gpu_scheduler said, the time, whose turn it is and at what
+pace, whether decodes give way to a neighbour's step, and of memory what every one of them has. In between, what may
+fail on one of them (mapping, checksums) is done by all and then agreed on.
+
+They speak over socket pairs that the gpu_scheduler made, not over SGLang's process groups: these can be waited for
+together with other things, for ever, without a timeout and without a thread that wakes up.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import secrets
+import select
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from typing import Any, Protocol, TypeVar
+
+from gpu_scheduler.engines.sglang.base.errors import CommandError
+from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
+from gpu_scheduler.engines.turn import Turn, wanted
+from gpu_scheduler.policy import decode_turn
+from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.policy.precedence import Precedence, worth
+from gpu_scheduler.policy.step_alone import DecodeStep
+
+T = TypeVar("T")
+
+
+class Ranks(Protocol):
+    """One rank's view of all."""
+
+    rank: int
+    size: int
+
+    @property
+    def agreed(self) -> Agreed:
+        """What holds in this step."""
+        ...
+
+    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+        """From now on `facts` says, once before every step, what this rank has to tell; `wake_fd` is readable when that
+        is new."""
+        ...
+
+    def now(self) -> float:
+        """Monotonic seconds; of several ranks the same in all of them."""
+        ...
+
+    def pace(self) -> Pace | None:
+        """At what pace this engine may prefill; None: it is not its turn."""
+        ...
+
+    def pace_now(self) -> Pace | None:
+        """The same, for the rank that waits for it."""
+        ...
+
+    def gives_way(self) -> bool:
+        """Whether the next decode step waits for a step of another engine."""
+        ...
+
+    def gives_way_now(self) -> bool:
+        """The same, for the rank that waits for it."""
+        ...
+
+    def stepped(self) -> None:
+        """A step goes to the device: the next one may wait as long again."""
+        ...
+
+    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
+        """It decodes for so many requests and needs that share of the devices for it, wanting more than it has had or
+        not. None: there are none, or they have no target."""
+        ...
+
+    def alone(self) -> bool:
+        """Whether the decode step that was asked for last, and need not wait, has the device for itself."""
+        ...
+
+    def claim(self, prompts: int) -> None:
+        """A prefill step goes to the device, which so many prompts wait for: decode steps of other engines may have to
+        wait for it."""
+        ...
+
+    def release(self) -> None:
+        """It has ended."""
+        ...
+
+    def decode_step(self, own: DecodeStep) -> DecodeStep:
+        """What a decode step takes alone: `own`, or what the first rank said of it before this step."""
+        ...
+
+    def seed(self) -> int:
+        """63 random bits, the same in all ranks."""
+        ...
+
+    def begin(self) -> None:
+        """Waits until all ranks are there."""
+        ...
+
+    def gather(self, own: T) -> list[T]:
+        """Every rank's, in their order. All must call it. Raises the CommandError of a rank that settles a failure
+        meanwhile: it will not come here."""
+        ...
+
+    def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
+        """Returns when all ranks have come here without a failure. Where one failed all raise: it its own, the others
+        that one's. What all have raised already is raised at once."""
+        ...
+
+
+class _Turn:
+    def __init__(self, turn: Turn | None, index: int) -> None:
+        self._turn = turn
+        self._index = index
+        self._precedence = Precedence()
+        self._requests = 0
+        self._need: float | None = None
+        self._wanting = False
+        self._told_want = False
+        self._prefills = False
+        self._behind_prefill = False
+        """Its decodes stand still for a prefill step of another engine."""
+        self._alone = turn is None
+
+    def pace_now(self) -> Pace | None:
+        if self._turn is None:
+            return FREE
+        return self._turn.pace(self._index) if self._turn.mine(self._index) else None
+
+    def gives_way_now(self) -> bool:
+        if self._turn is None:
+            return False
+        now = time.monotonic()
+        self._alone = False
+        prompts = self._turn.claimed(self._index, now)
+        claimed = worth(prompts, self._requests, self._turn.precedence_batch)
+        self._behind_prefill = claimed and self._precedence.waits(True, now, self._turn.precedence_s)
+        self._tell_want(now)
+        if claimed:
+            return self._behind_prefill
+        is_others = False
+        if self._need is not None:
+            own, others = wanted(self._index, self._need, self._requests), self._turn.wanting(self._index, now)
+            is_others = decode_turn.waits(own, self._wanting, others)
+            self._alone = not prompts and decode_turn.alone(own, self._wanting, others)
+        return self._precedence.waits(is_others, now, self._turn.decode_turn_s)
+
+    def alone(self) -> bool:
+        return self._alone
+
+    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
+        self._requests, self._need, self._wanting = requests, need, wanting
+        self._tell_want(time.monotonic())
+
+    def _tell_want(self, now: float) -> None:
+        """Whoever prefills, or stands still for who does, wants nothing meanwhile: others would wait for a step that
+        does not come."""
+        wants = self._need is not None and self._wanting and not self._prefills and not self._behind_prefill
+        if self._turn is not None and (wants or self._told_want) and self._turn.decode_turn_s > 0:
+            self._turn.want(self._index, self._need if wants else None, now, self._requests)
+            self._told_want = wants
+
+    def stepped(self) -> None:
+        self._precedence.stepped()
+
+    def claim(self, prompts: int) -> None:
+        self._prefills = True
+        if self._turn is not None:
+            now = time.monotonic()
+            self._turn.claim(self._index, now, prompts)
+            self._tell_want(now)
+
+    def release(self) -> None:
+        self._prefills = False
+        if self._turn is not None:
+            self._turn.release(self._index)
+
+
+class Alone(_Turn):
+    """An engine of one process: nothing to agree on, nothing to pay."""
+
+    rank, size = 0, 1
+    agreed = Agreed()
+    now = staticmethod(time.monotonic)
+    pace = _Turn.pace_now
+    gives_way = _Turn.gives_way_now
+
+    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+        pass
+
+    def decode_step(self, own: DecodeStep) -> DecodeStep:
+        return own
+
+    def seed(self) -> int:
+        return secrets.randbits(63)
+
+    def begin(self) -> None:
+        pass
+
+    def gather(self, own: T) -> list[T]:
+        return [own]
+
+    def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
+        if failure is not None:
+            raise failure
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """What a rank tells that failed, wherever the others are."""
+
+    error: CommandError
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What rank 0 tells before a step."""
+
+    number: int
+    now: float
+    pace: Pace | None
+    gives_way: bool
+    decode_step: DecodeStep
+    messages: tuple[bytes, ...]
+    closed: bool
+    agreed: Agreed
+
+
+class _Several(ABC):
+    """What the first and the other ranks have in common."""
+
+    rank: int
+    size: int
+
+    def __init__(self) -> None:
+        self._facts: Callable[[], Facts] = Facts
+        self._wake_fd = -1
+        self._step = _Step(0, time.monotonic(), None, False, DecodeStep(), (), False, Agreed())
+        self._random = random.Random()
+        self._decode_step = DecodeStep()
+        """What a decode step takes alone, as this rank knows it."""
+
+    @property
+    def agreed(self) -> Agreed:
+        return self._step.agreed
+
+    def listen(self, facts: Callable[[], Facts], wake_fd: int = -1) -> None:
+        self._facts, self._wake_fd = facts, wake_fd
+
+    def now(self) -> float:
+        return self._step.now
+
+    def pace(self) -> Pace | None:
+        return self._step.pace
+
+    def gives_way(self) -> bool:
+        return self._step.gives_way
+
+    def decode_step(self, own: DecodeStep) -> DecodeStep:
+        self._decode_step = own
+        return self._step.decode_step
+
+    def seed(self) -> int:
+        return self._random.getrandbits(63)
+
+    def gather(self, own: T) -> list[T]:
+        told = self._exchange(own, None)
+        _raise_first(told, None)
+        return told
+
+    def settle(self, failure: CommandError | None, timeout_s: float | None = None) -> None:
+        if failure is not None and failure.settled:
+            raise failure
+        own = None if failure is None else _Failed(type(failure)(str(failure)))
+        _raise_first(self._exchange(own, timeout_s), failure)
+
+    @abstractmethod
+    def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
+        """Every rank's, in their order. All must call it, whatever each of them tells."""
+
+    def begin(self) -> None:
+        self._random.seed(self.gather(secrets.randbits(64))[0])
+
+
+class Leader(_Several, _Turn):
+    """Rank 0."""
+
+    rank = 0
+
+    def __init__(self, others: Sequence[int], turn: Turn | None, index: int) -> None:
+        """`others`: descriptors of the sockets to ranks 1, 2, ..."""
+        _Several.__init__(self)
+        _Turn.__init__(self, turn, index)
+        self.size = 1 + len(others)
+        self._others = [Connection(fd) for fd in others]
+        self._told: list[Facts | None] = [None] * len(others)
+        """Of the step to come, as far as they have told."""
+
+    def step(self, messages: Sequence[bytes], closed: bool) -> None:
+        """Agrees on a step in which these messages are acted on."""
+        number = self._step.number + 1
+        for index, facts in enumerate(self._told):
+            while facts is None:
+                facts = self._hear(index)
+        try:
+            agreed = agree([self._facts(), *(facts for facts in self._told if facts is not None)])
+        except Parted as error:
+            raise SystemExit(str(error)) from None
+        now = time.monotonic()
+        pace, gives_way = self.pace_now(), self.gives_way_now()
+        self._step = _Step(number, now, pace, gives_way, self._decode_step, tuple(messages), closed, agreed)
+        self._told = [None] * len(self._others)
+        self._tell(self._step)
+
+    def _hear(self, index: int) -> Facts | None:
+        """What one rank says next, if it is of the step to come. Waits for it."""
+        number, facts = _receive(self._others[index])
+        if number == _EXCHANGE:
+            raise SystemExit(f"rank {1 + index} of this engine failed in the middle of a step")
+        if number == self._step.number + 1:
+            self._told[index] = facts
+        return self._told[index]
+
+    def _tell(self, what: object) -> None:
+        data = pickle.dumps(what)
+        for other in self._others:
+            _send(other, data)
+
+    def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
+        told = [own]
+        for other in self._others:
+            while True:
+                number, value = _receive(other, timeout_s)
+                if number == _EXCHANGE:
+                    break
+            told.append(value)
+        self._tell(told)
+        return told
+
+    # --- while idle
+
+    @property
+    def fds(self) -> list[int]:
+        return [other.fileno() for other in self._others]
+
+    def news(self) -> bool:
+        """Whether a rank has something to do that waits for the next step. Never waits."""
+        for index, other in enumerate(self._others):
+            while other.poll(0):
+                self._hear(index)
+        return any(facts is not None and (facts.news or facts.wanted > 0) for facts in self._told)
+
+
+class Follower(_Several):
+    """Any other rank."""
+
+    def __init__(self, leader: int, rank: int, size: int) -> None:
+        """`leader`: descriptor of the socket to rank 0."""
+        super().__init__()
+        self.rank = rank
+        self.size = size
+        self._leader = Connection(leader)
+
+    def pace_now(self) -> Pace | None:
+        return self.pace()
+
+    def gives_way_now(self) -> bool:
+        return self.gives_way()
+
+    def stepped(self) -> None:
+        """The first rank counts."""
+
+    def decodes(self, requests: int, need: float | None, wanting: bool) -> None:
+        """The first rank tells."""
+
+    def alone(self) -> bool:
+        """The first rank knows."""
+        return False
+
+    def claim(self, prompts: int) -> None:
+        """The first rank does."""
+
+    def release(self) -> None:
+        """The first rank does."""
+
+    def step(self) -> _Step:
+        """Waits for the next step, and tells rank 0 meanwhile when there is something new."""
+        number = self._step.number + 1
+        facts = self._facts()
+        self._tell(number, facts)
+        if self._wake_fd >= 0 and not facts.news:
+            poll = select.poll()
+            poll.register(self._leader.fileno(), select.POLLIN)
+            poll.register(self._wake_fd, select.POLLIN)
+            if self._leader.fileno() not in dict(poll.poll()):
+                self._tell(number, replace(facts, news=True))
+        self._step = _receive(self._leader)
+        return self._step
+
+    def _tell(self, number: int, what: object) -> None:
+        _send(self._leader, pickle.dumps((number, what)))
+
+    def _exchange(self, own: Any, timeout_s: float | None) -> list[Any]:
+        self._tell(_EXCHANGE, own)
+        told: list[Any] = _receive(self._leader, timeout_s)
+        return told
+
+
+_EXCHANGE = 0
+"""In place of the number of a step."""
+
+
+def _raise_first(told: Sequence[Any], own: CommandError | None) -> None:
+    """Raises what a rank failed with: `own`, or the first one's."""
+    first = next((one.error for one in told if isinstance(one, _Failed)), None)
+    if first is not None:
+        error = own or first
+        error.settled = True
+        raise error
+
+
+def _send(other: Connection, data: bytes) -> None:
+    try:
+        other.send_bytes(data)
+    except OSError:
+        raise SystemExit("another rank of this engine is gone") from None
+
+
+def _receive(other: Connection, timeout_s: float | None = None) -> Any:
+    try:
+        if timeout_s is not None and not other.poll(timeout_s):
+            raise SystemExit(f"another rank of this engine said nothing for {timeout_s:.0f} s")
+        return pickle.loads(other.recv_bytes())
+    except (EOFError, OSError):
+        raise SystemExit("another rank of this engine is gone") from None

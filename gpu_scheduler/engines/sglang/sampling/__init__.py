@@ -1,0 +1,1 @@
+"""Sampling: the next token of each request, by its own seed."""

@@ -1,0 +1,1 @@
+"""Between two steps of SGLang's event loop: commands, pauses, reclaims and retractions."""

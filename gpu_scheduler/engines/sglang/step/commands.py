@@ -1,0 +1,332 @@
+"""What the gpu_scheduler asks of an engine that holds a model. Commands that need SGLang idle wait until it is.
+
+Imports SGLang: only the engine process may import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.managers.io_struct import AbortReq
+
+from gpu_scheduler.engines.sglang.base import states
+from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, NotNow, RejectedRequest
+from gpu_scheduler.engines.sglang.base.request_table import Open
+from gpu_scheduler.engines.sglang.base.states import State
+from protos import common_pb2, engine_pb2
+from services.paths import without_folders
+from services.text import agreeing, counted
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.step.loop import Loop
+
+_HANDED_BACK = "handed back"
+_NOT_SERVING = "not serving"
+
+
+class Unload(LeaveLoop):
+    """The model leaves, the process stays."""
+
+    def __init__(self, command_id: int) -> None:
+        super().__init__("unload")
+        self.command_id = command_id
+
+
+def told(command_id: int, error: CommandError) -> engine_pb2.Failed:
+    return engine_pb2.Failed(
+        command_id=command_id,
+        reason=without_folders(str(error)),
+        model_at_fault=error.model_at_fault,
+        may_pass=error.may_pass,
+        weights_differ=error.weights_differ,
+    )
+
+
+class LoadFailed(LeaveLoop):
+    """The model was never active, and will not be: it leaves, the process stays."""
+
+    def __init__(self, error: CommandError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Shutdown(LeaveLoop):
+    """The process ends."""
+
+
+class Commands:
+    """Dispatch and deferred work of one instance."""
+
+    def __init__(self, instance: Instance, loop: Loop) -> None:
+        self._instance = instance
+        self._loop = loop
+        self._drain_until: tuple[int, float] | None = None
+        """(command_id, until) of a drain under way."""
+        self._draining = False
+        """Nothing is started any more, until the next activation."""
+        self._hibernate_id: int | None = None
+        self._export_id: int | None = None
+        self._withheld: list[Open] = []
+        """Requests that end with the drain that follows an export."""
+
+    # --- dispatch
+
+    def take(self, message: engine_pb2.ToEngine) -> list[Any]:
+        """Acts on one message; returns what SGLang is to take in. Raises LeaveLoop."""
+        kind = message.WhichOneof("message")
+        if kind == "generate":
+            return self._generate(message.generate)
+        if kind == "abort":
+            return self._abort(message.abort.request_id)
+        if kind == "shutdown":
+            raise Shutdown
+        if kind == "ping":
+            self._instance.channel.send(pong=engine_pb2.Pong())
+            return []
+        if kind is None:
+            return []
+        command = getattr(message, kind)
+        handlers: dict[str, Callable[[Any], list[Any] | None]] = {
+            "load": self._load,
+            "verify": self._verify,
+            "hibernate": self._hibernate,
+            "wake": self._wake,
+            "unload": self._unload,
+            "drain": self._drain,
+            "export_kv": self._export_kv,
+            "import_kv": self._import_kv,
+            "imported_kv": self._imported_kv,
+        }
+        try:
+            states.check(kind, self._instance.state)
+            return handlers[kind](command) or []
+        except CommandError as error:
+            self.fail(command.command_id, error)
+            return []
+
+    def fail(self, command_id: int, error: CommandError) -> None:
+        """Raises LoadFailed when it is the Load that failed."""
+        if command_id == self._instance.load.command_id:
+            raise LoadFailed(error)
+        self._instance.channel.send(failed=told(command_id, error))
+        self._loop.changed()
+
+    def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:
+        self._instance.channel.send(done=engine_pb2.Done(command_id=command_id, measured=measured))
+        self._loop.changed()
+
+    # --- requests
+
+    def _generate(self, generate: engine_pb2.Generate) -> list[Any]:
+        instance = self._instance
+        if instance.state is not State.ACTIVE or self._draining or self._hibernate_id is not None:
+            self._refuse(generate.request_id, common_pb2.FAILED, _NOT_SERVING)
+            return []
+        try:
+            entry = instance.book.add(generate.request_id, len(generate.token_ids), generate.resumed_tokens)
+        except ValueError as error:
+            self._refuse(generate.request_id, common_pb2.REJECTED, str(error))
+            return []
+        try:
+            return [instance.to_sglang(generate, entry.rid)]
+        except RejectedRequest as error:
+            self._end(entry, common_pb2.REJECTED, str(error))
+            return []
+
+    def _refuse(self, request_id: str, finish: common_pb2.Finish, error: str) -> None:
+        self._instance.send_chunks([common_pb2.TokenChunk(request_id=request_id, finish=finish, error=error)])
+
+    def _end(self, entry: Open, finish: common_pb2.Finish, error: str = "") -> None:
+        """Ends a request that SGLang does not have (any more)."""
+        self._instance.book.close(entry)
+        self._refuse(entry.request_id, finish, error)
+
+    def _abort(self, request_id: str) -> list[Any]:
+        entry = self._instance.book.by_id(request_id)
+        if entry is None:
+            return []
+        if not entry.ending:
+            entry.ending = common_pb2.ABORTED
+        return [AbortReq(rid=entry.rid)]
+
+    # --- draining
+
+    def _hand_back_all(self) -> list[Any]:
+        """Hands back everything that is left; SGLang lets go of what runs after its next step."""
+        aborts: list[Any] = []
+        for entry in self._instance.book:
+            if not entry.ending:
+                entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
+                aborts.append(AbortReq(rid=entry.rid))
+        return aborts
+
+    def _hand_back_waiting(self) -> list[Any]:
+        """Hands back what has not started, or was retracted: it would have to start again."""
+        aborts: list[Any] = []
+        for request in self._instance.scheduler.waiting_queue:
+            entry = self._instance.book.by_rid(request.rid)
+            if entry is not None and not entry.ending:
+                entry.ending, entry.error = common_pb2.FAILED, _HANDED_BACK
+                aborts.append(AbortReq(rid=entry.rid))
+        return aborts
+
+    # --- residency; each may return inputs for SGLang
+
+    def _drain(self, command: engine_pb2.Drain) -> list[Any]:
+        if self._drain_until is not None:
+            raise NotNow("a drain is under way")
+        self._draining = True
+        self._end_withheld()
+        self._drain_until = (command.command_id, self._instance.ranks.now() + command.finish_ms / 1e3)
+        return self._hand_back_waiting() if command.finish_ms > 0 else self._hand_back_all()
+
+    def tick(self, now: float) -> list[Any]:
+        """Work that is due by the clock or by what has ended."""
+        if self._export_id is not None and not len(self._instance.book):
+            self._exported()
+        if self._drain_until is None:
+            return []
+        command_id, until = self._drain_until
+        if not len(self._instance.book):
+            self._drain_until = None
+            self._done(command_id)
+            return []
+        # What is retracted meanwhile would have to start again.
+        return self._hand_back_waiting() if now < until else self._hand_back_all()
+
+    # --- KV that moves
+
+    def _export_kv(self, command: engine_pb2.ExportKv) -> list[Any]:
+        self._only_alone()
+        if self._draining:
+            raise NotNow("a drain is under way")
+        if command.live:
+            self._instance.moving.keep()
+            self._export(command.command_id, self._instance.running())
+            return []
+        self._draining = True
+        self._export_id = command.command_id
+        aborts = self._hand_back_waiting()
+        for entry in self._instance.book:
+            if not entry.ending:
+                entry.withheld = True
+                self._withheld.append(entry)
+        return aborts + self._hand_back_all()
+
+    def _exported(self) -> None:
+        """Nothing runs any more."""
+        command_id, self._export_id = self._export_id, None
+        assert command_id is not None
+        instance = self._instance
+        stopped, instance.outputs.stopped = instance.outputs.stopped, {}
+        # One that ended by itself, or had not said anything, was told so.
+        self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
+        # What they have to say yet was told with what went ahead.
+        self._export(command_id, [(entry.request_id, stopped[entry.rid], 0) for entry in self._withheld])
+
+    def _export(self, command_id: int, requests: Sequence[tuple[str, Sequence[int], int]]) -> None:
+        instance = self._instance
+        instance.channel.send(kv_places=instance.moving.export(command_id, requests))
+        self._done(command_id)
+
+    def _end_withheld(self) -> None:
+        """An export is over, or will not be waited for: what has stopped ends, what has not ends like the rest."""
+        if self._export_id is not None:
+            failed = engine_pb2.Failed(command_id=self._export_id, reason="it took too long")
+            self._instance.channel.send(failed=failed)
+            self._export_id = None
+            stopped, self._instance.outputs.stopped = self._instance.outputs.stopped, {}
+            for entry in self._withheld:
+                entry.withheld = False
+            self._withheld = [entry for entry in self._withheld if entry.rid in stopped]
+        self._instance.moving.let_go()
+        for entry in self._withheld:
+            self._refuse(entry.request_id, common_pb2.FAILED, _HANDED_BACK)
+        self._withheld.clear()
+
+    def _import_kv(self, command: engine_pb2.ImportKv) -> None:
+        self._only_alone()
+        self._instance.channel.send(kv_places=self._instance.moving.begin_import(command))
+
+    def _imported_kv(self, command: engine_pb2.ImportedKv) -> None:
+        self._instance.moving.end_import(command.command_id, command.failed)
+        self._done(command.command_id)
+
+    def _only_alone(self) -> None:
+        if self._instance.ranks.size > 1:
+            raise NotNow("an engine of several ranks does not move its KV")
+        if self._instance.embeds:
+            raise NotNow("what makes embeddings has no KV worth while: its requests end with their prompts")
+
+    def next_deadline_s(self, now: float) -> float | None:
+        """Seconds until `tick` has something to do without an event."""
+        return None if self._drain_until is None else max(0.0, self._drain_until[1] - now)
+
+    def _load(self, command: engine_pb2.Load) -> None:
+        raise NotNow("the engine holds a model already")
+
+    def _verify(self, command: engine_pb2.Verify) -> None:
+        if command.command_id != self._instance.command_id:
+            raise NotNow(f"command {command.command_id} is not the one under way ({self._instance.command_id})")
+        if (measured := self._instance.verify()) is not None:
+            self._active(measured)
+
+    def _active(self, measured: engine_pb2.Measured) -> None:
+        self._draining = False
+        self._done(self._instance.command_id, measured)
+
+    def _hibernate(self, command: engine_pb2.Hibernate) -> None:
+        if running := len(self._instance.book):
+            runs = f"{counted(running, 'request')} {agreeing(running, 'runs', 'run')}"
+            raise NotNow(f"hibernate is refused: {runs}; drain first")
+        self._end_withheld()
+        self._instance.moving.abandon()
+        self._hibernate_id = command.command_id
+
+    def _wake(self, command: engine_pb2.Wake) -> None:
+        self._instance.command_id = command.command_id
+        self._instance.wake()
+
+    def _unload(self, command: engine_pb2.Unload) -> None:
+        self._end_withheld()
+        for entry in self._instance.book:
+            self._end(entry, entry.ending or common_pb2.FAILED, entry.error or _HANDED_BACK)
+        # Whoever waits for a command that this one overtakes hears of it.
+        overtaken = [self._hibernate_id, None if self._drain_until is None else self._drain_until[0]]
+        overtaken += self._instance.moving.imports
+        if self._instance.state in (State.FILLING, State.PROVING):
+            overtaken.append(self._instance.command_id)
+        for command_id in overtaken:
+            if command_id is not None:
+                failed = engine_pb2.Failed(command_id=command_id, reason="the model was unloaded")
+                self._instance.channel.send(failed=failed)
+        raise Unload(command.command_id)
+
+    def when_idle(self) -> bool:
+        """SGLang is idle: does what waited for that. True if something was done."""
+        instance = self._instance
+        if self._hibernate_id is not None:
+            command_id, self._hibernate_id = self._hibernate_id, None
+            self._attempt(command_id, instance.hibernate)
+            instance.tell_kept()
+            return True
+        if instance.probe is not None and instance.probe.finished:
+            try:
+                measured = instance.proven()
+            except CommandError as error:
+                self.fail(instance.command_id, error)
+                return True
+            self._active(measured)
+            return True
+        return False
+
+    def _attempt(self, command_id: int, work: Callable[[], None]) -> None:
+        try:
+            with self._instance.together():
+                work()
+        except CommandError as error:
+            self.fail(command_id, error)
+        else:
+            self._done(command_id)

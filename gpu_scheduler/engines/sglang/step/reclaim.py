@@ -1,0 +1,191 @@
+"""What leaves this engine's KV memory: for others that want it, and what is over its limit. Prefixes go, then requests,
+and what stays moves together where its pages keep extents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from gpu_scheduler.engines.sglang.base import device
+from gpu_scheduler.engines.sglang.kv import eviction
+from gpu_scheduler.engines.sglang.kv.compaction import make_leave
+from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY
+from services import log
+
+if TYPE_CHECKING:
+    from gpu_scheduler.engines.sglang.model.instance import Instance
+
+_log = log.get(__name__)
+_EMPTIES_LOOK_S = 0.05
+"""How often a running engine looks for extents that were emptied and lingered."""
+_BUSY_S = 1.0
+"""How long what is over the limit stays because others read or write KV here: a copy takes tenths of that."""
+_SCATTERED_SHARE = 0.05
+"""Of the time, at most, in which those that run stand still because others want what is cached between their pages."""
+_REPORT_SHARE = 0.0025
+"""Of the time, at most, for walks over the prefix cache that reports need."""
+
+
+class Giving:
+    """The loop's side of the engine's memory. Single-threaded."""
+
+    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
+        """`changed` is called where the next statistics should tell of it."""
+        self._instance = instance
+        self._changed = changed
+        self._ranks = instance.ranks
+        self._report_at = 0.0
+        """When the next report is due, while requests run."""
+        self._empties_at = 0.0
+        self._busy_since: float | None = None
+        """Since when an engine over its limit has waited for KV that is on its way."""
+        self._scattered_at = 0.0
+        """When prefixes between the pages of those that run may be given up again."""
+
+    def attend(self, now: float) -> None:
+        """Between two steps: acts on limits, reclaims and growth that arrived."""
+        instance = self._instance
+        memory, kv = instance.memory.kv, instance.kv
+        if memory is None:
+            return
+        kv.poll(self._ranks.agreed.arrived if self._ranks.size > 1 else None)
+        kv.tell_cached(instance.scheduler.tree_cache.evictable_size())
+        if memory.woken:
+            instance.scheduler.running_batch.batch_is_full = False
+            wanted = memory.take_reclaims()
+            if not wanted:  # that others want something is no sign of more; a new limit or what came late may be
+                kv.may_wait_again()
+            else:
+                kv.settle()
+                self._give_scattered(wanted - self._give_up(wanted), now)
+                self.report()
+                memory.reclaimed()
+                self._changed()
+        if memory.overage_bytes() > 0:
+            kv.settle()
+            self._give_up(memory.overage_bytes())
+            self.report()
+            self._changed()
+            return
+        instance.admission.ahead(instance.scheduler.tree_cache, now)
+        kept = instance.admission.evicts(now) or instance.moving.expected_s(now) > 0
+        if now >= self._empties_at and not kept and not instance.scheduler.is_fully_idle():
+            self._empties_at = now + _EMPTIES_LOOK_S
+            kv.give_up_empties(older_than_s=instance.options.linger_ms / 1e3)
+
+    def _give_up(self, nbytes: int) -> int:
+        """What is empty leaves, and of cached prefixes what is needed for `nbytes`; how many bytes did. All at once:
+        unmapping on the lease's thread would slow the walk over the tree."""
+        instance = self._instance
+        memory, kv = instance.memory.kv, instance.kv
+        assert memory is not None
+        kv.hold_tied()
+        wanted = -(-nbytes // memory.extent_bytes) - kv.leaving()
+        if wanted > 0:
+            begun = time.monotonic()
+            evicted = eviction.empty_extents(instance.scheduler.tree_cache, kv, wanted)
+            instance.counters.evicted_tokens += evicted
+            instance.counters.evicting_s += time.monotonic() - begun
+        return kv.give_up_empties() * memory.extent_bytes
+
+    def _give_scattered(self, nbytes: int, now: float) -> None:
+        """So much more is wanted, and of what is cached no extent is without pages of those that run: what stays moves
+        together, if it all has a place; where some is lost at the edges of extents, more of what is cached goes. A step
+        of those that run waits for that, so not all the time."""
+        instance, kv, tree = self._instance, self._instance.kv, self._instance.scheduler.tree_cache
+        assert instance.memory.kv is not None
+        extents, lost = nbytes // instance.memory.kv.extent_bytes, 0
+        if extents <= 0 or now < self._scattered_at or not self._may_move():
+            return
+        begun = time.monotonic()
+        while lost <= extents and kv.leaving() < extents and kv.beyond(extents + lost) <= tree.evictable_size():
+            device.wait(instance.device)
+            kv.settle()
+            kv.hold_tied()
+            instance.admission.make_fit(tree, extents + lost)
+            self._move_together(extents)
+            lost = 2 * lost + 1
+        kv.give_up_empties()
+        spent_s = time.monotonic() - begun
+        instance.counters.evicting_s += spent_s
+        self._scattered_at = now + spent_s / _SCATTERED_SHARE
+
+    def report(self, if_due_at: float = inf) -> None:
+        """Tells the driver what is used, and what is cached since when. With a time: only if a walk over the prefix
+        cache is due by then."""
+        if if_due_at < self._report_at:
+            return
+        instance = self._instance
+        memory, tree = instance.memory.kv, instance.scheduler.tree_cache
+        if memory is not None:
+            begun = time.monotonic()
+            used = instance.kv.bytes_of(instance.kv.used - tree.evictable_size())
+            memory.usage(used, eviction.cached_by_age(tree, instance.kv, begun))
+            self._report_at = begun + (time.monotonic() - begun) / _REPORT_SHARE
+
+    def over_limit(self) -> bool:
+        memory = self._instance.memory.kv
+        return memory is not None and memory.overage_bytes() > 0
+
+    def shrink(self, retract: Any, *arguments: Any) -> None:
+        """What is over the limit leaves, by way of `retract`, which stops a request, and says whether there was one.
+        Prefixes go, then requests, as far as there is no place for them; what stays moves together. How much is lost
+        where pages lie over the edges of extents is known when they lie there: then more goes."""
+        instance = self._instance
+        memory, kv, counters = instance.memory.kv, instance.kv, instance.counters
+        if memory is None or (at_first := memory.overage_bytes()) <= 0 or self._moves_later():
+            return
+        begun, before = time.monotonic(), counters.retractions
+        lost, exhausted, moves = 0, False, self._may_move()
+
+        def stop_one() -> bool:
+            stopped = bool(retract(*arguments))
+            counters.retractions += stopped
+            kv.settle()
+            return stopped
+
+        while (over := memory.overage_bytes()) > 0 and not exhausted:
+            device.wait(instance.device)  # what it is at could not move
+            kv.settle()
+            kv.hold_tied()
+            extents = -(-over // memory.extent_bytes)
+            instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)
+            if moves:
+                while kv.beyond(extents + lost) > 0 and not exhausted:
+                    exhausted = not stop_one()
+                    instance.admission.make_fit(instance.scheduler.tree_cache, extents + lost)  # its prompt is cached
+                self._move_together(extents)
+            else:
+                exhausted = not stop_one()
+            self._give_up(over)
+            if moves and memory.overage_bytes() >= over:
+                lost = 2 * lost + 1
+        left, retractions = at_first - memory.overage_bytes(), counters.retractions - before
+        if left > 0 or retractions:
+            ms = round(1e3 * (time.monotonic() - begun), 1)
+            _log.info("memory left", bytes=left, retractions=retractions, ms=ms)
+
+    def _moves_later(self) -> bool:
+        """Others go by where KV is, for a moment: by place nearly all would have to go."""
+        if not self._instance.moving.busy:
+            self._busy_since = None
+            return False
+        now = time.monotonic()
+        self._busy_since = self._busy_since or now
+        return now - self._busy_since < _BUSY_S
+
+    def _may_move(self) -> bool:
+        """Nobody else goes by where things are."""
+        return self._ranks.size == 1 and not self._instance.moving.busy
+
+    def _move_together(self, extents: int) -> None:
+        """So that so many leave. Only what `_may_move`, with the device at rest."""
+        instance, kv = self._instance, self._instance.kv
+        more = extents - kv.leaving()
+        if more <= 0:
+            return
+        fixed = [DUMMY] if kv.has_dummy else []
+        instance.counters.moved_tokens += make_leave(instance.scheduler, kv, more, fixed) * kv.page_size
+        device.wait(instance.device)

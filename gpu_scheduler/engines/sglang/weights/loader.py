@@ -1,0 +1,229 @@
+"""SGLang's model loaders for this engine, given to it as `load_format`. Imports SGLang: only the engine process may
+import this.
+
+All end with the parameters in the weights range, before SGLang makes its pools or captures a graph.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from sglang.srt.configs.device_config import DeviceConfig
+from sglang.srt.configs.load_config import LoadConfig, LoadFormat
+from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.utils.common import reserve_rope_cache_for_long_sequences
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.base.errors import BrokenModel, NoMemory
+from gpu_scheduler.engines.sglang.base.faults import fault
+from gpu_scheduler.engines.sglang.base.options import Options, one_line
+from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
+from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
+from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
+from services import log
+
+_log = log.get(__name__)
+_SAFE = ".safetensors"
+_NAMES_SHOWN = 3
+REFUSALS = (
+    OSError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    AssertionError,
+    RuntimeError,
+    ImportError,
+    MemoryError,
+    SafetensorError,
+)
+"""What SGLang and its libraries raise for a file that is cut short, a wrong shape, an unknown architecture."""
+
+
+@contextmanager
+def blame(path: str) -> Iterator[None]:
+    """Errors inside are the model's fault or the host's (`faults`), unless memory of the device was missing."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise NoMemory(one_line(error)) from error
+    except REFUSALS as error:
+        raise fault(error, path) from error
+
+
+class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
+    """Reads a checkpoint SGLang's own way, then checks that it set every value of every parameter.
+
+    SGLang leaves a parameter that the checkpoint does not name as it was created, which is arbitrary memory. So all are
+    NaN before reading, and what is NaN afterwards was not in the checkpoint (or was NaN there, which is as bad).
+    """
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        ranks = current.instance().ranks
+        current.instance().paddings = _paddings(model_config.hf_config, ranks.rank, ranks.size)
+        # SGLang draws a progress bar; ours is a message.
+        born_here = current.instance().weights_born_here(copy=True)
+        together = current.instance().together()
+        ahead = _read_ahead(model_config.model_path)
+        with together, blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here, ahead:
+            model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        _bind(model, model_config, copy=True)
+        return model
+
+    def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        total = _file_bytes(model_config.model_path, (_SAFE, ".bin", ".pt"))
+        done = 0
+        for name, tensor in super()._get_all_weights(model_config, model):
+            yield name, tensor
+            done += tensor.numel() * tensor.element_size()
+            current.instance().progress("reading checkpoint", min(done, total), total)
+
+    @staticmethod
+    def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
+        unset = dict(_fill_with_nan(model))
+        DefaultModelLoader.load_weights_and_postprocess(model, weights, target_device)
+        missing = [name for name, parameter in unset.items() if bool(torch.isnan(parameter).any())]
+        if missing:
+            shown = ", ".join(missing[:_NAMES_SHOWN]) + (", ..." if len(missing) > _NAMES_SHOWN else "")
+            raise BrokenModel(f"the checkpoint does not set {len(missing)} of the model's parameters: {shown}")
+
+
+class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
+    """Builds the model and reads nothing: the loader fills the weights range from its image."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        instance = current.instance()
+        with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=False):
+            model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        _bind(model, model_config, copy=False)
+        return model
+
+    def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    @staticmethod
+    def load_weights_and_postprocess(model: torch.nn.Module, weights: Any, target_device: torch.device) -> None:
+        """Without the weights, but with what quantised layers do to the shapes of their parameters."""
+        for module in model.modules():
+            method = getattr(module, "quant_method", None)
+            if method is not None:
+                method.process_weights_after_loading(module)
+
+
+class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
+    """Draws what a checkpoint would hold."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        load_config.load_format = LoadFormat.AUTO
+        super().__init__(load_config)
+
+    def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
+        instance = current.instance()
+        with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
+            model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
+        _bind(model, model_config, copy=True)
+        return model
+
+    def _get_all_weights(self, model_config: ModelConfig, model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+        return checkpoint(model_config.model_path, model_config.dtype, next(model.parameters()).device)
+
+
+def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
+    """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own. Raises
+    BrokenModel, on all ranks, where they are made for fewer positions than the catalogue's context has."""
+    instance = current.instance()
+    context = instance.load.model.context_tokens
+    made = min((len(table) for table in _rope_tables(model)), default=context)
+    if made < context:
+        # What SGLang adds to them is of another kind.
+        raise BrokenModel(f"its context is {context} tokens by the catalogue, its rotary embedding is made for {made}")
+    reserve_rope_cache_for_long_sequences(model, instance.server_args, model_config)
+    instance.bind_weights(model, copy=copy)
+
+
+def _rope_tables(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Those of rotary embeddings, with a row for each position."""
+    for module in model.modules():
+        for name in ("cos_sin_cache", "long_cos_sin_cache"):
+            if isinstance(table := getattr(module, name, None), torch.Tensor):
+                yield table
+
+
+def _fill_with_nan(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+    """The parameters that a checkpoint has to set, filled with NaN. Scales have meaningful defaults and may be
+    absent."""
+    for name, parameter in model.named_parameters():
+        if (
+            parameter.is_floating_point()
+            and parameter.element_size() > 1
+            and not name.rpartition(".")[2].endswith("scale")
+        ):
+            parameter.data.fill_(torch.nan)
+            yield name, parameter
+
+
+def _paddings(config: Any, rank: int, ranks: int) -> set[int]:
+    """How many places of this rank's part of a layer nothing in the checkpoint is for: SGLang widened layers of this
+    model, so that they suit its kernels and divide among the ranks."""
+    original = "original_"
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // getattr(
+        config, "original_num_attention_heads", config.num_attention_heads
+    )
+    widened = [
+        (getattr(config, name), getattr(config, name[len(original) :]), head_dim if name.endswith("heads") else 1)
+        for name in vars(config)
+        if name.startswith(original) and hasattr(config, name[len(original) :])
+    ]
+    if hasattr(config, "original_total_num_kv_heads"):
+        widened.append((config.original_total_num_kv_heads, config.num_key_value_heads, head_dim))
+    parts = ((before, after // ranks, unit) for before, after, unit in widened)
+    return {unit * min(part, max(0, (rank + 1) * part - before)) for before, part, unit in parts} - {0}
+
+
+def _file_bytes(folder: str, suffixes: tuple[str, ...]) -> int:
+    names = [name for name in os.listdir(folder) if name.endswith(suffixes)]
+    return sum(os.path.getsize(os.path.join(folder, name)) for name in names)
+
+
+@contextmanager
+def _read_ahead(folder: str) -> Iterator[None]:
+    """Inside, SGLang is given the tensors of safetensors files by a reader of ours, whose memory is made ready while
+    SGLang builds the model."""
+    instance, began = current.instance(), time.monotonic()
+    reader = instance.reader = _reader(folder, instance.options, instance.device)
+    try:
+        yield
+        ahead, waited = (reader.nbytes, reader.waited_s) if reader is not None else (0, 0.0)
+        seconds = time.monotonic() - began
+        _log.info("checkpoint read", seconds=round(seconds, 3), ahead_bytes=ahead, waited_s=round(waited, 3))
+    finally:
+        instance.reader = None
+        if reader is not None:
+            reader.close()
+
+
+def _reader(folder: str, options: Options, device: torch.device) -> ReadAhead | None:
+    nbytes = min(options.read_ahead_bytes, _file_bytes(folder, (_SAFE,)))
+    if nbytes <= 0 or options.read_threads <= 0:
+        return None
+    try:
+        return ReadAhead(HostBuffer(nbytes, device), options.read_threads)
+    except OSError as error:
+        _log.warning("files are read as they are needed", why=one_line(error))
+        return None

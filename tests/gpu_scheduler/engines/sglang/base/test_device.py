@@ -1,0 +1,106 @@
+"""The stack of a GPU's threads: what the driver is asked for, and what it refuses."""
+
+import pytest
+import torch
+
+from balloond.driver import private
+from gpu_scheduler.engines.sglang.base import device
+from tests.gpu_scheduler.engines.sglang.forks import Imported
+
+GPU = torch.device("cuda:0")
+
+
+@pytest.fixture
+def stack(monkeypatch):
+    """What the driver has; None: it refuses."""
+    has = {"bytes": 1024, "refuses": False}
+
+    def set_stack(nbytes):
+        if has["refuses"]:
+            raise OSError("no")
+        before, has["bytes"] = has["bytes"], nbytes
+        return before
+
+    monkeypatch.setattr(private, "set_stack", set_stack)
+    monkeypatch.setattr(device, "_stack_bytes", {})
+    return has
+
+
+def test_the_stack_is_what_it_was_however_often_it_was_lowered(stack):
+    for _ in range(2):
+        device.lower_stack(GPU)
+        device.lower_stack(GPU)
+        assert stack["bytes"] == 128
+        device.restore_stack(GPU)
+        device.restore_stack(GPU)
+        assert stack["bytes"] == 1024
+
+
+def test_what_it_was_is_known_after_the_driver_refused_it(stack):
+    device.lower_stack(GPU)
+    stack["refuses"] = True
+    device.restore_stack(GPU)
+    stack["refuses"] = False
+    device.lower_stack(GPU)
+    device.restore_stack(GPU)
+    assert stack["bytes"] == 1024
+
+
+WAKE = """
+from types import SimpleNamespace
+import torch
+from balloond.driver import private
+from gpu_scheduler.engines.sglang.base import device
+from gpu_scheduler.engines.sglang.base.errors import NoMemory
+from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.ranks.ranks import Alone
+from gpu_scheduler.engines.sglang.base.states import State
+
+has = {"stack": 1024, "mapped": 0}
+
+def set_stack(nbytes):
+    before, has["stack"] = has["stack"], nbytes
+    return before
+
+told = []
+
+def refuse():
+    assert told == [""], "the weights can be filled meanwhile"
+    raise NoMemory("none for the graphs")
+
+private.set_stack = set_stack
+instance = Instance.__new__(Instance)
+instance.device, instance.ranks = torch.device("cuda:0"), Alone(None, 0)
+instance.options = SimpleNamespace(small_stack=1)
+instance.memory = SimpleNamespace(map_weights=lambda: has.update(mapped=1), unmap_weights=lambda: has.update(mapped=0))
+graphs = SimpleNamespace(come_back=refuse, save=lambda: None, leave=lambda: None)
+instance.graphs, instance.state = graphs, State.HIBERNATING
+instance.kv = SimpleNamespace(give_up_everything=lambda: None)
+instance._tell_weights_mapped = told.append
+device.finish = lambda of: None
+device.lower_stack(instance.device)
+instance.wake()
+assert (instance.state, has, told) == (State.FILLING, {"stack": 1024, "mapped": 1}, [""]), has
+try:
+    instance.verify()
+except NoMemory:
+    pass
+assert (instance.state, has) == (State.HIBERNATING, {"stack": 128, "mapped": 0}), has
+
+def none_for_weights():
+    raise NoMemory("none for the weights")
+
+instance.memory.map_weights = none_for_weights
+try:
+    instance.wake()
+except NoMemory:
+    pass
+assert (instance.state, has, told) == (State.HIBERNATING, {"stack": 128, "mapped": 0}, [""]), has
+"""
+
+
+@pytest.mark.sglang
+def test_a_refused_wake_up_leaves_nothing_mapped_and_the_stack_small(
+    imported: Imported,
+) -> None:
+    imported.run(WAKE)

@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from gpu_scheduler.engines.sglang.base.request_table import Book
+
+
+def test_no_rid_begins_with_another() -> None:
+    book = Book()
+    rids = [book.add(request_id, 1).rid for request_id in ("r", "r1", "r10", "1:r", "", *map(str, range(40)))]
+    assert not any(a != b and b.startswith(a) for a in rids for b in rids)
+
+
+def test_a_request_is_found_by_both_names_until_it_is_closed() -> None:
+    book = Book()
+    entry = book.add("a", 3)
+    assert book.by_id("a") is entry and book.by_rid(entry.rid) is entry and len(book) == 1
+    with pytest.raises(ValueError, match="a is here already"):
+        book.add("a", 3)
+    book.close(entry)
+    assert book.by_id("a") is None and book.by_rid(entry.rid) is None and list(book) == []
+    assert book.add("a", 3).rid != entry.rid

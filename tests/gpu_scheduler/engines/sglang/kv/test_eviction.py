@@ -1,0 +1,154 @@
+"""Page-aware eviction over a prefix tree with the few operations of SGLang's that it uses."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpu_scheduler.engines.sglang.kv import eviction
+from gpu_scheduler.engines.sglang.policy.envelopes import Envelopes
+
+
+class Node:
+    def __init__(self, parent: Node | None, slots: list[int], used_at: float, locked: bool = False) -> None:
+        self.parent, self.children = parent, {}
+        self.key, self.value = list(slots), torch.tensor(slots, dtype=torch.int64)
+        self.last_access_time, self.lock_ref = used_at, int(locked)
+        if parent is not None:
+            parent.children[slots[0]] = self
+
+
+class Tree:
+    """Keys are the slots themselves."""
+
+    def __init__(self) -> None:
+        self.root_node = Node(None, [], 0.0, locked=True)
+        self.removed: list[list[int]] = []
+
+    def _split_node(self, key: Any, child: Node, keep: int) -> Node:
+        front = Node(child.parent, child.key[:keep], child.last_access_time)
+        child.parent, child.key, child.value = front, child.key[keep:], child.value[keep:].clone()
+        front.children = {child.key[0]: child}
+        return front
+
+    def _delete_leaf(self, node: Node) -> None:
+        assert not node.children and node.lock_ref == 0
+        assert node.parent is not None
+        del node.parent.children[node.key[0]]
+
+    def _record_remove_event(self, node: Node) -> None:
+        self.removed.append(node.key)
+
+    def cached(self) -> list[int]:
+        nodes, slots = [self.root_node], []
+        while nodes:
+            node = nodes.pop()
+            slots += node.key
+            nodes += node.children.values()
+        return sorted(slots)
+
+
+@pytest.fixture
+def envelopes() -> Envelopes:
+    """Four envelopes to an extent, all live in order: 0-3 on extent 0, and so on."""
+    made = Envelopes(envelope_bytes=4, extent_bytes=16, count=40)
+    made.hold(range(10))
+    taken = made.take(40)
+    assert taken is not None and sorted(taken.tolist()) == list(range(40))
+    return made
+
+
+def kv(envelopes: Envelopes, page_size: int = 1) -> Any:
+    """Of an ElasticKv, what eviction asks it for."""
+    of_token = envelopes.envelope_bytes // page_size
+    units = np.arange(envelopes.n_extents)
+    return SimpleNamespace(
+        envelopes=envelopes, page_size=page_size, bytes_of=lambda tokens: tokens * of_token, units=lambda: units
+    )
+
+
+def only(envelopes: Envelopes, *groups: range) -> None:
+    """Frees everything that is in none of the groups."""
+    keep = set(itertools.chain(*groups))
+    envelopes.give(np.array([slot for slot in range(40) if slot not in keep], dtype=np.int64))
+
+
+def test_the_extent_with_the_oldest_prefix_is_emptied_first(envelopes: Envelopes) -> None:
+    tree = Tree()
+    only(envelopes, range(0, 4), range(4, 8))
+    Node(tree.root_node, list(range(0, 4)), used_at=20.0)
+    Node(tree.root_node, list(range(4, 8)), used_at=10.0)
+    assert eviction.empty_extents(tree, kv(envelopes), 1) == 4
+    assert tree.cached() == [0, 1, 2, 3] and 1 in envelopes.empties()
+
+
+def test_a_prefix_is_cut_where_the_extent_begins_and_its_front_stays(envelopes: Envelopes) -> None:
+    tree = Tree()
+    only(envelopes, range(0, 12))
+    long = Node(tree.root_node, list(range(0, 10)), used_at=10.0)
+    Node(long, [10, 11], used_at=5.0)
+    assert eviction.empty_extents(tree, kv(envelopes), 1) == 4
+    assert tree.cached() == list(range(0, 8)) and 2 in envelopes.empties()
+
+
+def test_an_extent_that_a_running_request_touches_is_left_alone(envelopes: Envelopes) -> None:
+    tree = Tree()
+    only(envelopes, range(0, 8))
+    locked = Node(tree.root_node, [0, 1], used_at=1.0, locked=True)
+    Node(locked, [2, 3], used_at=1.0)
+    Node(tree.root_node, [4, 5], used_at=9.0)  # 6 and 7 belong to a request that is not in the tree
+    assert eviction.empty_extents(tree, kv(envelopes), 5) == 0
+    assert tree.cached() == [0, 1, 2, 3, 4, 5]
+
+
+def test_no_more_is_evicted_than_the_extents_asked_for_need(envelopes: Envelopes) -> None:
+    tree = Tree()
+    only(envelopes, range(0, 16))
+    for start in range(0, 16, 4):
+        Node(tree.root_node, list(range(start, start + 4)), used_at=float(start))
+    assert eviction.empty_extents(tree, kv(envelopes), 2) == 8
+    assert tree.cached() == list(range(8, 16))
+    envelopes.audit()
+
+
+def test_extents_that_leave_together_are_emptied_together(envelopes: Envelopes) -> None:
+    tree = Tree()
+    only(envelopes, range(0, 16))
+    locked = Node(tree.root_node, [0], used_at=1.0, locked=True)
+    Node(locked, list(range(1, 8)), used_at=1.0)
+    Node(tree.root_node, list(range(8, 16)), used_at=9.0)
+    memory = kv(envelopes)
+    memory.units()[:4] = [0, 0, 2, 2]
+    assert eviction.empty_extents(tree, memory, 1) == 8, "the older prefix is beside what a running request touches"
+    assert tree.cached() == list(range(0, 8)) and {2, 3} <= set(envelopes.empties())
+
+
+def test_pages_of_several_tokens_are_cut_at_whole_pages(envelopes: Envelopes) -> None:
+    """Two tokens to an envelope: extent 1 holds the tokens 8 to 15."""
+    tree = Tree()
+    only(envelopes, range(0, 8))
+    Node(tree.root_node, list(range(0, 16)), used_at=10.0)
+    assert eviction.empty_extents(tree, kv(envelopes, page_size=2), 1) == 8
+    assert tree.cached() == list(range(0, 8)) and 1 in envelopes.empties()
+
+
+def test_straddling_slots_count_on_every_extent_that_they_touch() -> None:
+    envelopes = Envelopes(envelope_bytes=10, extent_bytes=16, count=8)
+    extents, of = eviction.touched(envelopes, np.array([0, 1, 4]))
+    assert sorted(zip(extents.tolist(), of.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1), (2, 2), (3, 2)]
+    doomed = np.zeros(envelopes.n_extents, dtype=bool)
+    doomed[1] = True
+    assert eviction.on_any(envelopes, np.arange(8), doomed).tolist() == [1, 2, 3]
+
+
+def test_cached_bytes_are_told_by_doubling_age(envelopes: Envelopes) -> None:
+    tree = Tree()
+    for used_at, slots in ((99.5, [0]), (97.0, [1, 2]), (90.0, [3]), (50.0, [4, 5, 6])):
+        Node(tree.root_node, slots, used_at=used_at)
+    Node(tree.root_node, [7], used_at=0.0, locked=True)
+    assert eviction.cached_by_age(tree, kv(envelopes), now=100.0) == [(0.0, 4), (2.0, 8), (8.0, 4), (32.0, 12)]

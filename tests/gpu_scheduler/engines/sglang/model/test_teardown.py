@@ -1,0 +1,117 @@
+"""What a model leaves behind in SGLang's own memory of a process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.gpu_scheduler.engines.sglang.forks import Imported
+
+pytestmark = pytest.mark.sglang
+SCRIPT = """
+import torch
+from sglang.srt.layers.rotary_embedding import factory
+from sglang.srt.model_executor.graph_shared_output import GraphSharedOutput
+from sglang.srt.model_executor.input_buffers import share_input_buffer
+from sglang.srt.model_executor.runner_utils.pool import get_global_graph_memory_pool, set_global_graph_memory_pool
+from gpu_scheduler.engines.sglang.model.teardown import forget
+
+stale = share_input_buffer("out_cache_loc", torch.full((4,), 77))
+factory._ROPE_DICT[("a", "shape")] = object()
+set_global_graph_memory_pool((1, 2))
+GraphSharedOutput._process_shared = object()
+assert share_input_buffer("out_cache_loc", torch.zeros(4, dtype=torch.int64)).tolist() == [77] * 4
+forget()
+assert share_input_buffer("out_cache_loc", torch.zeros(4, dtype=torch.int64)).tolist() == [0] * 4
+assert not factory._ROPE_DICT
+assert GraphSharedOutput._process_shared is None
+assert get_global_graph_memory_pool() is None
+"""
+
+HELD = """
+import gc, weakref
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang.model.teardown import take_apart
+
+class Model:
+    pass
+
+class Backend:
+    def __init__(self):
+        self.graphs = {1: Model()}
+    def cleanup(self):
+        self.graphs.clear()
+
+model, backend = Model(), Backend()
+gone = [weakref.ref(model), weakref.ref(backend.graphs[1])]
+runner = SimpleNamespace(model=model, decode_cuda_graph_runner=SimpleNamespace(backend=backend))
+runner.prefill_cuda_graph_runner = SimpleNamespace(model_runner=runner)  # one that runs without graphs
+held = SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner)), runner, backend
+del model, runner
+take_apart(held[0])
+assert [each() for each in gone] == [None, None] and not vars(held[0])
+"""
+
+FLUSHED = """
+import gc, weakref
+from array import array
+from types import SimpleNamespace
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey
+from gpu_scheduler.engines.sglang.model.teardown import prefixes
+
+gc.disable()  # and the first tree's root is settled
+tree = RadixCache.create_simulated()
+gc.freeze()
+scheduler = SimpleNamespace(tree_cache=tree, flush_cache=lambda: tree.reset() is None)
+for turn in range(2):
+    for tokens in ([1, 2, 3, 4], [1, 2, 5], [6]):
+        slots = torch.arange(len(tokens))
+        tree.insert(InsertParams(key=RadixKey(array("q", tokens)), value=slots))
+        del slots
+    root = tree.root_node
+    inner = next(node for node in root.children.values() if node.children)
+    gone = [weakref.ref(node) for node in (*root.children.values(), *inner.children.values())]
+    assert len(gone) == 4, "two that share a beginning, and one"
+    gone += [weakref.ref(node().value) for node in gone]
+    del root, inner
+    prefixes(scheduler)
+    assert all(each() is None for each in gone), turn
+    assert tree.root_node.children == {}
+"""
+
+STAYED = """
+from types import SimpleNamespace
+from gpu_scheduler.engines.sglang.engine import Engine
+from protos import engine_pb2
+
+sent = []
+channel = SimpleNamespace(send=lambda **message: sent.append(message))
+engine = Engine(channel, SimpleNamespace(size=1, rank=0, gather=lambda one: [one]), None)
+engine._build = lambda instance: None
+engine._serve = lambda instance: 7
+for clean in (True, False):
+    engine._open = lambda load: SimpleNamespace(close=lambda: (clean, 600))
+    engine._load(engine_pb2.Load(command_id=1))
+    assert engine._ended is not clean
+kept, done, _, failed = sent
+assert kept["kept"].bytes == 600
+assert done["done"].command_id == 7
+assert failed["failed"].command_id == 7 and "stayed" in failed["failed"].reason
+"""
+
+
+def test_the_next_model_finds_neither_slots_nor_tables_nor_graph_memory_of_the_last(imported: Imported) -> None:
+    imported.run(SCRIPT)
+
+
+def test_cached_prompts_are_gone_with_the_cache_although_nothing_is_collected(imported: Imported) -> None:
+    imported.run(FLUSHED)
+
+
+def test_a_model_and_its_graphs_are_gone_although_something_holds_on_to_what_ran_them(imported: Imported) -> None:
+    imported.run(HELD)
+
+
+def test_an_engine_in_which_something_of_a_model_stayed_says_so_and_ends(imported: Imported) -> None:
+    imported.run(STAYED)
