@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks import _report, engine_step_process
 from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, say
-from gpu_scheduler.engines.base import MODULES, Engine, Spawn
+from gpu_scheduler.engines.engine import MODULES, Engine, Spawn
 from protos import common_pb2, engine_pb2
 from services import tasks
 from tests.gpu_scheduler.engines.sglang import harness

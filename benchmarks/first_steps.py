@@ -5,7 +5,8 @@
 Reads results of `benchmarks.gpu.compare` and the logs that `--engine-log-level info` kept of the same start (those of
 its first run have them all). Of small prompts that come to an engine which has nothing to do the time counts from their
 arrival until their first step is through: by what other engines of that GPU decode then ("alone", up to 16 requests,
-which is what stands still for one prompt by `policy/precedence.py`, and more). Models are named by their shapes: 1b-2.
+which is what stands still for one prompt by `engines/sharing/prefill_priority.py`, and more). Models are named by their
+shapes: 1b-2.
 
 A log says when by the clock and a result since the replay began. The beginning is where most first tokens come just
 when a prefill step of their model ends.

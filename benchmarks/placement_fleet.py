@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import uvloop
 
 from benchmarks import _report
-from gpu_scheduler.telling import telling
+from gpu_scheduler.report.report_rate import telling
 from placement.client import PlacementClient
 from protos import (
     balloond_pb2,

@@ -48,11 +48,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from benchmarks import _report
-from gpu_scheduler.policy.admission import Memory, ModelMemory, Turn, admit
-from gpu_scheduler.policy.backlog import Backlog
-from gpu_scheduler.policy.decisions import Start
-from gpu_scheduler.policy.moore_hodgson import Job, late_indices, schedule
-from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.queue.backlog import Backlog
+from gpu_scheduler.policy.queue.decisions import Start
+from gpu_scheduler.policy.queue.moore_hodgson import Job, late_indices, schedule
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
 from placement.config import PlacementConfig
 from placement.policy import kvpr
 from placement.policy.assign import Assignment, Candidate, assign

@@ -5,30 +5,30 @@ from __future__ import annotations
 from functools import partial
 
 from balloond.client import BalloondClient
-from gpu_scheduler import metrics
-from gpu_scheduler.activation import Activation
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.devices import Devices
-from gpu_scheduler.dispatcher import Dispatcher
-from gpu_scheduler.engines import turn as turn_module
-from gpu_scheduler.engines.base import Spawn
-from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines.engine import Spawn
+from gpu_scheduler.engines.shared_board import Turn
 from gpu_scheduler.engines.warm_pool import WarmPool
-from gpu_scheduler.handover import Handover
-from gpu_scheduler.intake import Intake
-from gpu_scheduler.leaving import Leaving
 from gpu_scheduler.local import LocalServer
-from gpu_scheduler.memory import GroupMemory
-from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
-from gpu_scheduler.policy.brought import Brought
-from gpu_scheduler.policy.decisions import NeedMemory
-from gpu_scheduler.report import Report
-from gpu_scheduler.residency import Residency
-from gpu_scheduler.residents import Images, Resident, Residents
-from gpu_scheduler.room import RoomMaker
+from gpu_scheduler.memory.devices import Devices
+from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.memory.memory_requests import RoomMaker
+from gpu_scheduler.memory.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
+from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.policy.queue.decisions import NeedMemory
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.intake import Intake
+from gpu_scheduler.report import metrics
+from gpu_scheduler.report.report import Report
+from gpu_scheduler.residency.activation import Activation
+from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.residency.handover import Handover
+from gpu_scheduler.residency.residency import Residency
+from gpu_scheduler.residency.residents import Images, Resident, Residents
+from gpu_scheduler.residency.watchdog import watch_engines
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
-from gpu_scheduler.trials import Trials
-from gpu_scheduler.watchdog import watch_engines
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
 from services import log, tracing

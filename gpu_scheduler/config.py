@@ -11,9 +11,9 @@ from pydantic import Field, field_validator
 from gpu_scheduler.engines import echo
 from gpu_scheduler.engines.sglang.base.errors import CommandError
 from gpu_scheduler.engines.sglang.base.options import Options
-from gpu_scheduler.policy import admission
-from gpu_scheduler.policy.backlog import BacklogRules
-from gpu_scheduler.policy.forecast import ForecastRules
+from gpu_scheduler.policy.memory.forecast import ForecastRules
+from gpu_scheduler.policy.queue import admission
+from gpu_scheduler.policy.queue.backlog import BacklogRules
 from services.addresses import AddressOrNone, SocketPathOrNone
 from services.config import Config, Section
 
@@ -43,7 +43,7 @@ class Engines(Section):
     """For one residency command; a checkpoint from a slow disk takes minutes."""
     stall_timeout_s: float = Field(default=30.0, ge=0)
     """An engine with requests, or with a command beside which it can answer, that says nothing for so long, though it
-    is asked, is killed and replaced (policy/silence.py); four times what its prompts should take comes on top. 0:
+    is asked, is killed and replaced (policy/hang_detector.py); four times what its prompts should take comes on top. 0:
     never. Longer than Triton takes for a kernel while an engine serves; one that has nvcc compile says so, and is not
     given up meanwhile."""
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
@@ -87,32 +87,32 @@ class Arbitration(Section):
     `joint_s`."""
     late_share: float = Field(default=0.05, ge=0, le=1)
     """Of the time of prefills, what requests that are late already and those without a target may claim while others
-    can still be on time (gpu_scheduler/policy/credit.py). 0: they wait until none can."""
+    can still be on time (gpu_scheduler/policy/queue/ageing.py). 0: they wait until none can."""
     prefill_turn: bool = True
     """Long prompts of several engines prefill one after another. False: whatever has memory starts, and engines get in
     each other's way; there to measure what the turn is worth."""
     joint_s: float = Field(default=0.1, ge=0)
     """Under the turn: prefills may be under way together that would take so long one after another
-    (policy/admission.py). 0: strictly one engine at a time, and of that `chunk_tokens`."""
+    (policy/queue/admission.py). 0: strictly one engine at a time, and of that `chunk_tokens`."""
     protect_decodes: bool = True
     """A model prefills with such pauses that its neighbours' decodes keep their TPOT targets
-    (gpu_scheduler/policy/pace.py). False: without any."""
+    (gpu_scheduler/engines/sharing/throttle.py). False: without any."""
     precedence_ms: float = Field(default=50.0, ge=0, le=10_000)
-    """How long decode steps wait at most while another engine prefills (policy/precedence.py). 0: they share the
-    devices with it."""
+    """How long decode steps wait at most while another engine prefills (engines/sharing/prefill_priority.py). 0: they
+    share the devices with it."""
     precedence_batch: int = Field(default=16, ge=0, le=65_535)
     """Engines that decode for more requests than this, for each prompt that is prefilled or waits behind it at its
     engine, share the devices with it at once. 0: they wait, however many."""
     decode_turn_ms: float = Field(default=50.0, ge=0, le=10_000)
     """How long decode steps wait at most for those of engines that need less of the devices for each request that is to
     keep its TPOT target, where there is not enough for all, and, where each request has a step in hand, for any of
-    which one has not (policy/decode_turn.py). 0: they share the devices."""
+    which one has not (engines/sharing/decode_arbitration.py). 0: they share the devices."""
     stop_decodes: bool = False
     """Running requests of other models stop, and are computed again later, for one that can still meet its TTFT target
     and whose model is past its floor. Up to its floor a model always gets its memory so."""
     forecast_tokens: int = Field(default=128, ge=0)
     """Output tokens for which a request must find memory beside its prompt to start, before any request of its model
-    has ended (policy/forecast.py); never more than it may generate."""
+    has ended (policy/memory/forecast.py); never more than it may generate."""
     forecast_weight: float = Field(default=0.1, ge=0, le=1)
     """Of each request that ended, in the moving average that takes its place. 0: `forecast_tokens` stays."""
     default_tpot_ms: float = Field(default=100.0, gt=0)

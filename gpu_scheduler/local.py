@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from gpu_scheduler.intake import Intake
-from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.queue.intake import Intake
+from gpu_scheduler.queue.streams import GatewayStream
 from protos import gpu_scheduler_pb2
 from services import sockets
 from services.framing import FramedChannel

@@ -7,16 +7,16 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gpu_scheduler.devices import Devices, share
-from gpu_scheduler.dispatcher import Dispatcher
-from gpu_scheduler.handover import Handover
-from gpu_scheduler.intake import Intake
-from gpu_scheduler.leaving import Leaving
-from gpu_scheduler.report import Report
-from gpu_scheduler.residency import Residency
-from gpu_scheduler.residents import Residents
-from gpu_scheduler.streams import GatewayStream, PulledStream
-from gpu_scheduler.telling import LONGEST_S, least_s, telling
+from gpu_scheduler.memory.devices import Devices, share
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.queue.intake import Intake
+from gpu_scheduler.queue.streams import GatewayStream, PulledStream
+from gpu_scheduler.report.report import Report
+from gpu_scheduler.report.report_rate import LONGEST_S, least_s, telling
+from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.residency.handover import Handover
+from gpu_scheduler.residency.residency import Residency
+from gpu_scheduler.residency.residents import Residents
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services import tasks
 from services.errors import NotFound, Unmet

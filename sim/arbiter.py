@@ -1,4 +1,5 @@
-"""Arbitration on a group, by the gpu_scheduler's policy: what `gpu_scheduler/dispatcher.py` does, without its I/O.
+"""Arbitration on a group, by the gpu_scheduler's policy: what `gpu_scheduler/queue/dispatcher.py` does, without its
+I/O.
 
 Every event marks the queue as changed; it is planned once for all of the same moment. What decides is the policy's:
 backlog, admission, protection, holdings, speeds, forecasts.
@@ -13,15 +14,16 @@ from math import inf, isnan
 from typing import TYPE_CHECKING
 
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.policy import admission, holdings
-from gpu_scheduler.policy.backlog import Backlog
-from gpu_scheduler.policy.decisions import NeedMemory, Start
-from gpu_scheduler.policy.demand import TokenRate, weight
-from gpu_scheduler.policy.forecast import ForecastRules, OutputForecast
-from gpu_scheduler.policy.lack import Lack
-from gpu_scheduler.policy.pace import Pace
-from gpu_scheduler.policy.protection import Protection
-from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+from gpu_scheduler.engines.sharing.throttle import Pace
+from gpu_scheduler.policy.memory import holdings
+from gpu_scheduler.policy.memory.demand import TokenRate, weight
+from gpu_scheduler.policy.memory.forecast import ForecastRules, OutputForecast
+from gpu_scheduler.policy.memory.kv_shortage import Lack
+from gpu_scheduler.policy.queue import admission
+from gpu_scheduler.policy.queue.backlog import Backlog
+from gpu_scheduler.policy.queue.decisions import NeedMemory, Start
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.throttle.throttling import Protection
 from sim.clock import Timer
 from sim.engine import Engine
 from sim.request import Request
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
     from sim.node import Group, Resident
 
 RESUME_S = 1.0
-"""What a stream that was interrupted gets to go on, as `gpu_scheduler/requests.py` gives it."""
+"""What a stream that was interrupted gets to go on, as `gpu_scheduler/queue/requests.py` gives it."""
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 5.0, 1.0
-"""As `gpu_scheduler/room.py` asks for it."""
+"""As `gpu_scheduler/memory/memory_requests.py` asks for it."""
 _ASK_AGAIN_S = 0.05
 """A gpu_scheduler asks again as soon as it was answered: bounded here, because a room may be there (balloond has so
 many bytes free) and the request still lack memory (admission has set these bytes aside for what runs)."""

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gpu_scheduler.policy.prefill_graphs import LEAST_TOKENS, graph_tokens
+from gpu_scheduler.engines.sharing.prefill_graphs import LEAST_TOKENS, graph_tokens
 
 GB = 1e9
 MIB = 1 << 20
@@ -63,7 +63,7 @@ class Hardware:
     prefill_layer_s: float = 0.0004925
     prefill_graph_tokens: int = 0
     """Steps of so many tokens and fewer are replayed from CUDA graphs. 0: by the weights, as engines have it
-    (`gpu_scheduler/policy/prefill_graphs.py`)."""
+    (`gpu_scheduler/engines/sharing/prefill_graphs.py`)."""
     prefill_graph_layer_s: float = 0.0001975
     """The same for each layer of such a step."""
     prefill_gap_layer_s: float = 0.001704

@@ -1,6 +1,7 @@
-"""Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_turn.py` and
-`precedence.py` have it: what `engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`). That is
-before the devices begin the step before, which is given to them then: a step that is decided follows whatever comes.
+"""Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_arbitration.py` and
+`prefill_priority.py` have it: what `engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`).
+That is before the devices begin the step before, which is given to them then: a step that is decided follows whatever
+comes.
 
 An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.
 """
@@ -10,9 +11,9 @@ from __future__ import annotations
 from math import inf
 from typing import Protocol
 
-from gpu_scheduler.policy import decode_turn
-from gpu_scheduler.policy.decode_turn import Want
-from gpu_scheduler.policy.pace import Pace
+from gpu_scheduler.engines.sharing import decode_arbitration
+from gpu_scheduler.engines.sharing.decode_arbitration import Want
+from gpu_scheduler.engines.sharing.throttle import Pace
 from sim.clock import Clock, Timer
 from sim.processor import Processor
 
@@ -39,7 +40,7 @@ class Decoding(Protocol):
 
     @property
     def lead_s(self) -> float:
-        """Until the next has to begin (`gpu_scheduler/policy/lead.py`)."""
+        """Until the next has to begin (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
         ...
 
     @property
@@ -93,7 +94,7 @@ class DecodeOrder:
     @property
     def want(self) -> Want:
         step_s, target_s = self._engine.believed_s, self._engine.pace.step_s
-        return decode_turn.want(decode_turn.need(step_s, target_s), self._engine.batch, self._place)
+        return decode_arbitration.want(decode_arbitration.need(step_s, target_s), self._engine.batch, self._place)
 
     @property
     def wants(self) -> bool:
@@ -103,7 +104,7 @@ class DecodeOrder:
             return False
         if engine.prefills:
             return False
-        return engine.pace.hurries or decode_turn.wants(engine.lead_s, engine.believed_s)
+        return engine.pace.hurries or decode_arbitration.wants(engine.lead_s, engine.believed_s)
 
     def joined(self) -> None:
         if self._turn_s > 0:
@@ -180,11 +181,11 @@ class DecodeOrder:
     @property
     def undisturbed(self) -> bool:
         """Whether a decode step that begins now has the devices for itself, as far as the engine knows
-        (`gpu_scheduler/policy/step_alone.py`)."""
+        (`gpu_scheduler/engines/sharing/solo_step_time.py`)."""
         others = [other for other in self._processor.decoding.values() if other is not self]
         if self._processor.goes_first or self._engine.pace.step_s == 0:
             return False
-        return decode_turn.alone(self.want, self.wants, [other.want for other in others if other.wants])
+        return decode_arbitration.alone(self.want, self.wants, [other.want for other in others if other.wants])
 
     def _gives_way(self) -> bool:
         """To decodes of others."""
@@ -194,4 +195,4 @@ class DecodeOrder:
         if self._clock.now - self._decoded_at >= self._turn_s:
             return False
         wanting = [other.want for other in others if other.wants]
-        return bool(wanting) and decode_turn.waits(self.want, self.wants, wanting)
+        return bool(wanting) and decode_arbitration.waits(self.want, self.wants, wanting)

@@ -2,7 +2,7 @@
 
 An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
 of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as they have a lead
-(`gpu_scheduler/policy/lead.py`). A run goes on, in one event, until its first request ends or its memory does;
+(`gpu_scheduler/policy/tpot_slack.py`). A run goes on, in one event, until its first request ends or its memory does;
 whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run: whose
 goes first is looked at before each (`decode_order.py`).
 
@@ -17,10 +17,10 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Protocol
 
-from gpu_scheduler.policy import decode_turn, lead
-from gpu_scheduler.policy.lead import Hold, Stream
-from gpu_scheduler.policy.pace import FREE, Pace
-from gpu_scheduler.policy.step_alone import MOST, DecodeStep, StepAlone
+from gpu_scheduler.engines.sharing import decode_arbitration, tpot_slack
+from gpu_scheduler.engines.sharing.solo_step_time import MOST, DecodeStep, StepAlone
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.tpot_slack import Hold, Stream
 from sim.clock import Clock, Timer
 from sim.cost import Cost
 from sim.decode_order import DecodeOrder
@@ -290,7 +290,7 @@ class Engine:
         step = self._believes()
         if self.lead_s >= 0 or self.pace.step_s <= step.seconds:
             return False
-        need = decode_turn.need(step.seconds, self.pace.step_s) if step.measured else 1.0
+        need = decode_arbitration.need(step.seconds, self.pace.step_s) if step.measured else 1.0
         return self._hold.left_s(self._clock.now, need) > 0
 
     @property
@@ -312,7 +312,7 @@ class Engine:
 
     @property
     def lead_s(self) -> float:
-        """Of the batch, now (`gpu_scheduler/policy/lead.py`)."""
+        """Of the batch, now (`gpu_scheduler/policy/tpot_slack.py`)."""
         now = self._clock.now
         if self.pace.step_s == 0:
             return inf
@@ -323,7 +323,7 @@ class Engine:
         of = (steps, self._joined, len(self._batch), self.pace.step_s)
         if of != self._lead_of:
             streams = (Stream(each.joined_at, steps - each.joined_step) for each in self._batch.values())
-            least = lead.lead_s(streams, now, self.believed_s, self.pace.step_s)
+            least = tpot_slack.lead_s(streams, now, self.believed_s, self.pace.step_s)
             self._lead_s, self._lead_at, self._lead_of = least, now, of
         return self._lead_s - (now - self._lead_at)
 

@@ -29,7 +29,7 @@ from balloond.policy.claims import (
 )
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
-from gpu_scheduler.policy.holdings import DeviceMemory, Holding
+from gpu_scheduler.policy.memory.holdings import DeviceMemory, Holding
 from sim.clock import Clock, Timer
 from sim.cost import Hardware
 

@@ -1,7 +1,7 @@
 """A group: its devices' memory and compute, its engines, and the residencies of its models.
 
-A residency changes in the steps of `gpu_scheduler/activation.py` and `residency.py`: book, make room, fill, wake; or
-drain, empty, book what a sleeping engine keeps. What they take is the cost model's.
+A residency changes in the steps of `gpu_scheduler/residency/activation.py` and `residency.py`: book, make room, fill,
+wake; or drain, empty, book what a sleeping engine keeps. What they take is the cost model's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sim.processor import Processor
 from sim.request import Request
 
 _ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
-"""As `gpu_scheduler/activation.py` asks for it."""
+"""As `gpu_scheduler/residency/activation.py` asks for it."""
 
 
 class Queue(Listener, Protocol):

@@ -1,6 +1,6 @@
 """The compute of a group's devices: engines that are busy at the same time get equal slices of it. A prefill step goes
-first (`gpu_scheduler/policy/precedence.py`) until it is over, or has done so for as long as one may: engines that
-decode for not too many requests are told, and stand still from their next step on that is not decided yet
+first (`gpu_scheduler/engines/sharing/prefill_priority.py`) until it is over, or has done so for as long as one may:
+engines that decode for not too many requests are told, and stand still from their next step on that is not decided yet
 (`decode_order.py`).
 
 Who leaves them idle for a part of its time, as decodes of small models do, whose hosts are slower, needs no whole
@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Protocol
 
-from gpu_scheduler.policy.decode_turn import Want
-from gpu_scheduler.policy.precedence import worth
+from gpu_scheduler.engines.sharing.decode_arbitration import Want
+from gpu_scheduler.engines.sharing.prefill_priority import worth
 from sim.clock import Clock, Timer
 
 

@@ -26,7 +26,7 @@ PACKAGES = (
 FILES = [
     path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "cpu_stubs" not in path.parts
 ]
-POLICIES = [path for path in FILES if "policy" in path.parts]
+POLICIES = [path for path in FILES if {"policy", "sharing"} & {*path.parts}]
 FORBIDDEN_IN_POLICY = {
     "grpc",
     "torch",
@@ -191,7 +191,8 @@ def test_the_simulator_has_no_clock_but_its_own_and_of_the_services_only_what_de
         for name in found:
             top, *rest = name.split(".")
             if top in ("balloond", "loader", "gpu_scheduler", "placement", "gateway"):
-                assert rest[0] in ("policy", "config"), f"{module(path)} imports {name}"
+                decides = rest[0] in ("policy", "config") or rest[:2] == ["engines", "sharing"]
+                assert decides, f"{module(path)} imports {name}"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.gpu import asleep_engine, fleet, report, shapes
 from benchmarks.gpu.fleet import Client, Model, say
-from gpu_scheduler.engines import base
+from gpu_scheduler.engines import engine
 from protos import engine_pb2
 from tests.gpu_scheduler.engines.sglang import harness
 
@@ -65,7 +65,7 @@ async def one(client: Client, path: Path) -> dict[str, Any]:
 
 
 async def run(given: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    base.MODULES["sglang"] = "benchmarks.gpu.asleep_engine"
+    engine.MODULES["sglang"] = "benchmarks.gpu.asleep_engine"
     names = given.variants.split(",")
     path = shapes.write(folder / given.shape, given.shape)
     weights = -(-shapes.weights_bytes(json.loads((path / "config.json").read_text())) // (64 << 20)) * (64 << 20)

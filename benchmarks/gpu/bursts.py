@@ -34,8 +34,8 @@ from benchmarks.gpu.fleet import Client, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines import turn as turn_module
-from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines.shared_board import Turn
 from tests.gpu_scheduler.engines.sglang import harness
 
 REFERENCE = "reference"

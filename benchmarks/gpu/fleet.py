@@ -13,8 +13,8 @@ from typing import Any
 
 import services.forking  # noqa: F401  (before grpc: engines are started)
 from benchmarks.gpu import shapes, stock
-from gpu_scheduler.engines.base import MODULES, Engine, Spawn
-from gpu_scheduler.engines.turn import ANYBODY, Turn
+from gpu_scheduler.engines.engine import MODULES, Engine, Spawn
+from gpu_scheduler.engines.shared_board import ANYBODY, Turn
 from protos import common_pb2, engine_pb2
 from services import log
 from tests.gpu_scheduler.engines.sglang import harness

@@ -42,7 +42,7 @@ from benchmarks.gpu import cores, fleet, pairs, report, shapes, turns, windows
 from benchmarks.gpu.fleet import Client, Model, say
 from benchmarks.gpu.windows import Load, Shape, Side, Window
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.engines import turn
+from gpu_scheduler.engines import shared_board
 from tests.gpu_scheduler.engines.sglang import harness
 
 PARTS = {"one": (1, "scheduler", 40.0), "two": (2, "scheduler", 24.0), "users": (1, "engine", 40.0)}
@@ -107,7 +107,7 @@ class Part:
         self._windows: list[dict[str, Any]] = []
         self._stats: dict[str, Any] = {}
         self._about: dict[str, Any] = {}
-        self._words: turn.Turn | None = None
+        self._words: shared_board.Turn | None = None
 
     async def run(self) -> None:
         weights = -(-shapes.weights_bytes(self._config) // (64 << 20)) * (64 << 20)
@@ -120,7 +120,7 @@ class Part:
                 await at.limit(name, self._limit)
             say(f"{self._name}: {self._count} and {self._count} engines, {self._limit / 2**30:.2f} GiB of KV each")
             arbitrated = self._given.prefill_turn or self._given.precedence or "@" in self._given.loads
-            turn_fd = turn.create() if arbitrated else None
+            turn_fd = shared_board.create() if arbitrated else None
             starting = [
                 fleet.elastic(
                     at,
@@ -141,7 +141,7 @@ class Part:
             try:
                 ours, theirs = clients[: self._count], clients[self._count :]
                 if turn_fd is not None:
-                    self._words = turn.Turn(turn_fd)
+                    self._words = shared_board.Turn(turn_fd)
                     if self._given.prefill_turn:
                         fleet.PrefillTurn(self._words, ours)
                 await self._measure(Side("elastic", ours), Side("reference", theirs))

@@ -10,7 +10,8 @@ Windows of each case: the first alone, beside the neighbours, alone again. Befor
 without neighbours: `--times` its median step is the TPOT target of all cases.
 
 Measured of the first model: TPOT, of each request that lies wholly in a window, (last - first) / (n - 1) of its tokens;
-and the time between two tokens, of which no pace promises anything (gpu_scheduler/policy/pace.py says why).
+and the time between two tokens, of which no pace promises anything (gpu_scheduler/engines/sharing/throttle.py says
+why).
 
 The aim: with both, the p99 TPOT beside the neighbours is at most twice what it is alone.
 
@@ -33,13 +34,13 @@ from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import gaps_of
 from gpu_scheduler.config import Arbitration
-from gpu_scheduler.dispatcher import Dispatcher
-from gpu_scheduler.engines import turn as turn_module
-from gpu_scheduler.engines.turn import Turn
-from gpu_scheduler.memory import GroupMemory
-from gpu_scheduler.policy.pace import FREE
-from gpu_scheduler.residents import Residents
-from gpu_scheduler.streams import GatewayStream
+from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.sharing.throttle import FREE
+from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.queue.streams import GatewayStream
+from gpu_scheduler.residency.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2
 from services import tasks
 

@@ -1,4 +1,4 @@
-"""Engine processes as the gpu_scheduler sees them (`base`, `warm_pool`), and the two kinds of engine: `sglang` and
+"""Engine processes as the gpu_scheduler sees them (`engine`, `warm_pool`), and the two kinds of engine: `sglang` and
 `echo`.
 
 An engine is a child process that speaks protos/engine.proto over an inherited socket. The kinds are started by module

@@ -4,7 +4,7 @@ A taken engine is replaced in the background, so that the next activation finds 
 importing beside it would cost that model a second. An engine whose model left comes back and takes another model, in
 the same process; one in which something of it stayed is dead by then. Those that had a model go first, and stay when
 there are too many: their kernels are loaded. They keep memory of the devices for that, which is booked
-(`gpu_scheduler/warm_booking.py`). `limit` bounds engine processes of the group, taken ones included.
+(`gpu_scheduler/memory/warm_booking.py`). `limit` bounds engine processes of the group, taken ones included.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
+from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
 from services import log, tasks
 from services.errors import Refused, TimedOut
 

@@ -41,7 +41,7 @@ def chosen(model: Model, found: list[Found], compared: int, rules: LifecycleRule
 
 
 def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> Activation:
-    """`lacking`: what the nearest groups are short of (`lack`)."""
+    """`lacking`: what the nearest groups are short of (`lack`, below)."""
     return Activation(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
 
 

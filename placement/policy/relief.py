@@ -1,11 +1,11 @@
 """Idle models make way for KV.
 
-A device lacks KV memory when requests wait for some (`gpu_scheduler/policy/lack.py`), or when running ones leave less
-than a share of it free: the next ones would then stop what runs. The first counts by itself: what idle models hold up
-to their floors is nobody else's, and is not in the sum of what is used. By that alone a model had its requests wait for
-half an hour beside six idle ones (24 hours of servegen48, simulated). What is lacking comes from weights of models that
-are idle there. They hibernate, those whose wake-up costs least for what they free first, and not more than is wanted;
-nobody goes cold for KV.
+A device lacks KV memory when requests wait for some (`gpu_scheduler/policy/memory/kv_shortage.py`), or when running
+ones leave less than a share of it free: the next ones would then stop what runs. The first counts by itself: what idle
+models hold up to their floors is nobody else's, and is not in the sum of what is used. By that alone a model had its
+requests wait for half an hour beside six idle ones (24 hours of servegen48, simulated). What is lacking comes from
+weights of models that are idle there. They hibernate, those whose wake-up costs least for what they free first, and not
+more than is wanted; nobody goes cold for KV.
 """
 
 from __future__ import annotations

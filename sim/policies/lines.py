@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import count
 from math import inf, isnan
 
-from gpu_scheduler.policy.forecast import OutputForecast
+from gpu_scheduler.policy.memory.forecast import OutputForecast
 from sim.engine import Engine
 from sim.node import Group, Resident
 from sim.request import Request

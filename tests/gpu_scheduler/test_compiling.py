@@ -8,17 +8,18 @@ import asyncio
 import pytest
 
 from gateway import routes as gateway_routes
-from gpu_scheduler import counted, watchdog
 from gpu_scheduler.config import GpuSchedulerConfig
-from gpu_scheduler.engines import base
-from gpu_scheduler.engines.base import Engine
-from gpu_scheduler.memory import GroupMemory
-from gpu_scheduler.report import Report
-from gpu_scheduler.telling import facts
+from gpu_scheduler.engines import engine
+from gpu_scheduler.engines.engine import Engine
+from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.report import counters
+from gpu_scheduler.report.report import Report
+from gpu_scheduler.report.report_rate import facts
+from gpu_scheduler.residency import watchdog
 from placement.routes import route
 from protos import common_pb2, engine_pb2, loader_pb2
 from services import tasks
-from tests.gpu_scheduler.test_residency import SPEC, close_group, open_group
+from tests.gpu_scheduler.residency.test_residency import SPEC, close_group, open_group
 from tests.placement.fakes import FakeCluster
 
 BEGINS = engine_pb2.Compiling(kernel="activation", compiler="nvcc")
@@ -86,7 +87,7 @@ async def test_a_model_whose_kernels_are_compiled_says_so_until_it_is_up(group, 
                 assert facts(before) != facts(state), "placement is told at once"
 
     at_load.append(compiles)
-    counts = {each: counted.COMPILED.labels(each)._value.get() for each in counted.COMPILERS}
+    counts = {each: counters.COMPILED.labels(each)._value.get() for each in counters.COMPILERS}
     change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
     told = [message.progress async for message in group.residency.follow(change)]
     assert seen == [(0, False, True), (1, True, True), (2, True, True)]
@@ -95,8 +96,8 @@ async def test_a_model_whose_kernels_are_compiled_says_so_until_it_is_up(group, 
     resident = report(group).residents[0]
     assert (resident.compiling, resident.kernels_compiled) == (False, 2)
     assert set(resident.step_s) == {"taking an engine", "reading the checkpoint", "compiling kernels"}
-    assert counted.COMPILED.labels("nvcc")._value.get() == counts["nvcc"] + 1
-    assert counted.COMPILED.labels("triton")._value.get() == counts["triton"] + 1
+    assert counters.COMPILED.labels("nvcc")._value.get() == counts["nvcc"] + 1
+    assert counters.COMPILED.labels("triton")._value.get() == counts["triton"] + 1
 
 
 async def test_a_model_that_waits_for_its_groups_first_engine_is_waited_for_as_long(at_load):
@@ -116,7 +117,7 @@ async def test_a_model_that_waits_for_its_groups_first_engine_is_waited_for_as_l
 
 async def test_steps_are_in_order_and_a_step_that_was_interrupted_counts_as_one(group, at_load, monkeypatch):
     now = 1000.0
-    monkeypatch.setattr("gpu_scheduler.activation.time.monotonic", lambda: now)
+    monkeypatch.setattr("gpu_scheduler.residency.activation.time.monotonic", lambda: now)
 
     def compiles(engine):
         nonlocal now
@@ -140,9 +141,9 @@ async def test_steps_are_in_order_and_a_step_that_was_interrupted_counts_as_one(
 async def test_what_is_compiled_while_it_serves_is_counted_and_says_nothing_of_how_it_came_up(group):
     await group.bring(common_pb2.ACTIVE)
     resident = group.residents.get("m")
-    before, steps = counted.COMPILING_S.labels("triton")._value.get(), list(resident.steps)
+    before, steps = counters.COMPILING_S.labels("triton")._value.get(), list(resident.steps)
     says(resident.engine, AFTERWARDS)
-    assert counted.COMPILING_S.labels("triton")._value.get() == before + 0.5
+    assert counters.COMPILING_S.labels("triton")._value.get() == before + 0.5
     assert not resident.compiling and resident.steps == steps
 
 
@@ -154,7 +155,7 @@ async def test_a_start_that_failed_compiles_no_more(group, at_load):
     at_load.append(dies)
     change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
     resident = group.residents.get("m")
-    with pytest.raises(base.EngineDied):
+    with pytest.raises(engine.EngineDied):
         [message async for message in group.residency.follow(change)]
     assert not resident.compiling
 

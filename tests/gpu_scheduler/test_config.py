@@ -3,8 +3,8 @@ import re
 import pytest
 
 from gpu_scheduler.config import Arbitration, Engines, GpuSchedulerConfig
-from gpu_scheduler.policy.backlog import BacklogRules
-from gpu_scheduler.policy.forecast import ForecastRules
+from gpu_scheduler.policy.memory.forecast import ForecastRules
+from gpu_scheduler.policy.queue.backlog import BacklogRules
 
 MIB = 1 << 20
 

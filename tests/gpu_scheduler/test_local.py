@@ -10,8 +10,8 @@ from typing import cast
 
 import pytest
 
-from gpu_scheduler.intake import Intake
 from gpu_scheduler.local import LocalServer
+from gpu_scheduler.queue.intake import Intake
 
 
 async def test_it_listens_once_the_mode_of_its_socket_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpu_scheduler.policy.pace import Pace
+from gpu_scheduler.engines.sharing.throttle import Pace
 from sim.clock import Clock
 from sim.cost import Cost, Shape
 from sim.engine import Engine

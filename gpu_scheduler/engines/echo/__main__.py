@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from gpu_scheduler.engines.echo.engine import EchoEngine
-from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines.shared_board import Turn
 from protos import engine_pb2
 from services import log
 from services.framing import BlockingChannel

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongWeights
 from gpu_scheduler.engines.echo.memory import Memory, open_memory
 from gpu_scheduler.engines.echo.rule import embedding, next_token
-from gpu_scheduler.engines.turn import Turn
+from gpu_scheduler.engines.shared_board import Turn
 from protos import common_pb2, engine_pb2
 from services import log
 from services.framing import BlockingChannel

@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.base import kernels
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader, Ranks
-    from gpu_scheduler.engines.turn import Turn
+    from gpu_scheduler.engines.shared_board import Turn
     from services import log
 
     log.configure("sglang-engine", given.log_level)

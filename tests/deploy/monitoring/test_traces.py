@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (
     "gateway/traces.py",
     "gateway/relay.py",
-    "gpu_scheduler/traces.py",
+    "gpu_scheduler/report/traces.py",
     "gpu_scheduler/__main__.py",
     "services/otlp.py",
 )

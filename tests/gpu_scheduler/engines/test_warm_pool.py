@@ -4,11 +4,11 @@ import re
 import pytest
 
 from gpu_scheduler.engines import warm_pool
-from gpu_scheduler.engines.base import Engine, EngineDied, Spawn
+from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from services import tasks
 from services.errors import Refused
-from tests.gpu_scheduler.engines.test_base import START_S
+from tests.gpu_scheduler.engines.test_engine import START_S
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.admission import CANDIDATES, Memory, ModelMemory, Turn, admit
-from gpu_scheduler.policy.backlog import Backlog
-from gpu_scheduler.policy.decisions import NeedMemory, Start, Why
-from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.admission import CANDIDATES, Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.queue.backlog import Backlog
+from gpu_scheduler.policy.queue.decisions import NeedMemory, Start, Why
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
 
 SPEED = 1024.0
 MODELS = ("a", "b", "c", "d")

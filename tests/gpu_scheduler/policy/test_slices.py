@@ -12,8 +12,8 @@ from itertools import accumulate
 
 import pytest
 
-from gpu_scheduler.policy.pace import FREE, Pace
-from gpu_scheduler.policy.protection import Protection
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.policy.throttle.throttling import Protection
 
 TICK_S = 0.0001
 DECODE_SLICE_S, PREFILL_SLICE_S = 0.0020, 0.0024

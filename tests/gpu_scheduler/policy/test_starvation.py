@@ -22,10 +22,10 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_scheduler.policy.admission import Memory, ModelMemory, Turn, admit
-from gpu_scheduler.policy.backlog import Backlog, BacklogRules
-from gpu_scheduler.policy.decisions import Start
-from gpu_scheduler.policy.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.admission import Memory, ModelMemory, Turn, admit
+from gpu_scheduler.policy.queue.backlog import Backlog, BacklogRules
+from gpu_scheduler.policy.queue.decisions import Start
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
 
 SPEED = 1024.0
 """Tokens per second: sums are exact."""

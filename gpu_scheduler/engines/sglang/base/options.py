@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpu_scheduler.engines.sglang.base.errors import CommandError
-from gpu_scheduler.policy.prefill_graphs import graph_tokens
+from gpu_scheduler.engines.sharing.prefill_graphs import graph_tokens
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import PortArgs, ServerArgs
@@ -58,8 +58,8 @@ class Options:
     """Requests that go on at once where the one ended that an engine measures itself with (`probe`)."""
     prefill_graph_tokens: int = 0
     """Prefill steps of up to so many tokens run as CUDA graphs, in pieces, as SGLang has it by default for steps of any
-    size. On a GPU by the model (`policy/prefill_graphs.py`). 0: none; and none with several ranks (not tried yet),
-    without `cuda_graphs`, and of models of more than text, or of embeddings."""
+    size. On a GPU by the model (`engines/sharing/prefill_graphs.py`). 0: none; and none with several ranks (not tried
+    yet), without `cuda_graphs`, and of models of more than text, or of embeddings."""
     graphs_leave: int = 1
     """0: what CUDA graphs take stays on the device while the model sleeps."""
     small_stack: int = 1

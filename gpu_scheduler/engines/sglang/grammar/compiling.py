@@ -1,4 +1,4 @@
-"""One grammar, compiled by xgrammar. Without SGLang: the process that tries grammars (`trial`) imports this alone."""
+"""One grammar, compiled by xgrammar. Without SGLang: the process that tries grammars (`sandbox`) imports this alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def compiler(tokenizer_info: Any) -> Any:
 
 def matcher(compiler: Any, vocab_size: int, kind: str, text: str, rollback_tokens: int = 0) -> tuple[Any, Any]:
     """(the compiled grammar, a matcher at its start). `kind` is "json_schema", "regex" or "ebnf". Raises Uncompilable;
-    what `trial` is there for ends the process."""
+    what `sandbox` is there for ends the process."""
     from xgrammar import GrammarMatcher, allocate_token_bitmask
 
     try:

@@ -1,5 +1,5 @@
 """`python -m gpu_scheduler.engines.sglang.grammar.sandbox`: tries grammars, to see whether they can be compiled.
-It is started by a gpu_scheduler (`gpu_scheduler/trials.py`), never by hand.
+It is started by a gpu_scheduler (`gpu_scheduler/queue/grammar_sandbox.py`), never by hand.
 
 xgrammar is C++ that believes what it reads: `a{1,2147483648}` ends the process that compiles it, others take minutes
 or all memory, and no check of the text finds them all. An engine would end with every request of its model. So each

@@ -58,7 +58,7 @@ def _make_anew(tensor: torch.Tensor) -> None:
 
 
 def logits(original: Callable[..., Any], buffers: Any, vocab_size: int, *, rows: int) -> Any:
-    """Shared by all graphs, and by all that SGLang makes in a process: see `forget`."""
+    """Shared by all graphs, and by all that SGLang makes in a process: see `model/teardown.py`."""
     graphs = current.instance().graphs
     if graphs is None:
         return original(buffers, vocab_size, rows=rows)

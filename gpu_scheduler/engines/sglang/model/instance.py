@@ -317,7 +317,7 @@ class Instance:
     def decodes_within(self, seconds: float) -> None:
         """A decode step alone takes no longer than that. The probe's may have: where a host starts many models at once,
         four prove themselves on a device while kernels are compiled. An engine that believes its target to be out of
-        reach asks for nothing (`policy/decode_turn.py`), for as long as it lives."""
+        reach asks for nothing (`engines/sharing/decode_arbitration.py`), for as long as it lives."""
         if self._measured is not None and seconds < self.decode_step_s:
             self._measured.decode_step_ms = 1e3 * seconds
 

@@ -24,11 +24,11 @@ from typing import Any, Protocol, TypeVar
 
 from gpu_scheduler.engines.sglang.base.errors import CommandError
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed, Facts, Parted, agree
-from gpu_scheduler.engines.turn import Turn, wanted
-from gpu_scheduler.policy import decode_turn
-from gpu_scheduler.policy.pace import FREE, Pace
-from gpu_scheduler.policy.precedence import Precedence, worth
-from gpu_scheduler.policy.step_alone import DecodeStep
+from gpu_scheduler.engines.shared_board import Turn, wanted
+from gpu_scheduler.engines.sharing import decode_arbitration
+from gpu_scheduler.engines.sharing.prefill_priority import Precedence, worth
+from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
 
 T = TypeVar("T")
 
@@ -147,8 +147,8 @@ class _Turn:
         is_others = False
         if self._need is not None:
             own, others = wanted(self._index, self._need, self._requests), self._turn.wanting(self._index, now)
-            is_others = decode_turn.waits(own, self._wanting, others)
-            self._alone = not prompts and decode_turn.alone(own, self._wanting, others)
+            is_others = decode_arbitration.waits(own, self._wanting, others)
+            self._alone = not prompts and decode_arbitration.alone(own, self._wanting, others)
         return self._precedence.waits(is_others, now, self._turn.decode_turn_s)
 
     def alone(self) -> bool:

@@ -5,7 +5,7 @@ may be drawn it is the one with the largest sum of log-probability and Gumbel no
 2014), as SGLang draws where it is to be deterministic. SGLang has two ways, over the vocabulary as it is and over the
 most likely first, which draw differently by the same seed; the second sorts the vocabulary for every token. Here the
 noise belongs to the token, so that what else is limited does not matter, and on a GPU nothing is sorted
-(`drawing_kernel`).
+(`sampling_kernel`).
 
 Which may be drawn is SGLang's rule: the most likely `top_k`, of these the ones before which `top_p` lies or less, and
 of those the ones that are at least `min_p` times as likely as the likeliest. Of equally likely tokens the lower number

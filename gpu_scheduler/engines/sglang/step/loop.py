@@ -17,8 +17,8 @@ from gpu_scheduler.engines.sglang.step.commands import Commands
 from gpu_scheduler.engines.sglang.step.pacer import Pacer
 from gpu_scheduler.engines.sglang.step.reclaim import Giving
 from gpu_scheduler.engines.sglang.step.retraction import retract_chunked, retract_one
-from gpu_scheduler.policy.lead import Stream
-from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.tpot_slack import Stream
 from protos import engine_pb2
 from services import log
 

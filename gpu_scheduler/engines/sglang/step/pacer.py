@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf
 
-from gpu_scheduler.policy import decode_turn
-from gpu_scheduler.policy.lead import Hold, Stream, lead_s
-from gpu_scheduler.policy.pace import FREE, Pace
-from gpu_scheduler.policy.step_alone import DecodeStep, StepAlone
+from gpu_scheduler.engines.sharing import decode_arbitration
+from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep, StepAlone
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.tpot_slack import Hold, Stream, lead_s
 
 _LOOK_S = 0.05
 """How long what was seen of each request is good for, while none has a first token: every step gives each one more."""
@@ -122,17 +122,17 @@ class Pacer:
         if self._lead(now) >= 0:
             return False
         # Who is behind has a target. What may need more than it seems to is not cheap.
-        need = decode_turn.need(self.step.seconds, self._pace.step_s) if self.step.measured else 1.0
+        need = decode_arbitration.need(self.step.seconds, self._pace.step_s) if self.step.measured else 1.0
         return bool(self._under_way) or self._hold.left_s(now, need) > 0
 
     def wants(self, now: float) -> bool:
         """Whether decode steps, where there are any, are to be made before those of neighbours."""
-        return self._pace.hurries or decode_turn.wants(self._lead(now), self.step.seconds)
+        return self._pace.hurries or decode_arbitration.wants(self._lead(now), self.step.seconds)
 
     @property
     def need(self) -> float | None:
         """Share of the devices that keeps the target of those that decode; None without one."""
-        return decode_turn.need(self.step.seconds, self._pace.step_s) if self._pace.step_s > 0 else None
+        return decode_arbitration.need(self.step.seconds, self._pace.step_s) if self._pace.step_s > 0 else None
 
     def _lead(self, now: float) -> float:
         """The next step begins when those under way have ended, and these may have just begun."""

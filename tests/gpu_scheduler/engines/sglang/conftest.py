@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from gpu_scheduler.engines import turn
-from gpu_scheduler.policy import pace
+from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sharing import throttle
 from tests.gpu_scheduler.engines.sglang import checkpoints, forks, harness
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, load, node
 from tests.gpu_scheduler.engines.sglang.shared import Engines
@@ -52,18 +52,18 @@ def said(models: dict[str, Path], prompts: list[list[int]]) -> dict[str, list[li
 @pytest.fixture(scope="session")
 def word() -> Iterator[int]:
     """Shared memory of the turn and the pace, for all of `engines`; each of them has the number INDEX there."""
-    fd = turn.create()
+    fd = shared_board.create()
     yield fd
     os.close(fd)
 
 
 @pytest.fixture
-def turns(word: int) -> Iterator[turn.Turn]:
+def turns(word: int) -> Iterator[shared_board.Turn]:
     """Whatever is set there goes with the test."""
-    turns = turn.Turn(word)
+    turns = shared_board.Turn(word)
     yield turns
-    turns.give(turn.ANYBODY)
-    turns.set_pace(INDEX, pace.FREE)
+    turns.give(shared_board.ANYBODY)
+    turns.set_pace(INDEX, throttle.FREE)
     turns.set_precedence(0.0, 0)
     turns.set_decode_turn(0.0)
 
@@ -72,7 +72,7 @@ class Motion:
     """How fast the engines of `engines` decode: as beside a neighbour that prefills for ever. They prefill as ever, act
     on commands at once, and what is told to end does not wait for a step."""
 
-    def __init__(self, turns: turn.Turn) -> None:
+    def __init__(self, turns: shared_board.Turn) -> None:
         self._turns = turns
 
     def slow(self, step_s: float = 0.2) -> None:
@@ -90,7 +90,7 @@ class Motion:
 
 
 @pytest.fixture
-def motion(turns: turn.Turn) -> Iterator[Motion]:
+def motion(turns: shared_board.Turn) -> Iterator[Motion]:
     """Free again when the test ends."""
     motion = Motion(turns)
     yield motion

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gpu_scheduler.engines import turn
-from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEIGHBOUR
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
@@ -19,7 +19,7 @@ PACE = Pace(step_s=0.0001)
 
 
 async def test_decodes_stand_still_for_a_neighbour_that_wants_to_be_first_and_not_where_they_have_no_target(
-    turns: turn.Turn,
+    turns: shared_board.Turn,
     llama: EngineEnd,
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],

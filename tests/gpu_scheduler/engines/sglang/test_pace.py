@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_scheduler.engines import turn
-from gpu_scheduler.policy.pace import FREE, Pace
+from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX
 from tests.gpu_scheduler.engines.sglang.harness import Answer, load, node
@@ -42,7 +42,12 @@ def long_llama(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
-    as_on_a_gpu: bool, tmp_path: Path, turns: turn.Turn, engines: Engines, long_llama: Path, prompts: list[list[int]]
+    as_on_a_gpu: bool,
+    tmp_path: Path,
+    turns: shared_board.Turn,
+    engines: Engines,
+    long_llama: Path,
+    prompts: list[list[int]],
 ) -> None:
     chance = random.Random(4)
     paced, free, held = ([chance.randrange(2, checkpoints.VOCABULARY) for _ in range(LONG)] for _ in range(3))
@@ -79,7 +84,12 @@ async def test_a_pace_makes_prefill_steps_smaller_and_puts_pauses_between_them(
 
 @pytest.mark.parametrize("as_on_a_gpu", [False, True])
 async def test_what_an_engine_decodes_itself_goes_on_between_its_prefill_steps_where_its_target_wants_it(
-    as_on_a_gpu: bool, tmp_path: Path, turns: turn.Turn, engines: Engines, long_llama: Path, prompts: list[list[int]]
+    as_on_a_gpu: bool,
+    tmp_path: Path,
+    turns: shared_board.Turn,
+    engines: Engines,
+    long_llama: Path,
+    prompts: list[list[int]],
 ) -> None:
     chance = random.Random(5)
     (spoken,) = checkpoints.reference(long_llama, prompts[:1], 400)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from gpu_scheduler.engines import turn
-from gpu_scheduler.policy.pace import FREE
+from gpu_scheduler.engines import shared_board
+from gpu_scheduler.engines.sharing.throttle import FREE
 from tests.gpu_scheduler.engines.sglang.conftest import INDEX, NEIGHBOUR
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd
 
@@ -17,7 +17,7 @@ LONG_S, SHORT_S = 1000.0, 0.02
 
 
 async def test_decodes_stand_still_while_a_neighbour_prefills_unless_they_are_too_many_and_first_tokens_come(
-    turns: turn.Turn,
+    turns: shared_board.Turn,
     llama: EngineEnd,
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],

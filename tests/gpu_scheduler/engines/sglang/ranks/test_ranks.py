@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpu_scheduler.engines import turn
+from gpu_scheduler.engines import shared_board
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel, CommandError, NoMemory
 from gpu_scheduler.engines.sglang.policy.agreement import Facts
 from gpu_scheduler.engines.sglang.ranks.channel import FollowerChannel, LeaderChannel
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader
-from gpu_scheduler.policy.step_alone import DecodeStep
+from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
 from protos import engine_pb2
 from services.framing import frame
 
@@ -26,7 +26,7 @@ WAIT_S = 60.0
 class Three:
     """A leader, its two followers, and the gpu_scheduler's end of the socket."""
 
-    def __init__(self, words: turn.Turn | None = None) -> None:
+    def __init__(self, words: shared_board.Turn | None = None) -> None:
         pairs = [socket.socketpair() for _ in range(2)]
         self.parent, channel = socket.socketpair()
         self.leader = Leader([first.detach() for first, _ in pairs], words, 1)
@@ -81,8 +81,8 @@ def test_the_worst_off_decides_for_all() -> None:
 
 
 def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() -> None:
-    fd = turn.create()
-    words, three = turn.Turn(fd), Three(turn.Turn(fd))
+    fd = shared_board.create()
+    words, three = shared_board.Turn(fd), Three(shared_board.Turn(fd))
     words.set_precedence(1000.0, 0)
     words.claim(2, time.monotonic(), 1)
     three.all(lambda rank: three.channels[rank].receive())
@@ -102,8 +102,8 @@ def test_all_ranks_give_way_in_the_same_step_and_the_first_one_claims_for_all() 
 
 
 def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no_device_for_itself_without() -> None:
-    fd = turn.create()
-    words, three = turn.Turn(fd), Three(turn.Turn(fd))
+    fd = shared_board.create()
+    words, three = shared_board.Turn(fd), Three(shared_board.Turn(fd))
     words.set_precedence(1000.0, 16)
 
     def give_way(requests: int, prompts: int) -> list[bool]:
@@ -123,13 +123,13 @@ def test_who_decodes_for_many_requests_waits_for_as_many_more_prompts_and_has_no
 @pytest.fixture
 def wants_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """However late whoever looks is here: who wants says so no more than once."""
-    monkeypatch.setattr(turn, "_WANTED_S", 1000.0)
+    monkeypatch.setattr(shared_board, "_WANTED_S", 1000.0)
 
 
 @pytest.mark.usefixtures("wants_for_ever")
 def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhile() -> None:
-    fd = turn.create()
-    words, own = turn.Turn(fd), Alone(turn.Turn(fd), 1)
+    fd = shared_board.create()
+    words, own = shared_board.Turn(fd), Alone(shared_board.Turn(fd), 1)
     words.set_precedence(1000.0, 16)
     words.set_decode_turn(1000.0)
 
@@ -152,11 +152,11 @@ def test_who_stands_still_for_a_prefill_or_prefills_itself_wants_nothing_meanwhi
 
 @pytest.mark.usefixtures("wants_for_ever")
 def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_for_the_same_prefill() -> None:
-    fd = turn.create()
-    words = turn.Turn(fd)
+    fd = shared_board.create()
+    words = shared_board.Turn(fd)
     words.set_precedence(1000.0, 16)
     words.set_decode_turn(1000.0)
-    few, many = Alone(turn.Turn(fd), 1), Alone(turn.Turn(fd), 2)
+    few, many = Alone(shared_board.Turn(fd), 1), Alone(shared_board.Turn(fd), 2)
 
     def look() -> tuple[bool, bool]:
         few.decodes(1, 0.04, True)
@@ -172,8 +172,8 @@ def test_who_decodes_for_too_many_requests_goes_on_beside_one_that_stands_still_
 
 @pytest.mark.usefixtures("wants_for_ever")
 def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_and_the_first_one_tells() -> None:
-    fd = turn.create()
-    words, three = turn.Turn(fd), Three(turn.Turn(fd))
+    fd = shared_board.create()
+    words, three = shared_board.Turn(fd), Three(shared_board.Turn(fd))
     words.set_decode_turn(1000.0)
 
     def give_way(need: float | None, wanting: bool) -> list[bool]:
@@ -184,7 +184,7 @@ def test_all_ranks_stand_still_in_the_same_step_for_a_neighbour_that_needs_less_
         return [rank.gives_way() for rank in three.ranks]
 
     assert give_way(0.6, True) == [True] * 3
-    assert words.wanting(2, time.monotonic()) == [turn.wanted(1, 0.6)]
+    assert words.wanting(2, time.monotonic()) == [shared_board.wanted(1, 0.6)]
     assert not three.leader.alone()
     assert give_way(0.4, True) == [False] * 3
     assert three.leader.alone(), "the other stands still"

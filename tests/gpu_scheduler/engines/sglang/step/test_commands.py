@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gpu_scheduler.engines import turn
+from gpu_scheduler.engines import shared_board
 from loader.policy.floor import floor_bytes
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT, VOCABULARY
@@ -220,14 +220,14 @@ async def test_the_queue_is_in_the_order_of_priority_and_prefill_waits_for_the_t
     models: dict[str, Path],
     prompts: list[list[int]],
     said: dict[str, list[list[int]]],
-    turns: turn.Turn,
+    turns: shared_board.Turn,
 ) -> None:
     async with node(tmp_path) as at, engines.one() as end:
         await at.book("llama")
         turns.give(1)
         # Activation takes no turn; requests do.
         await end.hold(load(at, "llama", models["llama"], context_tokens=CONTEXT, max_running_requests=2))
-        turns.give(turn.ANYBODY)
+        turns.give(shared_board.ANYBODY)
         end.ask("running", prompts[0], 120, ignore_eos=True)
         await end.until(lambda: len(end.answers["running"].tokens) > 0)
         turns.give(1)

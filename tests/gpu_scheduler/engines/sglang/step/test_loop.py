@@ -60,7 +60,7 @@ PAUSES = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.step import loop as module
 from gpu_scheduler.engines.sglang.policy.agreement import Agreed
-from gpu_scheduler.policy.pace import Pace
+from gpu_scheduler.engines.sharing.throttle import Pace
 
 class Clock:
     now = 100.0
@@ -176,7 +176,7 @@ PING = """
 from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.step.loop import Loop
 from gpu_scheduler.engines.sglang.model.stats import Counters
-from gpu_scheduler.policy.pace import FREE
+from gpu_scheduler.engines.sharing.throttle import FREE
 from protos import engine_pb2
 
 instance = MagicMock()
@@ -331,7 +331,7 @@ from unittest.mock import MagicMock
 from gpu_scheduler.engines.sglang.step import loop as module
 from gpu_scheduler.engines.sglang.model.instance import Instance
 from gpu_scheduler.engines.sglang.base.states import State
-from gpu_scheduler.policy.pace import Pace
+from gpu_scheduler.engines.sharing.throttle import Pace
 from protos import engine_pb2
 
 # What it was measured with does not matter here; what it thinks a step takes does.

@@ -3,9 +3,9 @@ from math import inf
 import pytest
 
 from gpu_scheduler.engines.sglang.step.pacer import Pacer
-from gpu_scheduler.policy.lead import Stream
-from gpu_scheduler.policy.pace import FREE, Pace
-from gpu_scheduler.policy.step_alone import DecodeStep
+from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.tpot_slack import Stream
 
 
 @pytest.fixture

@@ -1,0 +1,361 @@
+"""One engine process from the outside: start it, give it commands, hear its tokens, notice its death.
+
+The engine inherits one end of a socket pair; the closing of the other end is its death (protos/engine.proto). It is
+started by the main thread of a process that outlives it: engines ask the kernel to die with the thread that started
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpu_scheduler.engines import processes
+from gpu_scheduler.report import counters
+from protos import common_pb2, engine_pb2
+from services import children, log, tasks
+from services.errors import PrismError, TimedOut
+from services.framing import FramedChannel
+
+_log = log.get(__name__)
+_BETWEEN_STEPS = ("drain", "export_kv", "import_kv")
+"""Commands beside which an engine goes on with its steps."""
+MODULES = {"sglang": "gpu_scheduler.engines.sglang", "echo": "gpu_scheduler.engines.echo"}
+
+
+class EngineDied(PrismError):
+    """The process is gone. What it ran can run elsewhere."""
+
+
+class CommandFailed(PrismError):
+    """The engine could not do it and says why. `model_at_fault`: the checkpoint is broken, trying again cannot help.
+    `weights_differ`: its weights range was not filled with what was announced. `may_pass`: the host was at fault, and
+    may not be for long."""
+
+    def __init__(self, reason: str, model_at_fault: bool, weights_differ: bool = False, may_pass: bool = False) -> None:
+        super().__init__(reason)
+        self.model_at_fault = model_at_fault
+        self.weights_differ = weights_differ
+        self.may_pass = may_pass
+
+
+class Listener(Protocol):
+    """Who hears an engine. Called in the loop, never re-entered."""
+
+    def on_tokens(self, engine: Engine, chunks: list[common_pb2.TokenChunk]) -> None: ...
+
+    def on_prefilled(self, engine: Engine, prompts: list[engine_pb2.Prefilled.Prompt]) -> None: ...
+
+    def on_parked(self, engine: Engine, request_id: str) -> None: ...
+
+    def on_stats(self, engine: Engine, stats: engine_pb2.EngineStats) -> None: ...
+
+    def on_death(self, engine: Engine) -> None: ...
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """How engines of one kind are started."""
+
+    kind: str
+    log_level: str = "warning"
+    environment: Mapping[str, str] | None = None
+    ranks: int = 1
+    """Processes of one engine: as many as its group has devices."""
+    start_timeout_s: float = 180.0
+    """Imports of SGLang take seconds on a fast disk, a minute on a cold and busy one."""
+
+
+class Command:
+    """A residency command under way. Await `mapped()` where the command maps weights, then `done()`."""
+
+    def __init__(
+        self, number: int, ranks: int, on_progress: Callable[[common_pb2.Progress], None] | None, *, steps: bool = False
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.number = number
+        self.steps = steps
+        """Whether its engine goes on with steps meanwhile, and reads its socket between them."""
+        self._ranks = ranks
+        self._on_progress = on_progress
+        self._parts: list[engine_pb2.WeightsMapped] = []
+        self._mapped: asyncio.Future[list[engine_pb2.WeightsMapped]] = loop.create_future()
+        self._places: asyncio.Future[engine_pb2.KvPlaces] = loop.create_future()
+        self._done: asyncio.Future[engine_pb2.Measured] = loop.create_future()
+        # Any may fail while nobody waits for it yet; whoever waits later still gets the error.
+        for future in (self._mapped, self._places, self._done):
+            future.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    async def mapped(self) -> list[engine_pb2.WeightsMapped]:
+        """Of all ranks, in their order."""
+        return await asyncio.shield(self._mapped)
+
+    async def places(self) -> engine_pb2.KvPlaces:
+        """Of commands that move KV."""
+        return await asyncio.shield(self._places)
+
+    async def done(self) -> engine_pb2.Measured:
+        return await asyncio.shield(self._done)
+
+    def progressed(self, progress: common_pb2.Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def weights_mapped(self, message: engine_pb2.WeightsMapped) -> None:
+        self._parts.append(message)
+        if len(self._parts) == self._ranks and not self._mapped.done():
+            self._mapped.set_result(self._parts)
+
+    def lies(self, places: engine_pb2.KvPlaces) -> None:
+        if not self._places.done():
+            self._places.set_result(places)
+
+    def succeed(self, measured: engine_pb2.Measured) -> None:
+        if not self._done.done():
+            self._done.set_result(measured)
+
+    def fail(self, error: PrismError) -> None:
+        for future in (self._mapped, self._places, self._done):
+            if not future.done():
+                future.set_exception(error)
+
+    @property
+    def ended(self) -> bool:
+        return self._done.done()
+
+
+class Engine:
+    """One engine: a process, or several of which the first speaks for all. Made by `Engine.start`; used from one event
+    loop."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, ranks: Sequence[children.Process], index: int) -> None:
+        self.ranks = ranks
+        """Its processes, in their order."""
+        self.index = index
+        """Its number on the turn word: 1 or above, not shared with another engine of the group that lives."""
+        self.pid = ranks[0].pid
+        self.stats = engine_pb2.EngineStats()
+        self.heard = 0
+        """Messages that came from it."""
+        self.kept_bytes = 0
+        """Of each of its devices, since its model fell asleep or left last, leases aside; 0: not told."""
+        self.told_kept = asyncio.Event()
+        self.listener: Listener | None = None
+        self.on_compiling: Callable[[engine_pb2.Compiling], None] | None = None
+        """Called for each kernel that it begins to compile, or has compiled."""
+        self._compiling_since: float | None = None
+        self.dead = asyncio.Event()
+        self._channel = FramedChannel(engine_pb2.FromEngine, self._take, self._ended)
+        self._stopping = False
+        self._commands: dict[int, Command] = {}
+        self._hello: asyncio.Future[engine_pb2.Hello] = asyncio.get_running_loop().create_future()
+        self._hello.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+    def __repr__(self) -> str:
+        return f"Engine(pid={self.pid}, {'dead' if self.dead.is_set() else 'alive'}, commands={len(self._commands)})"
+
+    @classmethod
+    async def start(cls, spawn: Spawn, index: int, turn_fd: int | None) -> Engine:
+        """Starts the process; `hello()` tells when it is warm."""
+        ours, theirs = socket.socketpair()
+        arguments = ["--log-level", spawn.log_level]
+        if turn_fd is not None:
+            arguments += ["--turn-fd", str(turn_fd), "--turn-index", str(index)]
+        try:
+            ranks = await processes.start(
+                MODULES[spawn.kind],
+                arguments,
+                theirs,
+                ranks=spawn.ranks,
+                shared_fds=[] if turn_fd is None else [turn_fd],
+                environment=spawn.environment,
+            )
+        finally:
+            theirs.close()
+        engine = cls(ranks, index)
+        await engine._channel.open(ours)
+        tasks.spawn(engine._reap(), f"engine {engine.pid}")
+        for number, rank in enumerate(ranks[1:], start=1):
+            tasks.spawn(engine._watch(rank, number), f"rank {number} of engine {engine.pid}")
+        return engine
+
+    async def hello(self, timeout_s: float) -> engine_pb2.Hello:
+        """Waits until the engine is warm. Raises EngineDied, TimedOut."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(self._hello)
+        except TimeoutError:
+            raise TimedOut(f"engine {self.pid} was not warm after {timeout_s:.0f} s") from None
+
+    @property
+    def alive(self) -> bool:
+        return not self.dead.is_set()
+
+    @property
+    def compiling_s(self) -> float:
+        """For how long it has been compiling the kernel that it told of last; 0 when that is done."""
+        return 0.0 if self._compiling_since is None else time.monotonic() - self._compiling_since
+
+    @property
+    def commanded(self) -> bool:
+        """Whether it has commands that it has not answered and that keep it from its steps."""
+        return not all(command.steps for command in self._commands.values())
+
+    @property
+    def owes(self) -> bool:
+        """Whether it has commands that it has not answered."""
+        return bool(self._commands)
+
+    def command(
+        self, message: engine_pb2.ToEngine, on_progress: Callable[[common_pb2.Progress], None] | None = None
+    ) -> Command:
+        """Gives a command that is answered by Done or Failed; its command_id is filled in."""
+        steps = message.WhichOneof("message") in _BETWEEN_STEPS
+        command = Command(next(self._numbers), len(self.ranks), on_progress, steps=steps)
+        getattr(message, str(message.WhichOneof("message"))).command_id = command.number
+        if not self.alive:
+            command.fail(EngineDied(f"engine {self.pid} is gone"))
+            return command
+        self._commands[command.number] = command
+        self._channel.send(message)
+        return command
+
+    def verify(self, command: Command) -> None:
+        """Tells the engine that its weights range is filled; `command` is the Load or Wake under way."""
+        self._channel.send(engine_pb2.ToEngine(verify=engine_pb2.Verify(command_id=command.number)))
+
+    def imported(self, command: Command, failed: bool) -> None:
+        """Tells the engine that the places of `command`, an ImportKv, are filled, or never will be."""
+        imported = engine_pb2.ImportedKv(command_id=command.number, failed=failed)
+        self._channel.send(engine_pb2.ToEngine(imported_kv=imported))
+
+    def generate(self, message: engine_pb2.Generate) -> None:
+        self._channel.send(engine_pb2.ToEngine(generate=message))
+
+    def abort(self, request_id: str) -> None:
+        self._channel.send(engine_pb2.ToEngine(abort=engine_pb2.Abort(request_id=request_id)))
+
+    def ping(self) -> None:
+        """It answers when it reads its socket next, between two steps: what counts is that it is heard."""
+        self._channel.send(engine_pb2.ToEngine(ping=engine_pb2.Ping()))
+
+    async def stop(self, grace_s: float = 3.0) -> None:
+        """Asks the process to end and kills it when it does not."""
+        self._stopping = True
+        self._channel.send(engine_pb2.ToEngine(shutdown=engine_pb2.Shutdown()))
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._all_ended()
+        except TimeoutError:
+            self.kill()
+            await self._all_ended()
+        await self.dead.wait()
+
+    def kill(self) -> None:
+        processes.kill(self.ranks)
+
+    async def give_up(self, grace_s: float = 5.0) -> None:
+        """Kills it. A process that not even that ends, in a driver that does not return, counts as dead after
+        `grace_s`."""
+        self.kill()
+        try:
+            async with asyncio.timeout(grace_s):
+                await self.dead.wait()
+        except TimeoutError:
+            _log.error("a killed engine does not end", engine=self.pid)
+            self._ended()
+
+    async def _all_ended(self) -> None:
+        await asyncio.gather(*(rank.wait() for rank in self.ranks))
+
+    async def _reap(self) -> None:
+        status = await self.ranks[0].wait()
+        await self.dead.wait()
+        _log.info("engine ended", engine=self.pid, status=status)
+
+    async def _watch(self, rank: children.Process, number: int) -> None:
+        """One that dies takes the others with it: they would wait for it for ever."""
+        status = await rank.wait()
+        if not self._stopping and self.alive:
+            _log.warning("a rank died, its engine ends", engine=self.pid, rank=number, process=rank.pid, status=status)
+            self.kill()
+
+    def _take(self, message: engine_pb2.FromEngine) -> None:
+        kind = message.WhichOneof("message")
+        self.heard += 1
+        if kind == "tokens":
+            if self.listener is not None:
+                self.listener.on_tokens(self, list(message.tokens.chunks))
+        elif kind == "stats":
+            self.stats = message.stats
+            if self.listener is not None:
+                self.listener.on_stats(self, message.stats)
+        elif kind == "prefilled":
+            if self.listener is not None:
+                self.listener.on_prefilled(self, list(message.prefilled.prompts))
+        elif kind == "parked":
+            if self.listener is not None:
+                self.listener.on_parked(self, message.parked.request_id)
+        elif kind == "kept":
+            self.kept_bytes = message.kept.bytes
+            self.told_kept.set()
+        elif kind == "pong":
+            pass
+        elif kind == "compiling":
+            self._compiles(message.compiling)
+        elif kind == "hello":
+            if not self._hello.done():
+                self._hello.set_result(message.hello)
+        elif kind == "progress":
+            if command := self._commands.get(message.progress.command_id):
+                command.progressed(message.progress.progress)
+        elif kind == "weights_mapped":
+            if command := self._commands.get(message.weights_mapped.command_id):
+                command.weights_mapped(message.weights_mapped)
+        elif kind == "kv_places":
+            if command := self._commands.get(message.kv_places.command_id):
+                command.lies(message.kv_places)
+        elif kind == "done":
+            if command := self._commands.pop(message.done.command_id, None):
+                command.succeed(message.done.measured)
+        elif kind == "failed":
+            if command := self._commands.pop(message.failed.command_id, None):
+                failed = message.failed
+                command.fail(
+                    CommandFailed(failed.reason, failed.model_at_fault, failed.weights_differ, failed.may_pass)
+                )
+        else:
+            raise RuntimeError(f"an engine said {kind!r}, which this gpu_scheduler does not know")
+
+    def _compiles(self, told: engine_pb2.Compiling) -> None:
+        self._compiling_since = None if told.done else time.monotonic()
+        if told.done:
+            counters.COMPILED.labels(told.compiler).inc()
+            counters.COMPILING_S.labels(told.compiler).inc(told.seconds)
+            _log.info("kernel compiled", engine=self.pid, kernel=told.kernel, ms=round(1e3 * told.seconds, 1))
+        if self.on_compiling is not None:
+            self.on_compiling(told)
+
+    def _ended(self) -> None:
+        if self.dead.is_set():
+            return
+        self.dead.set()
+        if not self._stopping:
+            # A process that closed its socket is of no use any more, whether or not it still runs.
+            self.kill()
+        self._channel.close()
+        error = EngineDied(f"engine {self.pid} died")
+        if not self._hello.done():
+            self._hello.set_exception(error)
+        commands, self._commands = self._commands, {}
+        for command in commands.values():
+            command.fail(error)
+        if self.listener is not None:
+            self.listener.on_death(self)

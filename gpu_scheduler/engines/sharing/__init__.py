@@ -1,0 +1,9 @@
+"""How engines on the same devices share their compute: pure rules, used by engines, gpu_schedulers and the simulator.
+
+throttle            how fast a model may prefill beside neighbours that decode
+tpot_slack          how long the next decode step of an engine can wait
+solo_step_time      what a decode step takes alone
+prefill_priority    prefill steps go before the decode steps of neighbours
+decode_arbitration  whose decode steps go first
+prefill_graphs      which prefill steps run as CUDA graphs
+"""

@@ -1,0 +1,95 @@
+"""Following the streams that a group decides from: balloond's ledger and the loader's images."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from balloond.client import BalloondClient
+from gpu_scheduler.memory.devices import Devices
+from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.policy.memory.demand import changed
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.residency.residents import Images, Residents
+from loader.client import LoaderClient
+from services import log
+from services.errors import PrismError
+from services.watch import Watched
+
+_log = log.get(__name__)
+_DEMAND_EVERY_S = 1.0
+_LEFT_OVER_EVERY_S = 1.0
+
+
+async def follow_balloond(
+    balloond: BalloondClient,
+    memory: GroupMemory,
+    dispatcher: Dispatcher,
+    changes: Watched[None],
+    on_return: Callable[[], None],
+) -> None:
+    """Keeps `memory` fresh, for ever. `on_return`: a balloond is there again, and may know less than the one before."""
+    async for state in balloond.watch():
+        if state is None:
+            memory.lost("balloond is away")
+        else:
+            if memory.known and memory.away:
+                on_return()
+            memory.update(state.devices, state.node)
+            dispatcher.changed()
+        changes.set(None)
+
+
+async def tell_demand(devices: Devices, memory: GroupMemory, demand: Callable[[], dict[str, float]]) -> None:
+    """Tells balloond how the models' shares of demand have changed, for ever. It takes decodes from those who are above
+    theirs."""
+    told: dict[str, float] = {}
+    while True:
+        await asyncio.sleep(_DEMAND_EVERY_S)
+        if memory.away:
+            told = {}  # the next one knows nothing of it
+            continue
+        now = demand()
+        if changed(told, now):
+            try:
+                await devices.set_demand(now)
+                told = now
+            except PrismError as error:
+                _log.info("demand not told", why=str(error))
+
+
+async def drop_left_over(
+    devices: Devices, memory: GroupMemory, ours: Callable[[str], bool], catch_up: Callable[[], None]
+) -> None:
+    """Drops bookings that are not `ours`, for ever: nobody else knows that they are not needed. Before that `catch_up`:
+    what balloond did not take while it stood still it can take now."""
+    while True:
+        await asyncio.sleep(_LEFT_OVER_EVERY_S)
+        if not memory.away:
+            catch_up()
+            await devices.drop_left_over(memory.states, ours)
+
+
+async def follow_loader(
+    loader: LoaderClient,
+    images: Images,
+    residents: Residents,
+    on_read: Callable[[], None],
+    changes: Watched[None],
+) -> None:
+    """Keeps `images` and what `residents` know of the catalogue fresh, for ever: images in host memory, and those on
+    disk, which the loader reads when they are loaded. While it is away the last is kept. `on_read` is called when files
+    may have been read afresh."""
+    async for catalogue in loader.watch():
+        if catalogue is None:
+            continue
+        images.clear()
+        residents.listed.clear()
+        for entry in catalogue.entries:
+            if not entry.error:
+                residents.listed[entry.model.name] = entry.model
+            if entry.has_image or entry.on_disk:
+                images[entry.model.name] = [entry.image_checksum, *entry.other_checksums]
+        residents.readings = {entry.model.name: entry.reading for entry in catalogue.entries}
+        on_read()
+        changes.set(None)

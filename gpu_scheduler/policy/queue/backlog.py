@@ -1,0 +1,505 @@
+"""The shared queue: every request of every model of a group that waits for its prefill, and what is under way.
+
+A request is in exactly one state, from `add` until `finish`, `cancel`, or a decision that throws it away:
+
+    WAITING      in S, or best effort, or not planned yet
+    LATE         the last plan left it out of S: it waits in the second queue
+    DISPATCHED   sent to an engine, prefill not finished
+    RUNNING      prefill finished, decoding; kept so that a retraction can put it back
+
+    add: -> WAITING <-> LATE                      start: WAITING | LATE -> DISPATCHED
+    prefill_finished: DISPATCHED -> RUNNING       requeue: DISPATCHED | RUNNING -> WAITING (arrival kept)
+    finish, cancel: any -> gone                   Drop, Expire: WAITING | LATE -> gone
+
+`plan(now)` throws away what expired, runs Moore-Hodgson over all waiting requests that have a deadline, and returns an
+`Agenda`; `admission.admit` turns that into starts. Run both when a request arrived or was cancelled, a prefill ended,
+a prefill went on, memory or a residency changed, or at `next_deadline()`; nothing else changes the answer.
+
+**The second queue** holds what Moore-Hodgson dropped from S (*late*, never thrown away unasked) and best effort, oldest
+first. A best-effort request counts as `best_effort_yield_s` younger than it is: a late one goes before it, but not
+every later one. There are two ways to run from it: *room*, the slack that S as a whole has (all of the time while S is
+empty), and *credit*, which grows while the second queue waits and bounds its starvation (`ageing.py` states the bound).
+
+A request of a waking model counts as late if `now + rest of the wake-up + prefill` passes its deadline. The sum over S
+holds its prefill alone: a wake-up does not occupy the prefill turn, and charging it to each of the requests that wait
+for the same wake-up would drop most of them, and others, for nothing.
+
+Not thread-safe. Times are seconds on the caller's clock; an earlier `now` than the last counts as that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import islice
+from math import inf
+from typing import Literal
+
+import numpy as np
+
+from gpu_scheduler.policy.queue import slack
+from gpu_scheduler.policy.queue.ageing import Credit
+from gpu_scheduler.policy.queue.decisions import Agenda, Drop, Expire, Start, Why
+from gpu_scheduler.policy.queue.models import Models
+from gpu_scheduler.policy.queue.moore_hodgson import ends, late_indices
+from gpu_scheduler.policy.queue.request_columns import Array, Classes
+from gpu_scheduler.policy.queue.service_time import ServiceTime
+from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
+from gpu_scheduler.policy.queue.wait_queues import Entry, Lines, Order
+from gpu_scheduler.policy.queue.wait_queues import State as State
+
+TICK = 0.001
+"""Seconds after a deadline at which `next_deadline` wakes the caller: at the deadline itself nothing is late yet."""
+PRESSED_S = 1.0
+"""How long a queue is pressed by one plan: without its pauses the next one may leave nothing out."""
+_PRESSING = 64
+"""How many of those left out are looked at for that."""
+_LEAST_STEP_S = 0.01
+"""What launching a prefill step takes (6 to 17 ms on an H200). Of a model that is seldom asked for, short prompts cost
+what long ones made its speed, which may be a fiftieth of that."""
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogRules:
+    """The order of the queue, and numbers of the second one."""
+
+    order: Literal["moore_hodgson", "arrival"] = "moore_hodgson"
+    """"arrival": deadlines order nothing. Every request counts as best effort, so that each model's requests start
+    first come, first served, and none takes memory from what runs."""
+    late_share: float = 0.05
+    """Share of the prefill time that the second queue may claim while S is never empty: what S loses under overload,
+    and the reciprocal of how many times its cost a late request may have to wait."""
+    best_effort_yield_s: float = 10.0
+    """Seconds by which a best-effort request lets late ones go first."""
+
+
+class Backlog:
+    """The queue itself. Unknown request ids and models raise KeyError, a call that the state forbids ValueError."""
+
+    def __init__(self, rules: BacklogRules | None = None) -> None:
+        self.rules = rules or BacklogRules()
+        self._models = Models()
+        self._entries: dict[str, Entry] = {}
+        self._lines = Lines()
+        self._late_of: dict[str, int] = {}
+        """By model, those that missed their deadlines included."""
+        self.pressed = False
+        """Whether lately (`PRESSED_S`) a plan left out a request that can be on time if prefills go faster."""
+        self._pressed_until = -inf
+        self._in_flight: dict[str, Entry] = {}
+        self._service = ServiceTime()
+        self._busy_until = -inf
+        self._expiries: list[tuple[float, str]] = []
+        self._droppable = 0
+        self._next_seq = 0
+        self._credit = Credit(self.rules.late_share)
+        self._wake_at = inf
+        self._by_arrival = self.rules.order == "arrival"
+        self._ended: dict[str, list[tuple[int, float, float]]] = {}
+        """Since the last plan, by model: tokens, seconds, and how its pace stretched them."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Backlog(waiting={len(self._lines)}, late={self._lines.late}, "
+            f"in_flight={len(self._in_flight)}, all={len(self)}, {self._credit!r})"
+        )
+
+    def __len__(self) -> int:
+        """Requests in any state."""
+        return len(self._entries)
+
+    # --- models -------------------------------------------------------------------------------------------------------
+
+    def add_model(self, model: str, speed: PrefillSpeed) -> None:
+        """Make a model known, not active yet. `speed` stays the caller's: it observes chunks, the queue reads it."""
+        self._models.add(model, speed)
+
+    def remove_model(self, model: str) -> None:
+        """Forget a model; ValueError while it has requests here."""
+        self._models.remove(model)
+        self._ended.pop(model, None)
+
+    def model_active(self, model: str) -> None:
+        """Its requests may start from now on."""
+        known = self._models[model]
+        known.active, known.ready_at = True, -inf
+
+    def model_waking(self, model: str, ready_at: float) -> None:
+        """It is not active; `ready_at` estimates when it will be, also when its wake-up has not begun. +inf: not in
+        sight, so that whatever of it has a deadline is late."""
+        known = self._models[model]
+        known.active, known.ready_at = False, ready_at
+
+    def model_paced(self, model: str, stretch: float, step_tokens: int, now: float) -> None:
+        """From now on its prefills of more than `step_tokens` take `stretch` times as long as its speed says
+        (`throttle.py`)."""
+        known = self._models[model]
+        if (known.stretch, known.step_tokens) == (stretch, step_tokens):
+            return
+        before = sum(self.seconds_in_flight().values())
+        known.stretch, known.step_tokens = stretch, step_tokens
+        if before > 0 and self._busy_until > now:
+            # In proportion: engines have said nothing of the steps that are under way.
+            self._busy_until = now + (self._busy_until - now) * sum(self.seconds_in_flight().values()) / before
+
+    def observe(self, model: str, tokens: int, seconds: float) -> None:
+        """A prompt of `tokens` uncached tokens took `seconds`, 0 if they were another's that ended in the same step.
+        The next plan knows: what ended by then was done together, each part as it would have been by itself."""
+        self._ended.setdefault(model, []).append((tokens, seconds, self._models[model].stretched(tokens)))
+
+    def _learn(self) -> None:
+        for model, ended in self._ended.items():
+            speed = self._models[model].speed
+            # What its pace added is no property of the model.
+            _, _, stretch = max(ended)
+            took_s = sum(seconds for _, seconds, _ in ended) / stretch
+            costs = {speed.bucket(tokens): (tokens, speed.cost(tokens)) for tokens, *_ in ended}
+            part = took_s / sum(speed.cost(tokens) for tokens, *_ in ended)
+            for tokens, cost in costs.values():
+                speed.observe(tokens, part * cost)
+        self._ended.clear()
+
+    def is_active(self, model: str) -> bool:
+        """Whether requests of the model may start."""
+        return self._models[model].active
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def add(self, request: Waiting, now: float) -> None:
+        """A new request, or one replayed from elsewhere with the arrival it had there."""
+        if request.request_id in self._entries:
+            raise ValueError(f"request {request.request_id} is queued already")
+        model = self._models[request.model]
+        self._account(now)
+        if self._by_arrival:
+            request = replace(request, deadline=inf, drop_late=False)
+        entry = Entry(request, self._next_seq)
+        self._next_seq += 1
+        self._entries[request.request_id] = entry
+        model.requests += 1
+        self._enqueue(entry)
+
+    def start(self, decision: Start, now: float) -> Waiting:
+        """The request goes to its engine; it counts as dispatched work until its prefill has finished."""
+        entry = self._in_state(decision.request_id, State.WAITING)
+        self._account(now)
+        cost = self._cost(entry)
+        if decision.why is Why.AGED:
+            self._credit.pay(cost)
+        self._dequeue(entry)
+        entry.state, entry.done_tokens = State.DISPATCHED, 0
+        self._busy_until = max(self._busy_until, now) + cost
+        self._in_flight[decision.request_id] = entry
+        self._service.begin(decision.request_id, entry.request.model, now)
+        return entry.request
+
+    def progress(self, request_id: str, now: float, *, computed_tokens: int, cached_tokens: int = 0) -> None:
+        """Its engine found `cached_tokens` of its prompt in a cached prefix, and has computed `computed_tokens` of the
+        rest by now."""
+        entry = self._in_state(request_id, State.DISPATCHED)
+        entry.request = replace(entry.request, cached_tokens=cached_tokens)
+        entry.done_tokens = computed_tokens
+        self._recount(now)
+
+    def prefill_finished(self, request_id: str, now: float) -> float:
+        """Its first token is out. Returns the seconds that its prefill would have taken alone (`service_time`)."""
+        entry = self._in_state(request_id, State.DISPATCHED)
+        self._account(now)
+        entry.state = State.RUNNING
+        seconds = self._service.end(request_id, now)
+        known = self._models[entry.request.model]
+        known.prefilled_at, known.prefilled_s = now, max(seconds, known.prefilled_s if now == known.prefilled_at else 0)
+        self._land(request_id, now)
+        return seconds
+
+    def requeue(
+        self,
+        request_id: str,
+        now: float,
+        *,
+        prompt_tokens: int | None = None,
+        deadline: float | None = None,
+        drop_late: bool | None = None,
+    ) -> None:
+        """Retracted, or its engine died: it waits again with the arrival it had.
+
+        `prompt_tokens` then counts what it had generated too. `deadline` may give it a new one: its first token may be
+        out already, and with a passed deadline it is late: first in the second queue, being old, but behind S.
+        `drop_late` says whether it is still dropped for being late."""
+        entry = self._in_state(request_id, State.DISPATCHED, State.RUNNING)
+        self._account(now)
+        self._land(request_id, now)
+        old = entry.request
+        entry.request = replace(
+            old,
+            prompt_tokens=old.prompt_tokens if prompt_tokens is None else prompt_tokens,
+            cached_tokens=0,
+            deadline=old.deadline if deadline is None or self._by_arrival else deadline,
+            drop_late=old.drop_late if drop_late is None else drop_late,
+        )
+        entry.state = State.WAITING
+        self._enqueue(entry)
+
+    def cancel(self, request_id: str, now: float) -> bool:
+        """The client went away. False if the request is not here (any more): that is a race, not an error."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return False
+        self._account(now)
+        self._forget(entry, now)
+        return True
+
+    def finish(self, request_id: str, now: float) -> bool:
+        """Its last token is out. To the queue the same as `cancel`; its callers mean two things."""
+        return self.cancel(request_id, now)
+
+    def request(self, request_id: str) -> Waiting:
+        """Its facts as they are now."""
+        return self._entries[request_id].request
+
+    def state(self, request_id: str) -> State | None:
+        """None once it is gone."""
+        entry = self._entries.get(request_id)
+        if entry is None:
+            return None
+        return State.LATE if self._lines.is_late(entry) else entry.state
+
+    def waiting(self) -> Iterator[Waiting]:
+        """All that wait, by deadline, best effort last; for inspection and for handing a queue over."""
+        return self._lines.by_deadline()
+
+    def waiting_by_model(self) -> dict[str, int]:
+        """How many wait of each model."""
+        return self._models.waiting()
+
+    def late_models(self) -> Collection[str]:
+        """Models of which requests wait that are late, by the last plan."""
+        return [model for model, count in self._late_of.items() if count]
+
+    def waiting_of(self, model: str) -> tuple[int, int]:
+        """How many wait of a model, and how many of them are late by the last plan; none of one that is not known."""
+        waiting = self._models.waiting_of(model)
+        return waiting, min(waiting, self._late_of.get(model, 0))
+
+    def in_flight(self) -> tuple[Waiting, ...]:
+        """Dispatched requests whose prefill has not finished, in order of dispatch."""
+        return tuple(entry.request for entry in self._in_flight.values())
+
+    def tokens_in_flight(self) -> int:
+        """Prompt tokens that are dispatched and not prefilled."""
+        return sum(entry.tokens_left for entry in self._in_flight.values())
+
+    def seconds_in_flight(self) -> dict[str, float]:
+        """Seconds of prefill of them, by model, by what engines have said that they are through with."""
+        seconds: dict[str, float] = {}
+        for entry in self._in_flight.values():
+            model = entry.request.model
+            seconds[model] = seconds.get(model, 0.0) + self._left_s(entry)
+        return seconds
+
+    def slack_in_flight(self, now: float) -> float:
+        """Seconds of another engine's prefill that none in flight is late by, of those that are in time now; +inf: any
+        number. Engines share the devices equally, and each does its own one after the other."""
+        of_model = self.seconds_in_flight()
+        # A step says nothing before it has ended: what it has done by now is known by the clock.
+        part = max(0.0, self._busy_until - now) / (sum(of_model.values()) or 1.0)
+        through: dict[str, float] = {}
+        left = inf
+        for entry in self._in_flight.values():
+            request = entry.request
+            own = through[request.model] = through.get(request.model, 0.0) + self._left_s(entry)
+            ends = now + part * sum(min(own, seconds) for seconds in of_model.values())
+            if ends <= request.deadline:
+                left = min(left, request.deadline - ends)
+        return left
+
+    def late_by_pauses(self, model: str, stretch: float, now: float) -> bool:
+        """Whether one of the model's prompts in flight would be late if they took so many times as long as alone. An
+        engine does its own one after the other, in a step each at worst, and the first may come into the pause behind
+        the last of before."""
+        known, alone = self._models[model], 0.0
+        resting = max(0.0, known.prefilled_at + (stretch - 1) * known.prefilled_s - now)
+        for entry in self._in_flight.values():
+            request = entry.request
+            if request.model == model:
+                cost = known.speed.cost(request.uncached_tokens)
+                alone += max(_LEAST_STEP_S, cost * entry.tokens_left / request.uncached_tokens)
+                if now <= request.deadline < now + resting + stretch * alone:
+                    return True
+        return False
+
+    def prefill_cost(self, request_id: str) -> float:
+        """Seconds of the prefill turn that the request needs, without any wake-up."""
+        return self._cost(self._entries[request_id])
+
+    def slack(self, request_id: str, now: float) -> float:
+        """Seconds until its latest start: deadline - e - now, with the rest of the wake-up in e."""
+        request = self._entries[request_id].request
+        model = self._models[request.model]
+        e = slack.cost(request, model.speed, model.wake_rest(now), model.stretched(request.uncached_tokens))
+        return slack.slack(request, e, now)
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> Agenda:
+        """Throw away what is to be, then order what waits. For 10,000 waiting requests 1 ms, 4 if many are late."""
+        self._account(now)
+        self._learn()
+        decisions: list[Drop | Expire] = list(self._expire(now))
+        start = max(now, self._busy_until) if self._in_flight else now
+        if not len(self._lines):
+            return self._nothing_waits(now, start, tuple(decisions))
+        rates = self._models.rates()
+
+        just_missed = self._lines.miss(now, self._class_of)
+        line = self._lines.timed
+        seqs, arrivals = line.seqs(), line.seconds()
+        times, classes, costs = line.times(), line.classes(), line.costs(rates)
+        left_out = late_indices(times, self._hopeless_are_infinite(costs, times, classes, now), start)
+        in_s = np.ones(len(line), bool)
+        in_s[left_out] = False
+        line.leave_out(~in_s)
+        on_time = self._lines.in_order(seqs[in_s])
+        of_s = self._models.counted(classes[in_s])
+        room = float((times[in_s] - ends(costs[in_s], start)).min()) if on_time else inf
+
+        late = self._lines.in_order(seqs[left_out])
+        self._press(now, late)
+        stay = left_out
+        if self._droppable and (drops := self._drop([*just_missed, *late.entries()], now)):
+            decisions += drops
+            stay = left_out[np.isin(seqs[left_out], line.seqs())]
+        of_dropped = self._models.counted(classes[stay])
+        self._late_of = self._models.counted(np.concatenate((classes[stay], self._lines.missed.classes())))
+        second = self._lines.by_age(seqs[stay], arrivals[stay], self.rules.best_effort_yield_s)
+
+        least, most = inf, 0.0
+        if second:
+            of_missed, best_effort = self._lines.costs_of_missed(rates), self._lines.best_effort.costs(rates)
+            of_second = np.concatenate((costs[left_out], of_missed, best_effort))
+            least, most = float(of_second.min()), float(of_second.max())
+        self._credit.cap(most)
+        self._wake_at = min(start + room + TICK, self._credit_suffices(second, now))
+        credit, thrown = self._credit.seconds, tuple(decisions)
+        return Agenda(now, start, on_time, second, room, credit, thrown, least, of_s, late, of_dropped)
+
+    def next_deadline(self) -> float:
+        """When `plan` wants to be called again if nothing else happens: the next time-out, the moment at which S, as
+        last planned, could no longer be met, or the one at which the second queue's credit suffices; +inf: never."""
+        while self._expiries and not self._stands(*self._expiries[0]):
+            heappop(self._expiries)
+        return min(self._wake_at, self._expiries[0][0] if self._expiries else inf)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _nothing_waits(self, now: float, start: float, decisions: tuple[Drop | Expire, ...]) -> Agenda:
+        self._late_of, self._wake_at = {}, inf
+        nobody = self._lines.in_order(np.zeros(0, np.int64))
+        self._press(now, nobody)
+        self._credit.cap(0.0)
+        return Agenda(now, start, nobody, nobody, inf, self._credit.seconds, decisions)
+
+    def _in_state(self, request_id: str, *allowed: State) -> Entry:
+        entry = self._entries[request_id]
+        if entry.state not in allowed:
+            expected = " or ".join(state.value for state in allowed)
+            raise ValueError(f"request {request_id} is {entry.state.value}, not {expected}")
+        return entry
+
+    def _account(self, now: float) -> None:
+        waiting = bool(self._lines.late or self._lines.best_effort)
+        self._credit.earn(now, waiting=waiting, busy=bool(self._in_flight))
+
+    def _cost(self, entry: Entry) -> float:
+        return self._models[entry.request.model].prefill_cost(entry.request)
+
+    def _left_s(self, entry: Entry) -> float:
+        """Of its prefill, by what its engine has said that it is through with."""
+        return self._cost(entry) * entry.tokens_left / entry.request.uncached_tokens
+
+    def _class_of(self, request: Waiting) -> int:
+        return self._models[request.model].class_of(request)
+
+    def _enqueue(self, entry: Entry) -> None:
+        request = entry.request
+        model = self._models[request.model]
+        model.waiting += 1
+        self._lines.insert(entry, model.class_of(request))
+        self._droppable += request.drop_late
+        if request.expires < inf:
+            heappush(self._expiries, (request.expires, request.request_id))
+
+    def _dequeue(self, entry: Entry) -> None:
+        self._models[entry.request.model].waiting -= 1
+        self._lines.remove(entry)
+        self._droppable -= entry.request.drop_late
+
+    def _land(self, request_id: str, now: float) -> None:
+        """The request is no longer dispatched work (if it was)."""
+        if self._in_flight.pop(request_id, None) is not None:
+            self._service.give_up(request_id, now)
+            self._recount(now)
+
+    def _recount(self, now: float) -> None:
+        """From now on the turn is busy with what is not prefilled of the dispatched requests."""
+        self._busy_until = now + sum(self.seconds_in_flight().values())
+
+    def _forget(self, entry: Entry, now: float) -> None:
+        request = entry.request
+        if entry.state is State.WAITING:
+            self._dequeue(entry)
+        self._land(request.request_id, now)
+        del self._entries[request.request_id]
+        self._models[request.model].requests -= 1
+
+    def _press(self, now: float, left_out: Order) -> None:
+        for entry in islice(left_out.entries(), _PRESSING):
+            request = entry.request
+            model = self._models[request.model]
+            alone_s = model.prefill_cost(request) / model.stretched(request.uncached_tokens)
+            if model.active and now + alone_s <= request.deadline:
+                self._pressed_until = now + PRESSED_S
+                break
+        self.pressed = now < self._pressed_until
+
+    def _hopeless_are_infinite(self, costs: Array, times: Array, classes: Classes, now: float) -> Array:
+        """The costs, with +inf (always late) for requests that their model's wake-up alone makes late."""
+        ready = self._models.ready(now)
+        if ready is None:
+            return costs
+        return np.where(ready[classes] + costs > times, inf, costs)
+
+    def _credit_suffices(self, second: Order, now: float) -> float:
+        """When the idle turn will have earned enough for the oldest request of the second queue that may start."""
+        if not self._in_flight:
+            for entry in second.entries():
+                request = entry.request
+                if (model := self._models[request.model]).active:
+                    missing = model.prefill_cost(request) - self._credit.seconds
+                    return now + missing + TICK if missing > 0 else inf
+        return inf
+
+    def _stands(self, expires: float, request_id: str) -> bool:
+        """Whether an item of the heap of time-outs is still true: the request waits, and with that time-out."""
+        entry = self._entries.get(request_id)
+        return entry is not None and entry.state is State.WAITING and entry.request.expires == expires
+
+    def _expire(self, now: float) -> Iterator[Expire]:
+        while self._expiries and self._expiries[0][0] <= now:
+            expires, request_id = heappop(self._expiries)
+            if self._stands(expires, request_id):
+                entry = self._entries[request_id]
+                self._forget(entry, now)
+                yield Expire(request_id, f"its time-out passed after it had waited {now - entry.request.arrival:.3f} s")
+
+    def _drop(self, late: list[Entry], now: float) -> list[Drop]:
+        """Throw away those late requests whose clients asked for it."""
+        drops: list[Drop] = []
+        for entry in late:
+            if entry.request.drop_late:
+                request_id = entry.request.request_id
+                cost, left = self._cost(entry), self.slack(request_id, now)
+                drops.append(Drop(request_id, f"late: {cost:.3f} s of prefill to do, {left:.3f} s of slack left"))
+                self._forget(entry, now)
+        return drops

@@ -1,0 +1,169 @@
+"""Where the requests of the shared queue wait: those with a deadline, those that missed it, best effort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from heapq import merge
+from math import inf
+
+import numpy as np
+
+from gpu_scheduler.policy.queue.request_columns import Array, Key, Line, Seqs
+from gpu_scheduler.policy.queue.slack import Waiting
+
+_AT_ONCE = 256
+"""Requests of an order whose numbers are taken out of numpy together."""
+
+
+class State(Enum):
+    """Where a request is; `backlog.py` has the transitions."""
+
+    WAITING = "waiting"
+    LATE = "late"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+
+
+@dataclass(slots=True)
+class Entry:
+    """One request, in any state. `seq` tells those apart that are equal in all else."""
+
+    request: Waiting
+    seq: int
+    state: State = State.WAITING
+    done_tokens: int = 0
+    missed: bool = False
+    """It waits, and its deadline has passed."""
+
+    @property
+    def key(self) -> Key:
+        if self.missed:
+            return (self.request.arrival, self.request.deadline, self.seq)
+        return (self.request.deadline, self.request.arrival, self.seq)
+
+    @property
+    def tokens_left(self) -> int:
+        return max(0, self.request.uncached_tokens - self.done_tokens)
+
+
+ClassOf = Callable[[Waiting], int]
+"""The index of a request's rate (`models.py`)."""
+
+
+class Order:
+    """Requests in the order of a plan, looked up as somebody asks for them: of 10,000 the first few matter.
+
+    It stays true: who does not wait, by the time that it is asked, is left out of it, and who came back meanwhile is
+    where it was.
+    """
+
+    __slots__ = ("_entries", "_seqs")
+
+    def __init__(self, seqs: Seqs, entries: Mapping[int, Entry]) -> None:
+        self._seqs = seqs
+        self._entries = entries
+
+    def __len__(self) -> int:
+        """As they were when it was made."""
+        return len(self._seqs)
+
+    def __iter__(self) -> Iterator[str]:
+        """Their ids."""
+        return (entry.request.request_id for entry in self.entries())
+
+    def entries(self) -> Iterator[Entry]:
+        known = self._entries
+        for begin in range(0, len(self._seqs), _AT_ONCE):
+            for seq in self._seqs[begin : begin + _AT_ONCE].tolist():
+                if entry := known.get(seq):
+                    yield entry
+
+
+class Lines:
+    """The three of them. A request is in one from `insert` to `remove`."""
+
+    def __init__(self) -> None:
+        self.timed = Line()
+        self.missed = Line()
+        """By arrival: those whose deadlines have passed. They are late whatever else waits, so that no plan has to find
+        that out again."""
+        self.best_effort = Line()
+        self._entries: dict[int, Entry] = {}
+        """By sequence number."""
+        self._missed_costs: tuple[Array, Array] | None = None
+        """The rates that these were last costed by, and their least and most; None: they are others since."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def late(self) -> int:
+        """How many missed their deadlines, or were left out of S."""
+        return len(self.missed) + self.timed.left_out
+
+    def is_late(self, entry: Entry) -> bool:
+        """Whether it waits, and is one of these."""
+        if entry.seq not in self._entries or entry.request.deadline == inf:
+            return False
+        return entry.missed or self.timed.is_left_out(entry.key)
+
+    def insert(self, entry: Entry, class_: int) -> None:
+        self._entries[entry.seq] = entry
+        self._of(entry).insert(entry.key, entry.request.uncached_tokens, class_)
+
+    def remove(self, entry: Entry) -> None:
+        self._of(entry).remove(entry.key)
+        del self._entries[entry.seq]
+        if entry.missed:
+            entry.missed, self._missed_costs = False, None
+
+    def miss(self, now: float, class_of: ClassOf) -> list[Entry]:
+        """Puts those whose deadlines have passed where no plan looks for S any more. Returns them, by deadline."""
+        passed = [self._entries[seq] for seq in self.timed.before(now)]
+        if passed:
+            self._missed_costs = None
+        for entry in passed:
+            self.timed.remove(entry.key)
+            entry.missed = True
+            self.insert(entry, class_of(entry.request))
+        return passed
+
+    def in_order(self, seqs: Seqs) -> Order:
+        """Those of these numbers that wait."""
+        return Order(seqs, self._entries)
+
+    def costs_of_missed(self, rates: Array) -> Array:
+        """The least and the most of them; nothing of none. Other rates are another array."""
+        if self._missed_costs is None or self._missed_costs[0] is not rates:
+            costs = self.missed.costs(rates)
+            self._missed_costs = rates, np.array([costs.min(), costs.max()]) if len(costs) else costs
+        return self._missed_costs[1]
+
+    def by_deadline(self) -> Iterator[Waiting]:
+        """All of them, best effort last."""
+        missed = sorted(self.in_order(self.missed.seqs()).entries(), key=_by_deadline)
+        # One that came late is among those in time until the next plan.
+        for entry in merge(missed, self.in_order(self.timed.seqs()).entries(), key=_by_deadline):
+            yield entry.request
+        for entry in self.in_order(self.best_effort.seqs()).entries():
+            yield entry.request
+
+    def by_age(self, late: Seqs, arrivals: Array, yield_s: float) -> Order:
+        """Those that are `late` (`arrivals` are theirs), missed and best effort, oldest first; of equals the late one
+        with the earlier deadline. Best effort counts as younger by `yield_s`."""
+        seqs = self.missed.seqs()
+        if len(late) or len(self.best_effort):
+            came = np.concatenate((self.missed.times(), arrivals, self.best_effort.seconds() + yield_s))
+            seqs = np.concatenate((seqs, late, self.best_effort.seqs()))[came.argsort(kind="stable")]
+        return self.in_order(seqs)
+
+    def _of(self, entry: Entry) -> Line:
+        if entry.missed:
+            return self.missed
+        return self.best_effort if entry.request.deadline == inf else self.timed
+
+
+def _by_deadline(entry: Entry) -> tuple[float, float, int]:
+    return entry.request.deadline, entry.request.arrival, entry.seq

@@ -1,0 +1,1 @@
+"""Which models are to prefill more slowly, because neighbours that decode would miss their TPOT targets."""

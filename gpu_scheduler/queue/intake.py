@@ -1,0 +1,106 @@
+"""What gateways send, on its way into the queue: a request whose grammar nobody has compiled yet waits until that was
+tried (`grammar_sandbox.py`), others pass."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+
+from gpu_scheduler.engines.sglang.policy import grammar
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.streams import GatewayStream
+from protos import common_pb2, gpu_scheduler_pb2
+from services import tasks
+from services.errors import Unavailable
+
+_Key = tuple[GatewayStream, str]
+
+
+class Intake:
+    """In front of a dispatcher; the same calls."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        trials: Trials,
+        compiles: Callable[[str], bool],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`compiles`: whether a model's engine compiles grammars; one that does not refuses them itself."""
+        self._dispatcher = dispatcher
+        self._trials = trials
+        self._compiles = compiles
+        self._now = now
+        self._waiting: dict[_Key, asyncio.Task[None]] = {}
+
+    def submit(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream) -> None:
+        """Into the queue, now or once its grammar was tried; or refused."""
+        key = stream, submit.request_id
+        kind = submit.sampling.WhichOneof("grammar")
+        if key in self._waiting:
+            _end(submit, stream, common_pb2.REJECTED, f"request id {submit.request_id} is in use on this stream")
+        elif kind is None or not self._compiles(submit.model):
+            self._dispatcher.submit(submit, stream)
+        else:
+            text = getattr(submit.sampling, kind)
+            why = grammar.problem(kind, text) or self._trials.known(kind, text)
+            if why is not None:
+                self._pass(submit, stream, why)
+            else:
+                waiting = tasks.spawn(self._try(submit, stream, kind, text), f"try the grammar of {submit.request_id}")
+                self._waiting[key] = waiting
+                waiting.add_done_callback(partial(self._through, key))
+
+    def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
+        """The gateway gave it up. No further chunk is sent."""
+        waiting = self._waiting.get((stream, gateway_id))
+        if waiting is not None:
+            waiting.cancel()
+        else:
+            self._dispatcher.cancel(stream, gateway_id)
+
+    def cancel_stream(self, stream: GatewayStream) -> None:
+        """The gateway is gone."""
+        for (of_stream, _), waiting in list(self._waiting.items()):
+            if of_stream is stream:
+                waiting.cancel()
+        self._dispatcher.cancel_stream(stream)
+
+    async def close(self) -> None:
+        """What waits is not answered: the group has ended."""
+        await tasks.cancel(*self._waiting.values())
+        await self._trials.close()
+
+    async def _try(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, kind: str, text: str) -> None:
+        began = self._now()
+        try:
+            why = await self._trials.verdict(kind, text)
+            del self._waiting[stream, submit.request_id]  # whoever cancels it now means the queue's
+        except Unavailable as error:
+            _end(submit, stream, common_pb2.FAILED, str(error))
+            return
+        except Exception:  # a fault of ours, which the log has; whoever waits is answered all the same
+            _end(submit, stream, common_pb2.FAILED, "its grammar could not be tried")
+            raise
+        took_ms = round(1e3 * (self._now() - began))
+        submit.ttft_left_ms -= took_ms
+        if submit.time_out_left_ms > 0:
+            submit.time_out_left_ms = max(1, submit.time_out_left_ms - took_ms)
+        self._pass(submit, stream, why)
+
+    def _through(self, key: _Key, waited: asyncio.Task[None]) -> None:
+        if self._waiting.get(key) is waited:
+            del self._waiting[key]
+
+    def _pass(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, why: str) -> None:
+        if why:
+            _end(submit, stream, common_pb2.REJECTED, f"its grammar cannot be followed: {why}")
+        else:
+            self._dispatcher.submit(submit, stream)
+
+
+def _end(submit: gpu_scheduler_pb2.Submit, stream: GatewayStream, finish: common_pb2.Finish, error: str) -> None:
+    stream.push(common_pb2.TokenChunk(request_id=submit.request_id, finish=finish, error=error))

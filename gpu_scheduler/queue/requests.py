@@ -1,0 +1,149 @@
+"""A request as its gpu_scheduler holds it, from the gateway's Submit to its last chunk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+
+from gpu_scheduler.engines.engine import Engine
+from gpu_scheduler.policy.queue.slack import Waiting
+from gpu_scheduler.queue.streams import GatewayStream
+from gpu_scheduler.report.traces import RequestTrace
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+
+RESUME_S = 1.0
+"""A stream that was interrupted has shown its first token, so its target is met; what is left to meet is its reader's
+patience. It gets this much again, so that it counts among those that can be on time."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """`id` is ours (unique for the life of the process), `gateway_id` the gateway's."""
+
+    id: str
+    gateway_id: str
+    stream: GatewayStream
+    model: str
+    token_ids: list[int]
+    sampling: common_pb2.Sampling
+    arrival: float
+    deadline: float
+    expires: float
+    drop_late: bool
+    ttft_ms: int
+    tpot_ms: int
+    resumed_tokens: int
+    embed: bool
+    """Its prompt's embedding is wanted: nothing is decoded."""
+    engine: Engine | None = None
+    sent_at: float = 0.0
+    """To it."""
+    first_token_at: float = 0.0
+    emitted: list[int] = field(default_factory=list)
+    scored: int = 0
+    """Tokens of its prompt whose log-probabilities were passed on."""
+    cached_tokens: int = 0
+    """Of its first tokens, whose KV came here before it."""
+    kv_bytes: int = 0
+    """What it was admitted with: its prompt and the forecast of its decode."""
+    trace: RequestTrace | None = None
+
+    @classmethod
+    def of(cls, submit: gpu_scheduler_pb2.Submit, number: int, stream: GatewayStream, now: float) -> Request:
+        ttft_s = submit.slo.ttft_ms / 1e3
+        left_s = submit.ttft_left_ms / 1e3
+        timed = submit.has_target and submit.resumed_tokens == 0
+        return cls(
+            id=f"{stream.number}/{number}",
+            gateway_id=submit.request_id,
+            stream=stream,
+            model=submit.model,
+            token_ids=list(submit.token_ids),
+            sampling=submit.sampling,
+            # It entered the system when its target began to run, at its gateway.
+            arrival=now - max(0.0, ttft_s - left_s) if timed else now,
+            deadline=now + left_s if timed else (now + RESUME_S if submit.has_target else inf),
+            expires=now + submit.time_out_left_ms / 1e3 if submit.time_out_left_ms > 0 else inf,
+            drop_late=submit.slo.drop_late and submit.resumed_tokens == 0,
+            ttft_ms=submit.slo.ttft_ms,
+            tpot_ms=submit.slo.tpot_ms,
+            resumed_tokens=submit.resumed_tokens,
+            embed=submit.embed,
+        )
+
+    @property
+    def prompt_tokens(self) -> int:
+        """What an engine has to prefill if it starts now: the prompt and what was generated before a retraction."""
+        return len(self.token_ids) + len(self.emitted)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether anything is drawn after its prompt."""
+        return not (self.embed or self.sampling.prompt_only)
+
+    @property
+    def most_new_tokens(self) -> int:
+        return max(0, self.sampling.max_new_tokens - len(self.emitted)) if self.decodes else 0
+
+    def impossible(self, spec: common_pb2.ModelSpec) -> str:
+        """Why this model can never answer it; empty: it can."""
+        if self.embed != spec.HasField("embedding"):
+            makes = "text and no embeddings" if self.embed else "embeddings and no text"
+            return f"model '{self.model}' makes {makes}"
+        room = spec.context_tokens - self.decodes  # a token of an answer has to fit too
+        if self.prompt_tokens == 0 or (self.prompt_tokens > room and spec.context_tokens > 0):
+            return f"{self.prompt_tokens} prompt tokens do not fit a context of {spec.context_tokens}"
+        if min(self.ttft_ms, self.tpot_ms) < 0:
+            return f"targets of {self.ttft_ms} and {self.tpot_ms} ms make no sense"
+        return ""
+
+    def waiting(self, decode_forecast: int) -> Waiting:
+        """The facts that the queue orders by."""
+        return Waiting(
+            request_id=self.id,
+            model=self.model,
+            arrival=self.arrival,
+            deadline=self.deadline,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            decode_tokens=min(self.most_new_tokens, decode_forecast),
+            expires=self.expires,
+            drop_late=self.drop_late,
+        )
+
+    def generate(self, priority: int) -> engine_pb2.Generate:
+        """The command for an engine; after a retraction it goes on where it was."""
+        sampling = self.sampling
+        if self.emitted or self.scored:
+            sampling = common_pb2.Sampling()
+            sampling.CopyFrom(self.sampling)
+            sampling.max_new_tokens = self.most_new_tokens
+            if self.scored:
+                sampling.prompt_logprobs_from += self.scored
+            if sampling.prompt_logprobs_from >= len(self.token_ids):  # all are told
+                sampling.ClearField("prompt_logprobs_from")
+        return engine_pb2.Generate(
+            request_id=self.id,
+            token_ids=[*self.token_ids, *self.emitted],
+            sampling=sampling,
+            priority=priority,
+            resumed_tokens=self.resumed_tokens + len(self.emitted),
+            embed=self.embed,
+        )
+
+    def end(self, finish: common_pb2.Finish, error: str = "") -> None:
+        """The last chunk, without tokens."""
+        self.stream.push(common_pb2.TokenChunk(request_id=self.gateway_id, finish=finish, error=error))
+
+    def end_trace(self, now: float, finish: common_pb2.Finish, error: str) -> None:
+        if self.trace is not None:
+            self.trace.end(
+                now,
+                model=self.model,
+                finish=finish,
+                error=error,
+                prompt_tokens=len(self.token_ids),
+                output_tokens=len(self.emitted),
+                resumed_tokens=self.resumed_tokens,
+                deadline=inf if self.resumed_tokens else self.deadline,
+            )

@@ -1,0 +1,1 @@
+"""What a group tells of itself: its state for placement, metrics for Prometheus, spans."""

@@ -1,0 +1,169 @@
+"""A model moves to another group of the node, and what runs goes along with its KV: both sides of it.
+
+The group that is left has its engine say where the KV of what runs lies; the other one's engine makes room for it in
+its prefix cache, and the loader copies from device to device. Then the requests stop, what they have computed meanwhile
+follows, and only then are they handed back. Their gateways send them to the other group, which finds all but the last
+page of each. When any of it fails they are computed again there, as they would be without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+
+from gpu_scheduler.client import GpuSchedulerClient
+from gpu_scheduler.engines.engine import Command, Engine
+from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.residency.residents import Resident, Residents
+from loader.client import LoaderClient
+from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import NotFound, PrismError, Unmet
+
+_log = log.get(__name__)
+_WITHIN_S = 5.0
+"""Clients wait meanwhile: computing again is better than more of it."""
+_COMPUTED_TOKENS = 512
+"""What is left behind by then is computed with the last page of each, in the same step and hardly longer; to fetch it
+takes 30 ms in which clients wait."""
+_HEARD_S = 0.2
+"""Until the other group has heard that nobody waits: after that the places may hold something else."""
+_SETTLES_S = 2.0
+"""A loader that died may have given its device copies that are still under way."""
+
+
+class Handover:
+    """One group's."""
+
+    def __init__(self, residents: Residents, loader: LoaderClient | None, brought: Brought) -> None:
+        self._residents = residents
+        self._loader = loader
+        self._brought = brought
+
+    async def give(self, resident: Resident, engine: Engine, successor: str) -> bool:
+        """Has the group at `successor` take the KV of what runs: most of it while it runs, then it is stopped, and the
+        rest follows. False when that failed. What was stopped ends with the Drain that has to follow in either case."""
+        client = GpuSchedulerClient(successor)
+        try:
+            async with asyncio.timeout(_WITHIN_S):
+                began = time.monotonic()
+                ahead = await self._places(engine, live=True)
+                nbytes = await self._send(client, resident, ahead)
+                stopped = time.monotonic()
+                places = await self._places(engine, live=False)
+                told = time.monotonic()
+                more = _tokens_behind(ahead, places) > _COMPUTED_TOKENS
+                rest = await self._send(client, resident, places) if more else 0
+                ended = time.monotonic()
+        except (PrismError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                await asyncio.sleep(_HEARD_S)
+            _log.warning("KV stays behind", model=resident.spec.name, to=successor, why=str(error) or "no answer")
+            return False
+        finally:
+            await client.close()
+        _log.info(
+            "KV handed over",
+            model=resident.spec.name,
+            to=successor,
+            requests=len(places.sequences),
+            bytes=nbytes + rest,
+            bytes_behind=rest,
+            ms=round(1e3 * (ended - began), 1),
+            stopped_ms=round(1e3 * (ended - stopped), 1),
+            places_ms=round(1e3 * (told - stopped), 1),
+        )
+        return True
+
+    @staticmethod
+    async def _places(engine: Engine, *, live: bool) -> engine_pb2.KvPlaces:
+        command = engine.command(engine_pb2.ToEngine(export_kv=engine_pb2.ExportKv(live=live)))
+        places = await command.places()
+        await command.done()
+        return places
+
+    async def _send(self, client: GpuSchedulerClient, resident: Resident, places: engine_pb2.KvPlaces) -> int:
+        """Bytes that were not there yet."""
+        if not places.sequences:
+            return 0
+        return (await client.take_kv(resident.spec.name, resident.spec.generation, places)).bytes
+
+    async def take(self, request: gpu_scheduler_pb2.TakeKvRequest) -> gpu_scheduler_pb2.TakeKvResponse:
+        """Raises NotFound, Unmet, and what an engine or the loader refused it with. When the caller goes away the copy
+        goes on to its end, because what is being written to is nobody else's meanwhile, and is of no use: the places
+        that it came from are not kept any more."""
+        engine = self._engine(request.model, request.generation)
+        if self._loader is None:
+            raise Unmet("this group has no loader to copy KV")
+        gone = asyncio.Event()
+        work = tasks.spawn(
+            self._take(request.model, engine, self._loader, request.places, gone), f"KV of {request.model}"
+        )
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            gone.set()
+            raise
+
+    async def _take(
+        self, model: str, engine: Engine, loader: LoaderClient, places: engine_pb2.KvPlaces, gone: asyncio.Event
+    ) -> gpu_scheduler_pb2.TakeKvResponse:
+        began = time.monotonic()
+        sequences = [
+            engine_pb2.KvPlaces.Sequence(token_ids=one.token_ids, tokens_to_come=one.tokens_to_come)
+            for one in places.sequences
+        ]
+        wanted = engine_pb2.ImportKv(sequences=sequences, page_tokens=places.page_tokens, page_bytes=places.page_bytes)
+        command = engine.command(engine_pb2.ToEngine(import_kv=wanted))
+        room = await command.places()
+        made_room = time.monotonic()
+        try:
+            something = any(one.pieces for one in room.sequences)
+            copied = await loader.copy_kv(places, room) if something else 0
+        except Exception:
+            tasks.spawn(self._give_up(engine, command), "room for KV that did not come")
+            raise
+        copying_ended = time.monotonic()
+        engine.imported(command, failed=gone.is_set())
+        await command.done()
+        ended = time.monotonic()
+        if not gone.is_set():
+            self._brought.came(model, _cached(places, room), ended)
+        _log.info(
+            "KV taken",
+            bytes=copied,
+            pieces=sum(len(one.pieces) for one in room.sequences),
+            room_ms=round(1e3 * (made_room - began), 1),
+            copy_ms=round(1e3 * (copying_ended - made_room), 1),
+            known_ms=round(1e3 * (ended - copying_ended), 1),
+        )
+        return gpu_scheduler_pb2.TakeKvResponse(bytes=copied, seconds=ended - began)
+
+    @staticmethod
+    async def _give_up(engine: Engine, command: Command) -> None:
+        await asyncio.sleep(_SETTLES_S)
+        engine.imported(command, failed=True)
+
+    def _engine(self, model: str, generation: int) -> Engine:
+        resident = self._residents.get(model)
+        if resident is None:
+            raise NotFound(f"{model} is not on this group")
+        if resident.residency != common_pb2.ACTIVE or resident.engine is None:
+            raise Unmet(f"{model} is not active on this group")
+        if resident.spec.generation != generation:
+            raise Unmet(f"{model} is of generation {resident.spec.generation} here, the KV is of {generation}")
+        return resident.engine
+
+
+def _tokens_behind(ahead: engine_pb2.KvPlaces, places: engine_pb2.KvPlaces) -> int:
+    """Tokens whose KV is in `places` and did not go ahead."""
+    sent = {one.request_id: len(one.token_ids) for one in ahead.sequences}
+    return sum(max(0, len(one.token_ids) - sent.get(one.request_id, 0)) for one in places.sequences)
+
+
+def _cached(places: engine_pb2.KvPlaces, room: engine_pb2.KvPlaces) -> Iterator[Sequence[int]]:
+    """Of each sequence the tokens that this group's engine has now: there may not have been room for all."""
+    for one, taken in zip(places.sequences, room.sequences, strict=True):
+        pages = sum(piece.bytes for piece in taken.pieces) // room.page_bytes
+        yield one.token_ids[: taken.first_token + pages * room.page_tokens]

@@ -1,0 +1,63 @@
+import pytest
+
+from gpu_scheduler.memory.group_memory import UNBOUNDED, GroupMemory
+from gpu_scheduler.policy.queue.admission import ModelMemory
+from protos import balloond_pb2
+
+TOKEN_BYTES = {"a": 10, "b": 10}
+
+
+def state(free=0):
+    state = balloond_pb2.DeviceState(device="d", capacity_bytes=1000, free_bytes=free)
+    state.bookings.add(model="a", limit_bytes=900, floor_bytes=300)
+    state.bookings.add(model="b", limit_bytes=1000)
+    return state
+
+
+def known(state):
+    memory = GroupMemory(["d"])
+    memory.update([state])
+    return memory.for_admission(TOKEN_BYTES, {"a": 150})
+
+
+def test_until_balloond_was_heard_memory_binds_nobody():
+    memory = GroupMemory(["d"]).for_admission(TOKEN_BYTES, {})
+    assert memory.free == {} and memory.models["a"].limit == UNBOUNDED
+
+
+@pytest.mark.parametrize(
+    ("held", "used", "cached", "reserve", "free", "kept"),
+    [
+        (500, 100, 300, 100, 200, 200),  # 200 are above the floor: everybody's; 200 under it: its own
+        (500, 400, 100, 0, 100, 0),
+        (300, 100, 200, 0, 0, 200),
+        (200, 0, 150, 50, 0, 200),
+    ],
+)
+def test_idle_memory_is_free_for_all_above_the_floor_and_the_models_own_under_it(
+    held, used, cached, reserve, free, kept
+):
+    told = state()
+    told.leases.add(model="a", kv_bytes=held, kv_used_bytes=used, kv_cached_bytes=cached, kv_reserve_bytes=reserve)
+    memory = known(told)
+    assert memory.free == {"d": free}
+    assert memory.models["a"] == ModelMemory(
+        limit=900, held=used + kept, reclaimable=kept, growth=max(0, 150 - used), token_bytes=10, devices=("d",)
+    )
+    assert memory.models["b"] == ModelMemory(limit=1000, held=0, token_bytes=10, devices=("d",))
+
+
+def test_on_several_devices_the_smallest_decides():
+    memory = GroupMemory(["d", "e"])
+    one, two = state(free=500), state(free=100)
+    two.device = "e"
+    two.bookings[0].limit_bytes = 700
+    one.leases.add(model="a", kv_bytes=400, kv_used_bytes=100, kv_cached_bytes=300)
+    two.leases.add(model="a", kv_bytes=350, kv_used_bytes=120, kv_cached_bytes=230)
+    memory.update([one, two, balloond_pb2.DeviceState(device="of another group")])
+    known = memory.for_admission({"a": 10}, {"a": 150})
+    assert known.free == {"d": 600, "e": 150}
+    assert known.models["a"] == ModelMemory(
+        limit=700, held=300, reclaimable=180, growth=50, token_bytes=10, devices=("d", "e")
+    )
+    assert memory.limit_bytes("a") == 1600 and memory.free_bytes == 600

@@ -1,0 +1,147 @@
+"""Grammars tried by the real process that does so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import uvloop
+
+from gpu_scheduler.queue import grammar_sandbox
+from gpu_scheduler.queue.grammar_sandbox import Trials
+from services import tasks
+from services.errors import Unavailable
+from tests.gpu_scheduler.engines.sglang.grammars import SLOW, large
+
+GOOD = ("json_schema", '{"type": "integer"}')
+
+
+@pytest.fixture
+async def tried() -> AsyncIterator[Trials]:
+    made = Trials()
+    yield made
+    await made.close()
+
+
+def pid(of: Trials) -> int:
+    assert of._process is not None
+    return of._process.pid
+
+
+@pytest.mark.sglang
+async def test_what_ends_its_compiler_or_never_comes_to_an_end_is_refused_and_others_are_compiled(
+    tried: Trials,
+) -> None:
+    assert await tried.verdict(*GOOD) == ""
+    process = pid(tried)
+    for kind, text, why in [
+        ("regex", "a{1,2147483648}", "the compiler fails at it"),
+        ("json_schema", '{"type": "string", "pattern": "^(a|b){9,2147483648}$"}', "the compiler fails at it"),
+        ("ebnf", SLOW, "takes more than"),
+        ("json_schema", large(1000), "too many states"),
+        ("json_schema", '{"type": "strin"}', 'Unsupported type "strin"'),
+        ("json_schema", '{"$ref": "#"}', "it allows no answer"),
+        ("ebnf", "root ::= nothing", 'Rule "nothing" is not defined'),
+        ("ebnf", 'root ::= "<" ("one" | "two") ">" root?', ""),
+        ("regex", r"[a-z]{3}-(0|1){4}", ""),
+        ("json_schema", large(300), ""),
+    ]:
+        verdict = await tried.verdict(kind, text)
+        assert why in verdict and bool(why) == bool(verdict), (text[:60], verdict)
+        assert tried.known(kind, text) == verdict
+    assert pid(tried) == process
+
+
+@pytest.mark.sglang
+async def test_after_its_process_has_died_the_next_grammar_has_another(tried: Trials) -> None:
+    assert await tried.verdict(*GOOD) == ""
+    os.kill(pid(tried), signal.SIGKILL)
+    with pytest.raises(Unavailable, match="ask again"):
+        await tried.verdict("regex", "a")
+    assert tried.known("regex", "a") is None
+    assert await tried.verdict(*GOOD) == ""  # it is known
+    assert await tried.verdict("regex", "a") == ""
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_after_its_process_has_died_while_nobody_asked_the_next_grammar_is_tried(run: Any) -> None:
+    """Services run on uvloop, where to write to a pipe that is known to be closed is another error."""
+
+    async def ask_kill_and_ask() -> str:
+        tried = talking(ECHO)
+        assert await tried.verdict("regex", "a") == ""
+        process = tried._process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        await process.ended()
+        try:
+            return await tried.verdict("regex", "bad")
+        finally:
+            await tried.close()
+
+    assert run(ask_kill_and_ask()) == "it is bad"
+
+
+def talking(program: str) -> Trials:
+    return Trials((sys.executable, "-c", program))
+
+
+ECHO = """
+import json, sys
+print(flush=True)
+for line in sys.stdin:
+    print(json.dumps("" if json.loads(line)[1] != "bad" else "it is bad"), flush=True)
+"""
+
+
+async def test_verdicts_are_remembered_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_sandbox, "KNOWN", 2)
+    tried = talking(ECHO)
+    assert await asyncio.gather(*(tried.verdict("regex", text) for text in ("a", "bad", "a"))) == ["", "it is bad", ""]
+    assert await tried.verdict("regex", "c") == ""
+    assert [tried.known("regex", text) for text in ("a", "bad", "c")] == ["", None, ""]
+    assert tried.known("ebnf", "a") is None
+    await tried.close()
+
+
+async def test_who_stops_waiting_takes_nobody_elses_verdict_away() -> None:
+    tried = talking(ECHO)
+    first = tasks.spawn(tried.verdict("regex", "bad"), "first")
+    second = tasks.spawn(tried.verdict("regex", "a"), "second")
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == ""
+    assert tried.known("regex", "bad") == "it is bad"
+    await tried.close()
+
+
+@pytest.mark.parametrize("program", ["", "print('nothing here', flush=True)", "print(); input(); print('not JSON')"])
+async def test_a_process_that_says_nothing_of_use_is_an_error_that_says_to_ask_again(program: str) -> None:
+    tried = talking(program)
+    for _ in range(2):
+        with pytest.raises(Unavailable, match="ask again"):
+            await tried.verdict(*GOOD)
+    await tried.close()
+
+
+async def test_a_process_that_stands_still_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_sandbox, "ANSWER_S", 0.01)
+    tried = talking("print(flush=True)\nimport time\ntime.sleep(1000)")
+    with pytest.raises(Unavailable, match="ask again"):
+        await tried.verdict(*GOOD)
+    assert tried._process is None
+    await tried.close()
+
+
+async def test_a_closed_one_keeps_no_process() -> None:
+    tried = talking(ECHO)
+    assert await tried.verdict(*GOOD) == ""
+    await tried.close()
+    with pytest.raises(Unavailable, match="ask again"):
+        await tried.verdict("regex", "a")
+    assert tried._process is None

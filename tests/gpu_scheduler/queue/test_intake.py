@@ -1,0 +1,196 @@
+"""Requests whose grammars have not been tried yet, in front of a queue that writes down what it gets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from gpu_scheduler.engines.sglang.policy.grammar import MOST_CHARACTERS
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.queue.grammar_sandbox import Trials
+from gpu_scheduler.queue.intake import Intake
+from gpu_scheduler.queue.streams import GatewayStream
+from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import Unavailable
+
+
+class Queue:
+    def __init__(self) -> None:
+        self.came: list[gpu_scheduler_pb2.Submit] = []
+        self.cancelled: list[object] = []
+
+    def submit(self, submit: gpu_scheduler_pb2.Submit, stream: GatewayStream) -> None:
+        self.came.append(submit)
+
+    def cancel(self, stream: GatewayStream, gateway_id: str) -> None:
+        self.cancelled.append(gateway_id)
+
+    def cancel_stream(self, stream: GatewayStream) -> None:
+        self.cancelled.append(stream)
+
+    @property
+    def ids(self) -> list[str]:
+        return [submit.request_id for submit in self.came]
+
+
+class Tried:
+    """Verdicts as the test gives them."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[str, asyncio.Future[str]] = {}
+        self.closed = False
+
+    def says(self, text: str) -> asyncio.Future[str]:
+        return self._verdicts.setdefault(text, asyncio.get_running_loop().create_future())
+
+    def known(self, kind: str, text: str) -> str | None:
+        future = self._verdicts.get(text)
+        return future.result() if future is not None and future.done() and not future.exception() else None
+
+    async def verdict(self, kind: str, text: str) -> str:
+        return await asyncio.shield(self.says(text))
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class Desk:
+    def __init__(self, compiles: bool = True) -> None:
+        self.queue, self.tried, self.time = Queue(), Tried(), 100.0
+        self.stream = GatewayStream(1, lambda: None)
+        self.intake = Intake(
+            cast(Dispatcher, self.queue), cast(Trials, self.tried), lambda model: compiles, lambda: self.time
+        )
+
+    def ask(self, name: str, regex: str = "", **fields: int) -> None:
+        sampling = common_pb2.Sampling(regex=regex) if regex else common_pb2.Sampling()
+        submit = gpu_scheduler_pb2.Submit(request_id=name, model="m", sampling=sampling, **fields)
+        self.intake.submit(submit, self.stream)
+
+    def told(self) -> list[tuple[str, common_pb2.Finish, str]]:
+        message = self.stream.take()
+        return [] if message is None else [(c.request_id, c.finish, c.error) for c in message.chunks]
+
+
+async def settled() -> None:
+    """Tasks that can go on have gone on."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_request_waits_until_its_grammar_was_tried_and_others_pass_it() -> None:
+    desk = Desk()
+    desk.ask("first", "a+")
+    desk.ask("plain")
+    await settled()
+    assert desk.queue.ids == ["plain"]
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == ["plain", "first"]
+    desk.ask("again", "a+")  # it is known
+    assert desk.queue.ids == ["plain", "first", "again"] and desk.told() == []
+
+
+async def test_what_cannot_be_compiled_is_refused_with_the_reason() -> None:
+    desk = Desk()
+    desk.ask("waits", "b+")
+    desk.tried.says("b+").set_result("it is bad")
+    await settled()
+    desk.ask("known", "b+")
+    desk.ask("too long", "b" * (MOST_CHARACTERS + 1))
+    assert desk.queue.ids == []
+    refused = desk.told()
+    assert [(name, finish) for name, finish, _ in refused] == [
+        (name, common_pb2.REJECTED) for name in ("waits", "known", "too long")
+    ]
+    assert refused[0][2] == refused[1][2] == "its grammar cannot be followed: it is bad"
+    assert "characters" in refused[2][2]
+
+
+async def test_where_no_grammar_can_be_tried_its_request_fails_and_may_be_asked_again() -> None:
+    desk = Desk()
+    desk.ask("first", "a+")
+    desk.tried.says("a+").set_exception(Unavailable("ask again"))
+    await settled()
+    assert desk.told() == [("first", common_pb2.FAILED, "ask again")] and desk.queue.ids == []
+
+
+async def test_the_time_that_a_trial_took_is_gone_from_the_requests_targets() -> None:
+    desk = Desk()
+    desk.ask("timed", "a+", ttft_left_ms=500, time_out_left_ms=900)
+    desk.ask("nearly over", "a+", ttft_left_ms=500, time_out_left_ms=300)
+    desk.ask("endless", "a+", ttft_left_ms=500)
+    await settled()
+    desk.time += 0.7
+    desk.tried.says("a+").set_result("")
+    await settled()
+    left = {submit.request_id: (submit.ttft_left_ms, submit.time_out_left_ms) for submit in desk.queue.came}
+    assert left == {"timed": (-200, 200), "nearly over": (-200, 1), "endless": (-200, 0)}
+
+
+async def test_who_is_cancelled_meanwhile_never_comes_into_the_queue() -> None:
+    desk = Desk()
+    for name in ("one", "other"):
+        desk.ask(name, "a+")
+    await settled()
+    desk.intake.cancel(desk.stream, "one")
+    desk.intake.cancel(desk.stream, "there already")
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == ["other"] and desk.queue.cancelled == ["there already"] and desk.told() == []
+
+
+async def test_who_is_cancelled_right_behind_its_trial_is_cancelled_in_the_queue() -> None:
+    desk = Desk()
+    desk.ask("one", "a+")
+    came = desk.queue.submit
+
+    def cancelled_at_once(submit: gpu_scheduler_pb2.Submit, stream: GatewayStream) -> None:
+        came(submit, stream)
+        desk.intake.cancel(stream, submit.request_id)
+
+    desk.queue.submit = cancelled_at_once  # type: ignore[method-assign]
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == desk.queue.cancelled == ["one"]
+
+
+async def test_a_stream_that_ends_takes_along_what_waits_on_it() -> None:
+    desk, gone = Desk(), GatewayStream(2, lambda: None)
+    desk.ask("stays", "a+")
+    submit = gpu_scheduler_pb2.Submit(request_id="goes", model="m", sampling=common_pb2.Sampling(regex="a+"))
+    desk.intake.submit(submit, gone)
+    await settled()
+    desk.intake.cancel_stream(gone)
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == ["stays"] and desk.queue.cancelled == [gone]
+
+
+async def test_an_id_that_waits_is_in_use_on_its_stream() -> None:
+    desk = Desk()
+    desk.ask("one", "a+")
+    desk.ask("one")
+    assert [(name, finish) for name, finish, _ in desk.told()] == [("one", common_pb2.REJECTED)]
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == ["one"]
+
+
+@pytest.mark.parametrize("grammar", ["a+", "b" * 70_000])
+async def test_engines_without_grammars_refuse_them_themselves(grammar: str) -> None:
+    desk = Desk(compiles=False)
+    desk.ask("one", grammar)
+    assert desk.queue.ids == ["one"]
+
+
+async def test_once_closed_nothing_waits_any_more() -> None:
+    desk = Desk()
+    desk.ask("one", "a+")
+    await settled()
+    await desk.intake.close()
+    desk.tried.says("a+").set_result("")
+    await settled()
+    assert desk.queue.ids == [] and desk.tried.closed

@@ -1,0 +1,55 @@
+"""A group that is stopped lets what runs go first."""
+
+import asyncio
+
+import pytest
+
+from gpu_scheduler.residency.graceful_exit import Leaving
+from gpu_scheduler.residency.residents import Residents
+
+
+class World:
+    def __init__(self, requests=1):
+        self.residents = Residents(lambda resident: None)
+        self.told = 0
+        self.leaving = Leaving(self.residents, lambda: requests, self._tell)
+
+    def _tell(self):
+        assert self.residents.stopping
+        self.told += 1
+
+    def leave(self):
+        return asyncio.get_running_loop().create_task(self.leaving.leave())
+
+
+async def test_it_waits_as_long_as_somebody_holds_it():
+    world = World()
+    with world.leaving.watched():
+        left = world.leave()
+        await asyncio.sleep(0)
+        assert world.told == 1
+        with world.leaving.held():
+            with world.leaving.held():
+                await asyncio.sleep(0)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not left.done()
+        await left
+
+
+@pytest.mark.parametrize("requests, watched", [(0, True), (1, False)])
+async def test_without_requests_or_somebody_who_would_hear_it_ends_at_once(requests, watched):
+    world = World(requests)
+    if watched:
+        with world.leaving.watched():
+            await world.leaving.leave()
+    else:
+        await world.leaving.leave()
+    assert world.residents.stopping and world.told == 1
+
+
+async def test_who_does_not_hold_it_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr("gpu_scheduler.residency.graceful_exit._HEARD_S", 0.01)
+    world = World()
+    with world.leaving.watched():
+        await world.leaving.leave()

@@ -1,0 +1,827 @@
+"""Changes of residency with real echo engines that hold no memory (no balloond, no loader)."""
+
+import asyncio
+import os
+import signal
+from functools import partialmethod
+
+import pytest
+
+from gpu_scheduler.config import Arbitration, GpuSchedulerConfig
+from gpu_scheduler.engines import processes
+from gpu_scheduler.engines import shared_board as turn_module
+from gpu_scheduler.engines.engine import CommandFailed, Engine, Spawn
+from gpu_scheduler.engines.shared_board import Turn
+from gpu_scheduler.engines.warm_pool import WarmPool
+from gpu_scheduler.memory.group_memory import GroupMemory
+from gpu_scheduler.policy.memory.migrated_prefixes import Brought
+from gpu_scheduler.queue.dispatcher import Dispatcher
+from gpu_scheduler.queue.streams import PulledStream
+from gpu_scheduler.residency import activation, preflight
+from gpu_scheduler.residency import residency as residency_module
+from gpu_scheduler.residency.activation import Activation
+from gpu_scheduler.residency.handover import Handover
+from gpu_scheduler.residency.residency import Residency
+from gpu_scheduler.residency.residents import Residents
+from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
+from services import tasks
+from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
+from tests.gpu_scheduler.engines.test_engine import START_S
+
+SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")
+
+
+DIFFER = CommandFailed("the weights do not verify", model_at_fault=False, weights_differ=True)
+
+
+class Group:
+    """A gpu_scheduler without its server."""
+
+    def __init__(self, loader=None, **options):
+        config = GpuSchedulerConfig(
+            name="g", listen="unix:/none", group="g", devices=["cpu:0"], balloond="",
+            engines={"kind": "echo", "options": options},
+        )  # fmt: skip
+        self.residents = Residents(lambda resident: self.dispatcher.residency_changed(resident))
+        turn = Turn(turn_module.create())
+        self.dispatcher = Dispatcher(
+            Arbitration(), self.residents, GroupMemory(["cpu:0"]), turn, lambda need: None,
+            lambda engine: self.residency.engine_died(engine),
+        )  # fmt: skip
+        self.pools = {"echo": WarmPool(Spawn("echo"), warm=1, limit=3)}
+        images = {"m": ["sum"]} if loader else {}
+        self.options = config.engines.options
+        activation = Activation(config, self.residents, self.pools, None, loader, images)
+        handover = Handover(self.residents, loader, Brought())
+        self.timers = []
+        """(seconds, what is called then) of models that are in error for a time."""
+        self.residency = Residency(
+            config, self.residents, self.dispatcher, activation, handover, self.pools, later=self.later
+        )
+
+    def later(self, seconds, call, *told):
+        handle = asyncio.get_running_loop().call_later(1e6, call, *told)
+        self.timers.append((seconds, lambda: None if handle.cancelled() else call(*told)))
+        return handle
+
+    async def bring(self, target, **keys):
+        change = self.residency.begin(SPEC, target, "test", **keys)
+        return [message.residency async for message in self.residency.follow(change)]
+
+    def submit(self, request_id, new=3):
+        stream = PulledStream(1)
+        self.dispatcher.submit(
+            gpu_scheduler_pb2.Submit(
+                request_id=request_id, model="m", token_ids=[1, 2], sampling=common_pb2.Sampling(max_new_tokens=new)
+            ),
+            stream,
+        )
+        return stream
+
+
+async def answer(stream):
+    """(tokens, finish, error) of a stream with one request."""
+    tokens = []
+    async for message in stream.messages():
+        for chunk in message.chunks:
+            tokens += chunk.token_ids
+            if chunk.finish:
+                return tokens, chunk.finish, chunk.error
+
+
+async def first_token(stream):
+    """Until the request runs."""
+    async for message in stream.messages():
+        for chunk in message.chunks:
+            if chunk.token_ids:
+                return
+            assert not chunk.finish, chunk.error
+
+
+class Loader:
+    """Has an image of "m"; copies of it end with what `fails` says. Otherwise they come from `source`, unless the image
+    alone is asked for."""
+
+    def __init__(self):
+        self.fails = None
+        self.source = "image"
+        self.gave = []
+        self.dropped = []
+        self.looks = []
+        """For each look at the files: whether it was a thorough one, and whether an engine had refused them."""
+        self.found = []
+        """What the next looks find: an error, "changed", or nothing."""
+
+    async def look(self, model, *, thorough, refused, timeout_s):
+        self.looks.append((thorough, refused))
+        found = self.found.pop(0) if self.found else ""
+        entry = loader_pb2.Entry(error="" if found == "changed" else found)
+        return loader_pb2.LookResponse(entry=entry, changed=found == "changed")
+
+    async def drop_image(self, model):
+        self.dropped.append(model)
+
+    async def load_image(self, *_args, image_only, **_keys):
+        if self.fails is not None:
+            raise self.fails
+        self.gave.append("image" if image_only else self.source)
+        return loader_pb2.ImageProgress(source=self.gave[-1])
+
+
+async def open_group(**options):
+    group = Group(**options)
+    group.task = tasks.spawn(group.dispatcher.run(), "dispatcher")
+    return group
+
+
+async def close_group(group):
+    await group.residency.close()
+    await group.pools["echo"].close()
+    await tasks.cancel(group.task)
+
+
+@pytest.fixture
+async def group():
+    group = await open_group()
+    yield group
+    await close_group(group)
+
+
+@pytest.fixture
+async def slow_group():
+    group = await open_group(step_ms="100000")
+    yield group
+    await close_group(group)
+
+
+async def test_a_model_comes_up_and_serves(group):
+    steps = await group.bring(common_pb2.ACTIVE)
+    assert steps[0] == common_pb2.WAKING and steps[-1] == common_pb2.ACTIVE
+    assert await answer(group.submit("r")) == ([1, 1, 1], common_pb2.LENGTH, "")
+
+
+async def test_requests_sent_while_it_wakes_are_served(group):
+    coming = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    stream = group.submit("r")
+    assert (await answer(stream))[1] == common_pb2.LENGTH
+    assert coming.ended or coming.task is not None
+
+
+async def test_the_same_change_asked_twice_is_one_change_and_another_one_is_a_conflict(group):
+    first = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    assert group.residency.begin(SPEC, common_pb2.ACTIVE, "again") is first
+    with pytest.raises(Conflict, match="on its way to ACTIVE"):
+        group.residency.begin(SPEC, common_pb2.COLD, "test")
+    await asyncio.wait([first.task])
+
+
+async def test_an_impossible_target_is_refused(group):
+    with pytest.raises(Unmet, match="WAKING is not a residency to bring a model to"):
+        group.residency.begin(SPEC, common_pb2.WAKING, "test")
+
+
+async def test_a_model_for_another_number_of_devices_is_refused(group):
+    spread = common_pb2.ModelSpec(name="wide", devices=2, engine="echo")
+    with pytest.raises(Unmet, match="wide is for 2 devices, the group g for models on 1"):
+        group.residency.begin(spread, common_pb2.ACTIVE, "test")
+    assert group.residents.get("wide") is None
+
+
+async def test_on_a_drained_group_no_model_comes_up_and_what_is_up_stays(group):
+    await group.bring(common_pb2.ACTIVE)
+    group.residents.drained = True
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    engine = group.residents.get("m").engine
+    engine.kill()
+    await engine.dead.wait()
+    assert (await answer(group.submit("r")))[1] == common_pb2.LENGTH
+    await group.bring(common_pb2.COLD)
+    with pytest.raises(Conflict, match="the group g is drained"):  # placement knows better in a moment
+        group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    group.residents.drained = False
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+async def test_a_model_that_leaves_hands_its_requests_back_and_its_engine_stays_warm(slow_group):
+    group = slow_group
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    stream = group.submit("r")
+    assert (await anext(aiter(stream.messages()))).chunks[0].token_ids
+    await group.bring(common_pb2.COLD)
+    assert (await answer(stream))[1:] == (common_pb2.FAILED, "handed back")
+    assert group.residents.get("m") is None
+    assert engine.alive
+    await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m").engine is engine
+
+
+async def test_a_dead_engine_is_replaced_and_the_next_request_served(group):
+    await group.bring(common_pb2.ACTIVE)
+    first = group.residents.get("m").engine
+    first.kill()
+    await first.dead.wait()
+    assert (await answer(group.submit("r")))[1] == common_pb2.LENGTH
+    assert group.residents.get("m").engine is not first
+
+
+async def test_a_request_that_comes_in_the_moment_of_a_death_waits_for_the_next_engine(slow_group):
+    await slow_group.bring(common_pb2.ACTIVE)
+    first = slow_group.residents.get("m").engine
+    running = slow_group.submit("running")
+    await first_token(running)
+    first.kill()
+    await first.dead.wait()
+    # The end of what ran has a plan made, before anything was done for the next engine.
+    async with asyncio.timeout(60):
+        assert (await answer(slow_group.submit("r", new=1)))[1] == common_pb2.LENGTH
+    assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+
+
+class Balloond:
+    """Devices that answer, some calls of which can be held. A model of a process that was just killed still has its
+    lease: its booking is not dropped before `buried`."""
+
+    names = ("cpu:0",)
+
+    def __init__(self):
+        self.booked = []
+        self.held = {"release_room": asyncio.Event(), "set_limit": asyncio.Event()}
+        self.begun = {name: asyncio.Event() for name in self.held}
+        self.buried = asyncio.Event()
+
+    async def _hold(self, name):
+        self.begun[name].set()
+        await self.held[name].wait()
+
+    async def book(self, model, **_keys):
+        self.booked.append(model)
+
+    async def drop(self, model, unless=lambda: False):
+        await self.buried.wait()
+        if model in self.booked and not unless():
+            self.booked.remove(model)
+
+    async def inspect(self):
+        return []
+
+    async def make_room(self, *_args, **_keys):
+        return 0, "cpu:0"
+
+    async def release_room(self, *_args):
+        await self._hold("release_room")
+
+    async def set_limit(self, *_args, **_keys):
+        await self._hold("set_limit")
+
+
+@pytest.mark.parametrize("held", ["release_room", "set_limit"])
+async def test_an_engine_that_dies_while_its_activation_ends_is_replaced_too(group, held):
+    devices = group.residency._activation.devices = Balloond()
+    devices.buried.set()
+    devices.held["set_limit" if held == "release_room" else "release_room"].set()
+    group.residents.operator_limits["m"] = 1 << 20
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    await devices.begun[held].wait()
+    first = group.residents.get("m").engine
+    asked = group.submit("r", new=1000)
+    first.kill()
+    await first.dead.wait()
+    if held == "set_limit":
+        devices.held[held].set()
+    async with asyncio.timeout(30):  # balloond may be away for long when the room is to be given back
+        await asyncio.wait([change.task])
+        assert (await answer(asked))[1] in (common_pb2.LENGTH, common_pb2.FAILED)  # it may have been sent to the first
+        assert (await answer(group.submit("again")))[1] == common_pb2.LENGTH
+    assert group.residents.get("m").engine is not first
+
+
+async def test_a_model_that_is_asked_for_as_its_sleeping_engine_dies_begins_afresh(group):
+    devices = group.residency._activation.devices = Balloond()
+    for held in devices.held.values():
+        held.set()
+    await group.bring(common_pb2.ACTIVE)
+    asleep = group.residents.get("m")
+    group.residents.set(asleep, common_pb2.HIBERNATING)
+    asleep.engine.kill()
+    async with asyncio.timeout(30):
+        while asleep.engine is not None:
+            await asyncio.sleep(0.001)
+        change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        asked = group.submit("r")
+        await asyncio.wait([change.task])
+        assert (await answer(asked))[1] == common_pb2.LENGTH
+    devices.buried.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    now = group.residents.get("m")
+    assert now is not asleep and now.residency == common_pb2.ACTIVE and "m" in devices.booked
+
+
+async def test_a_model_whose_engines_die_one_after_the_other_is_in_error_for_a_while(group, monkeypatch):
+    monkeypatch.setattr(residency_module, "_MOST_DEATHS", 3)
+
+    async def die(times):
+        """As soon as it is up."""
+        for number in range(1, 1 + times):
+            await group.bring(common_pb2.ACTIVE)
+            resident = group.residents.get("m")
+            engine = resident.engine
+            engine.kill()
+            await engine.dead.wait()
+            assert resident.deaths == number
+        return resident
+
+    resident = await die(3)
+    assert (resident.residency, resident.reason) == (common_pb2.ERROR, "3 engines died in a row")
+    assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
+    ((rest_s, end_rest),) = group.timers
+    assert rest_s == resident.retry_s == 300.0
+    end_rest()
+    assert group.residents.get("m") is None, "the next request brings it up"
+    assert (await die(3)).residency == common_pb2.ERROR
+    first_rest = group.residents.get("m").rest
+    await group.bring(common_pb2.ACTIVE)  # by somebody who knows better
+    assert group.residents.get("m").deaths == 0
+    assert (await die(3)).residency == common_pb2.ERROR
+    assert first_rest.cancelled(), "the second rest would end with the first"
+    await group.bring(common_pb2.ACTIVE)
+    resident = await die(2)
+    await group.bring(common_pb2.ACTIVE)
+    resident.active_at -= 100  # one that served for long was in no row
+    engine = resident.engine
+    engine.kill()
+    await engine.dead.wait()
+    assert resident.deaths == 1 and resident.residency != common_pb2.ERROR
+
+
+async def test_an_engine_that_neither_loads_nor_can_be_killed_is_given_up(group, monkeypatch):
+    pool = group.pools["echo"]
+    stuck = await pool.take(START_S)
+    pool.give_back(stuck)
+    monkeypatch.setattr(processes, "kill", lambda ranks: None)  # in a driver that does not return
+    monkeypatch.setattr(Engine, "give_up", partialmethod(Engine.give_up, grace_s=0.05))
+    monkeypatch.setitem(group.residency._config.engines.__dict__, "load_timeout_s", 0.2)
+    os.kill(stuck.pid, signal.SIGSTOP)
+    try:
+        change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        async with asyncio.timeout(30):
+            await asyncio.wait([change.task])
+        assert isinstance(change.failure, TimedOut)
+        assert group.residents.get("m") is None
+    finally:
+        os.kill(stuck.pid, signal.SIGKILL)
+
+
+async def test_a_model_that_may_not_come_back_when_its_engine_has_died_is_in_error(group, monkeypatch):
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+
+    def refuse(*_args, **_keys):
+        raise Unmet("no KV for it any more")
+
+    monkeypatch.setattr(group.residency, "begin", refuse)
+    engine.kill()
+    await engine.dead.wait()
+    resident = group.residents.get("m")
+    assert (resident.residency, resident.reason) == (common_pb2.ERROR, "no KV for it any more")
+    assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
+
+
+async def test_an_engine_that_dies_while_it_loads_is_replaced_by_another(group):
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    while not group.pools["echo"].engines:
+        await asyncio.sleep(0)
+    group.pools["echo"].engines[0].kill()
+    await asyncio.wait([change.task])
+    assert group.residents.get("m").residency == common_pb2.ACTIVE
+
+
+async def test_without_an_image_a_model_that_should_hibernate_gives_its_engine_back(group):
+    await group.bring(common_pb2.ACTIVE)
+    await group.bring(common_pb2.HIBERNATING)
+    assert group.residents.get("m") is None
+
+
+async def test_models_that_make_way_are_brought_down_first(group):
+    await group.bring(common_pb2.ACTIVE)
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+    yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD)]
+    change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+    await asyncio.wait([change.task])
+    assert group.residents.get("m") is None
+    assert group.residents.get("n").residency == common_pb2.ACTIVE
+
+
+async def test_nobody_makes_way_for_an_activation_that_is_refused_all_the_same(group):
+    await group.bring(common_pb2.ACTIVE)
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="sglang")
+    yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD)]
+    change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+    with pytest.raises(Unmet, match="no sglang engines"):
+        async for _ in group.residency.follow(change):
+            pass
+    assert group.residents.get("m").residency == common_pb2.ACTIVE
+    assert group.residents.get("n") is None
+
+
+async def test_a_sleeper_for_which_nobody_could_make_enough_room_sleeps_on(sleeping, monkeypatch):
+    group, _ = sleeping
+
+    async def refused(*_):
+        raise Refused("no room")
+
+    monkeypatch.setattr(preflight, "check", refused)
+    yields = [gpu_scheduler_pb2.Yield(model="n", target=common_pb2.COLD)]
+    with pytest.raises(Refused, match="no room"):
+        await group.bring(common_pb2.ACTIVE, yields=yields)
+    assert group.residents.get("m").residency == common_pb2.HIBERNATING
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+async def test_who_is_awake_already_needs_nobody_to_make_way(group):
+    await group.bring(common_pb2.ACTIVE)
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+    await asyncio.wait([group.residency.begin(other, common_pb2.ACTIVE, "test").task])
+    await group.bring(common_pb2.ACTIVE, yields=[gpu_scheduler_pb2.Yield(model="n", target=common_pb2.COLD)])
+    assert group.residents.get("n").residency == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize(("balloond", "refused"), [("unix:/balloond", True), ("", False)])
+async def test_a_model_without_a_floor_is_refused_where_its_floor_is_all_the_kv_that_it_ever_gets(
+    group, balloond, refused
+):
+    config = group.residency._config
+    group.residency._config = config.model_copy(update={"elastic_kv": False, "balloond": balloond})
+    if refused:
+        with pytest.raises(Unmet, match="m has a floor of 0, and on g the KV of a model is its floor"):
+            group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+        assert group.residents.get("m") is None
+        group.residents.operator_limits["m"] = 1 << 20
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    await asyncio.wait([change.task])
+    assert group.residents.get("m").residency == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize(
+    ("drain_ms", "step_ms", "finish"), [(60_000, "20", common_pb2.LENGTH), (0, "100000", common_pb2.FAILED)]
+)
+async def test_who_makes_way_finishes_what_runs_within_the_time_that_it_is_given(drain_ms, step_ms, finish):
+    group = await open_group(step_ms=step_ms)
+    try:
+        await group.bring(common_pb2.ACTIVE)
+        assert group.residents.get("m").active_s > 0.0
+        stream = group.submit("r", new=50)
+        await first_token(stream)
+        other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+        yields = [gpu_scheduler_pb2.Yield(model="m", target=common_pb2.COLD, drain_ms=drain_ms)]
+        change = group.residency.begin(other, common_pb2.ACTIVE, "test", yields=yields)
+        assert (await answer(stream))[1] == finish
+        await asyncio.wait([change.task])
+        assert group.residents.get("n").residency == common_pb2.ACTIVE
+    finally:
+        await close_group(group)
+
+
+async def test_what_a_cold_start_took_is_not_taken_for_a_wake_up(group):
+    await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    assert resident.cold_s > 0 and resident.wake_s == 0
+
+
+async def test_what_coming_took_is_what_the_last_one_took_from_sleep_or_cold(sleeping):
+    group, _ = sleeping
+    resident = group.residents.get("m")
+    assert resident.came_s == resident.cold_s
+    await group.bring(common_pb2.ACTIVE)
+    assert resident.came_s == resident.wake_s != resident.cold_s
+
+
+@pytest.fixture
+async def sleeping():
+    """(group, loader) with a model that sleeps."""
+    loader = Loader()
+    group = await open_group(loader=loader)
+    await group.bring(common_pb2.ACTIVE)
+    await group.bring(common_pb2.HIBERNATING)
+    assert group.residents.get("m").residency == common_pb2.HIBERNATING
+    yield group, loader
+    await close_group(group)
+
+
+async def test_a_sleeper_whose_weights_cannot_be_copied_is_not_taken_for_asleep(sleeping):
+    """Its memory is mapped, and it would refuse to wake ever after."""
+    group, loader = sleeping
+    engine = group.residents.get("m").engine
+    loader.fails = Unavailable("the loader is away")
+    with pytest.raises(Unavailable):
+        await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m") is None
+    loader.fails = None
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    assert group.residents.get("m").engine is engine
+
+
+async def test_a_sleeper_that_lost_its_image_and_cannot_be_loaded_anew_is_not_taken_for_asleep(sleeping):
+    group, loader = sleeping
+    loader.fails = NotFound("no image")
+    group.options["step_ms"] = "none"
+    with pytest.raises(CommandFailed, match="none"):
+        await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m") is None
+
+
+@pytest.fixture
+def refusals(monkeypatch):
+    """How many times engines will say that weights do not verify."""
+    left = []
+    verify = Engine.verify
+
+    def refuse(engine, command):
+        if left:
+            command.fail(left.pop())
+        else:
+            verify(engine, command)
+
+    monkeypatch.setattr(Engine, "verify", refuse)
+    return left
+
+
+@pytest.fixture
+def faults(monkeypatch):
+    """What the next loads fail with."""
+    left = []
+    command = Engine.command
+
+    def fail(engine, message, *told):
+        made = command(engine, message, *told)
+        if left and message.WhichOneof("message") == "load":
+            made.fail(left.pop(0))
+        return made
+
+    monkeypatch.setattr(Engine, "command", fail)
+    return left
+
+
+PASSES = CommandFailed("a.safetensors: Input/output error", model_at_fault=False, may_pass=True)
+BROKEN = CommandFailed("the checkpoint does not set 1 of its parameters", model_at_fault=True)
+
+
+async def errors(group):
+    """Brings the model up; how that ended, and for how long it is in error."""
+    residencies = await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    assert resident.residency == residencies[-1]
+    return resident.reason, resident.retry_s
+
+
+async def test_a_fault_that_may_pass_is_an_error_for_ever_longer_and_a_request_tries_again(group, faults):
+    for pause_s in (1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+        faults.append(PASSES)
+        assert await errors(group) == (str(PASSES), pause_s)
+        assert (await answer(group.submit("r")))[1] == common_pb2.FAILED
+        seconds, end_pause = group.timers[-1]
+        assert seconds == pause_s
+        end_pause()
+        assert group.residents.get("m") is None
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    await group.bring(common_pb2.COLD)
+    faults.append(PASSES)
+    assert await errors(group) == (str(PASSES), 1.0), "it has been up since"
+
+
+async def test_who_brings_it_up_in_the_pause_need_not_wait_and_an_old_pause_ends_nothing(group, faults):
+    faults += [PASSES, BROKEN]
+    await errors(group)
+    assert await errors(group) == (str(BROKEN), 0.0)
+    for _, end_pause in group.timers:
+        end_pause()
+    assert group.residents.get("m").residency == common_pb2.ERROR, "that one does not pass"
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize("fault", [PASSES, BROKEN])
+async def test_files_that_are_read_afresh_end_an_error(group, faults, fault):
+    group.residents.readings = {"m": 5, "n": 1}
+    faults.append(fault)
+    await errors(group)
+    for readings in ({"m": 5, "n": 2}, {"n": 2}):
+        group.residents.readings = readings
+        group.residency.files_read()
+        assert group.residents.get("m").residency == common_pb2.ERROR, "they were not"
+    group.residents.readings = {"m": 6}
+    group.residency.files_read()
+    assert group.residents.get("m") is None
+    faults.append(PASSES)
+    assert (await errors(group))[1] == 1.0, "it begins anew"
+
+
+@pytest.fixture
+async def watched(monkeypatch):
+    """(group, loader) without an image."""
+    loader = Loader()
+    group = await open_group(loader=loader)
+    group.residency._activation._images.clear()
+    monkeypatch.setattr(group.residency._activation, "devices", None)
+    yield group, loader
+    await close_group(group)
+
+
+async def test_files_that_are_away_are_found_before_an_engine_is_given_them_and_nobody_makes_way(watched):
+    group, loader = watched
+    other = common_pb2.ModelSpec(name="n", context_tokens=100, kv_bytes_per_token=1, engine="echo")
+    await asyncio.wait([group.residency.begin(other, common_pb2.ACTIVE, "test").task])
+    loader.looks.clear()
+    loader.found.append("its folder does not exist")
+    yields = [gpu_scheduler_pb2.Yield(model="n", target=common_pb2.COLD)]
+    with pytest.raises(Unmet, match="^its folder does not exist$"):
+        await group.bring(common_pb2.ACTIVE, yields=yields)
+    assert group.residents.get("n").residency == common_pb2.ACTIVE and group.residents.get("m") is None
+    assert loader.looks == [(False, False)], "the loader has it in its catalogue, and looks again by itself"
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+@pytest.mark.parametrize("fault", [PASSES, BROKEN])
+async def test_what_the_loader_finds_wrong_with_the_files_counts_before_what_an_engine_made_of_it(
+    watched, faults, fault
+):
+    group, loader = watched
+    loader.found += ["", "model.safetensors is truncated"]
+    faults.append(fault)
+    with pytest.raises(Unmet, match="^model.safetensors is truncated$"):
+        await group.bring(common_pb2.ACTIVE)
+    assert loader.looks == [(False, False), (True, fault is BROKEN)] and group.residents.get("m") is None
+
+
+async def test_files_that_changed_while_they_were_read_may_do_the_next_time(watched, faults):
+    group, loader = watched
+    loader.found += ["", "changed"]
+    faults.append(BROKEN)
+    assert await errors(group) == ("its files have changed while they were read", 1.0)
+
+
+async def test_a_loader_that_is_away_keeps_no_model_from_coming_up(watched):
+    group, loader = watched
+
+    async def away(*_told, **_keys):
+        raise Unavailable("the loader is away")
+
+    loader.look = away
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+
+
+async def test_one_that_wakes_needs_no_files(sleeping):
+    group, loader = sleeping
+    loader.looks.clear()
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE and not loader.looks
+
+
+async def test_one_that_cannot_hibernate_says_why(watched):
+    group, loader = watched
+    await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    resident.no_image = "an image of m takes 7 bytes"
+    change = group.residency.begin(SPEC, common_pb2.HIBERNATING, "test")
+    last = [message async for message in group.residency.follow(change)][-1]
+    assert last.reason == "an image of m takes 7 bytes" and group.residents.get("m") is None
+    group.residency._activation._loader = None
+    await group.bring(common_pb2.ACTIVE)
+    change = group.residency.begin(SPEC, common_pb2.HIBERNATING, "test")
+    last = [message async for message in group.residency.follow(change)][-1]
+    assert last.reason == "this group has no loader, which would make it"
+
+
+@pytest.fixture
+async def beside():
+    """(group, loader) where a device has the weights."""
+    loader = Loader()
+    loader.source = "cpu:1"
+    group = await open_group(loader=loader)
+    yield group, loader
+    await close_group(group)
+
+
+async def test_where_the_weights_came_from_is_told(beside):
+    group, _ = beside
+    await group.bring(common_pb2.ACTIVE)
+    assert group.residents.get("m").weights_from == ["cpu:1"]
+
+
+async def test_weights_of_a_device_that_do_not_verify_are_asked_for_again_from_the_image(beside, refusals):
+    group, loader = beside
+    refusals.append(DIFFER)
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    assert loader.gave == ["cpu:1", "image"] and group.residents.get("m").weights_from == ["image"]
+    # And once it is up, the next time is like any other.
+    await group.bring(common_pb2.COLD)
+    await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1", "image", "cpu:1"]
+
+
+async def test_weights_of_the_image_that_do_not_verify_either_are_dropped_and_the_checkpoint_is_read(beside, refusals):
+    group, loader = beside
+    refusals += [DIFFER, DIFFER]
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    assert loader.gave == ["cpu:1", "image"] and loader.dropped == ["m"]
+    assert group.residents.get("m").weights_from == ["checkpoint"]
+
+
+async def test_weights_of_a_device_are_not_doubted_for_what_is_not_their_fault(beside, refusals):
+    group, loader = beside
+    refusals.append(CommandFailed("no memory", model_at_fault=False))
+    with pytest.raises(CommandFailed, match="no memory"):
+        await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1"]
+    await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1", "cpu:1"]
+
+
+async def test_an_image_is_not_dropped_for_what_is_not_its_fault(beside, refusals):
+    group, loader = beside
+    refusals += [CommandFailed("no memory", model_at_fault=False), DIFFER]
+    with pytest.raises(CommandFailed, match="no memory"):
+        await group.bring(common_pb2.ACTIVE)
+    assert loader.gave == ["cpu:1", "image"] and not loader.dropped and group.residents.get("m") is None
+
+
+@pytest.mark.parametrize("from_sleep", [False, True])
+async def test_an_engine_that_dies_while_its_weights_arrive_is_replaced_and_the_image_kept(
+    beside, from_sleep, monkeypatch
+):
+    """The loader hears of the end of its lease before the engine's parent does."""
+    monkeypatch.setattr(activation, "_DEATH_HEARD_S", 60.0)
+    group, loader = beside
+    if from_sleep:
+        await group.bring(common_pb2.ACTIVE)
+        await group.bring(common_pb2.HIBERNATING)
+    dead = []
+
+    async def load_image(*arguments, **keys):
+        if not dead:
+            dead.append(group.residents.get("m").engine)
+            dead[0].kill()
+            raise NotFound("no lease")
+        return await Loader.load_image(loader, *arguments, **keys)
+
+    loader.load_image = load_image
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
+    resident = group.residents.get("m")
+    assert resident.engine is not dead[0] and resident.weights_from == ["cpu:1"]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"kv_bytes_per_token": 1 << 62},
+        {"context_tokens": 1 << 40, "kv_bytes_per_token": 1 << 20},
+        {"weights_bytes": -1},
+    ],
+)
+async def test_a_model_of_no_possible_size_is_refused_and_no_engine_is_asked(sizes):
+    group = Group()
+    spec = common_pb2.ModelSpec(name="m", path=SPEC.path, **{"context_tokens": 64, **sizes})
+    with pytest.raises(Invalid):
+        group.residency.begin(spec, common_pb2.ACTIVE, "test")
+    assert group.residents.get("m") is None
+
+
+async def test_an_engine_is_outdated_when_the_nodes_catalogue_changes_and_not_when_placement_told_another_nodes(group):
+    def says(context_tokens):
+        group.residents.listed["m"] = common_pb2.ModelSpec(name="m", context_tokens=context_tokens)
+
+    says(900)
+    await group.bring(common_pb2.ACTIVE)
+    resident = group.residents.get("m")
+    assert resident.spec.context_tokens == 1000 and not group.residents.is_outdated(resident)
+    says(1000)  # the loader told placement first
+    assert not group.residents.is_outdated(resident)
+    says(800)
+    assert group.residents.is_outdated(resident)
+    # The model that comes up after a death is as placement told it before.
+    resident.engine.kill()
+    await resident.engine.dead.wait()
+    await resident.change.task
+    assert resident.engine is not None and group.residents.is_outdated(resident)
+    await group.bring(common_pb2.COLD)
+    change = group.residency.begin(SPEC, common_pb2.ACTIVE, "test")
+    says(700)  # it is on its way already
+    await change.task
+    assert group.residents.is_outdated(group.residents.get("m"))
+
+
+@pytest.mark.parametrize("target", [common_pb2.COLD, common_pb2.HIBERNATING])
+async def test_a_model_whose_engine_dies_while_it_leaves_has_left(slow_group, target):
+    group = slow_group
+    await group.bring(common_pb2.ACTIVE)
+    engine = group.residents.get("m").engine
+    running = group.submit("r", new=100_000)
+    await first_token(running)
+    change = group.residency.begin(SPEC, target, "test", drain_ms=600_000)
+    while group.residents.get("m").residency != common_pb2.DRAINING:
+        await change.progress.changed(change.progress.revision)
+    engine.kill()
+    assert (await answer(running))[1:] == (common_pb2.FAILED, "its engine died")
+    await change.task
+    assert group.residents.get("m") is None
+    assert (change.failure is None) == (target == common_pb2.COLD)
+    assert (await group.bring(common_pb2.ACTIVE))[-1] == common_pb2.ACTIVE
