@@ -24,13 +24,14 @@ from gateway.endpoint import Endpoint
 from gateway.errors import BadField
 from gateway.metrics import Count
 from gateway.openai import DetokenizeRequest, TokenizeRequest
-from gateway.request import Prompt
 from gateway.routes import Route as ModelRoute
 from gateway.serving import Serving
+from gateway.tools import formats as calls
 from protos import common_pb2
 from services import enums
 from services.errors import PrismError
 
+B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
 T = TypeVar("T")
 MOST_CHARACTERS = 1 << 21
 """Of a text for /tokenize, which no context bounds."""
@@ -169,29 +170,42 @@ class Endpoints:
         return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
     async def tokenize(self, request: Request) -> Response:
-        asked = openai.parse(TokenizeRequest, await self._bodies.read(request.receive))
-        if (asked.prompt is None) == (asked.messages is None):
-            raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
+        asked = await self._parse(request, TokenizeRequest)
+        prompt, field, called = asked.tokenized()
         route = self._route(request, asked.model)
         await _caller(request).take_request()
         tokenizer = await self._serving.tokenizer(route)
-        if asked.messages is not None:
-            prompt, field = asked.conversation(asked.called()), "messages"
-        else:
-            prompt, field = Prompt(text=asked.prompt, special=asked.add_special_tokens), "prompt"
+        if called is not None:
+            calls.form(called, tokenizer.template, route.model.tool_parser)
         if (characters := prompt.characters) > MOST_CHARACTERS:
             raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
         ids = await _while_connected(request, self._serving.encode(tokenizer, prompt, field, characters, aside=True))
-        return _json({"tokens": list(ids), "count": len(ids), "max_model_len": route.model.context_tokens})
+        written = None
+        if asked.return_token_strs:
+            written = await _while_connected(request, self._serving.pieces(tokenizer, ids))
+        context = route.model.context_tokens
+        return _json({"tokens": list(ids), "token_strs": written, "count": len(ids), "max_model_len": context})
 
     async def detokenize(self, request: Request) -> Response:
-        asked = openai.parse(DetokenizeRequest, await self._bodies.read(request.receive))
+        asked = await self._parse(request, DetokenizeRequest)
         route = self._route(request, asked.model)
         size = route.model.vocab_size
         if size and (unknown := max(asked.tokens, default=0)) >= size:
             raise BadField(f"Token id {unknown} is not in the model's vocabulary of {size}.", "tokens")
         await _caller(request).take_request()
         return _json({"prompt": await _while_connected(request, self._serving.text(route, asked.tokens, aside=True))})
+
+    async def _parse(self, request: Request, kind: type[B]) -> B:
+        """A checked body; it is counted for the model that it names. Raises BadField."""
+        data = await self._bodies.read(request.receive)
+        count, caller = http.count_of(request.scope), _caller(request)
+        try:
+            asked = openai.parse(kind, data)
+        except PrismError:
+            count.model = self._serving.known(openai.model_of(data), caller)
+            raise
+        count.model = self._serving.known(asked.model, caller)
+        return asked
 
     def _route(self, request: Request, model: str) -> ModelRoute:
         """Raises UnknownModel."""

@@ -6,7 +6,7 @@ change the answer, is refused by name. Values are taken as JSON has them: "5" is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +21,7 @@ from gateway.tools import asked as calling
 from gateway.tools import grammar as tools_grammar
 from gateway.tools.formats import ENFORCED
 from protos import common_pb2
+from tokenization.chat import TAKEN
 
 MOST_CHOICES = 128
 MOST_PROMPTS = 512
@@ -112,33 +113,39 @@ class Message(_Model):
     content: Annotated[Content, pydantic.PlainValidator(_content)] = ""
 
 
-def _given(value: Any) -> bool:
-    """Whether a field was set to something."""
-    return value not in (None, False, [], {}, "")
-
-
-_UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    # Fields that would change the answer, and when they do.
-    "functions": _given,
-    "function_call": lambda value: _given(value) and value not in ("none", "auto"),
-    "logit_bias": _given,
-    "modalities": lambda value: _given(value) and value != ["text"],
-    "audio": _given,
-    "web_search_options": _given,
-    "suffix": _given,
-    "best_of": lambda value: value not in (None, 1),
-    "use_beam_search": _given,
-    "guided_json": _given,
-    "guided_regex": _given,
-    "guided_choice": _given,
-    "guided_grammar": _given,
-    "structured_outputs": _given,
-    "chat_template": _given,
-    "truncate_prompt_tokens": _given,
-    "include_stop_str_in_output": _given,
-    "prompt_logprobs": _given,
-    "return_tokens_as_token_ids": _given,
+_UNSUPPORTED: dict[str, Sequence[Any]] = {
+    # Fields that would change the answer, and the values beside null with which they do not.
+    "functions": (),
+    "function_call": (),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "suffix": ("",),
+    "best_of": (1,),
+    "use_beam_search": (False,),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "chat_template": (),
+    "truncate_prompt_tokens": (),
+    "include_stop_str_in_output": (False,),
+    "prompt_logprobs": (),
+    "return_tokens_as_token_ids": (False,),
 }
+_OF_PROMPTS = ("functions", "function_call", "chat_template", "truncate_prompt_tokens")
+"""Those of them that would change the prompt."""
+
+
+def _check_supported(given: Mapping[str, Any], names: Collection[str] = _UNSUPPORTED) -> None:
+    """Raises BadField for a field of `names` that is given and would change the answer."""
+    for name, value in given.items():
+        # 0 is not false, and true is not 1.
+        harmless = any(type(value) is type(one) and value == one for one in _UNSUPPORTED.get(name, ()))
+        if name in names and value is not None and not harmless:
+            raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
 
 
 class _Generate(_Model):
@@ -186,10 +193,7 @@ class _Generate(_Model):
         return self.max_tokens, "max_tokens"
 
     def _check(self) -> None:
-        for name, value in (self.model_extra or {}).items():
-            changes = _UNSUPPORTED.get(name)
-            if changes is not None and changes(value):
-                raise BadField(f"'{name}' is not supported.", name, "unsupported_parameter")
+        _check_supported(self.model_extra or {})
         if self.stream_options is not None and not self.streams:
             raise BadField("'stream_options' is only allowed when 'stream' is true.", "stream_options")
         limit = self._limit()[0]
@@ -245,6 +249,7 @@ class _Conversation(_Model):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    add_special_tokens: bool | None = None
     tools: list[calling.Tool] | None = Field(None, fail_fast=True)
     tool_choice: Annotated[str | None, pydantic.PlainValidator(calling.choice)] = None
     parallel_tool_calls: bool | None = None
@@ -259,6 +264,9 @@ class _Conversation(_Model):
 
     def conversation(self, called: calling.Tools | None) -> Prompt:
         """The prompt, with `called` among what the template is shown. Raises BadField."""
+        if self.add_special_tokens:
+            what = "'add_special_tokens' is not supported beside 'messages': the chat template writes what a chat has."
+            raise BadField(what, "add_special_tokens", "unsupported_parameter")
         options = self._options()
         if called is not None:
             options["tools"] = called.for_template()
@@ -276,10 +284,10 @@ class _Conversation(_Model):
 
     def _options(self) -> dict[str, Any]:
         options = dict(self.chat_template_kwargs or {})
-        for taken in ("tokenize", "tools", "documents", "chat_template", "return_dict", "return_tensors"):
-            if taken in options:
-                field = f"chat_template_kwargs.{taken}"
-                raise BadField(f"'{field}' is not supported.", field, "unsupported_parameter")
+        if taken := next((name for name in options if name in TAKEN), None):
+            field = f"chat_template_kwargs.{taken}"
+            instead = f": '{taken}' is a field of its own" if taken in type(self).model_fields else ""
+            raise BadField(f"'{field}' is not supported{instead}.", field, "unsupported_parameter")
         if self.continue_final_message:
             options |= {"continue_final_message": True, "add_generation_prompt": False}
         elif self.add_generation_prompt is not None:
@@ -376,9 +384,24 @@ class CompletionRequest(_Generate):
 class TokenizeRequest(_Conversation):
     """The body of /tokenize: a prompt, or messages with all that a chat may have beside them."""
 
+    model_config = pydantic.ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
     model: str = Field(min_length=1)
     prompt: str | None = None
-    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+    def tokenized(self) -> tuple[Prompt, str, calling.Tools | None]:
+        """The prompt, the field that has it, and the tools that an answer to it may call. Raises BadField, for
+        messages where the chat does."""
+        if (self.prompt is None) == (self.messages is None):
+            raise BadField("Give one of 'prompt' and 'messages'.", "prompt")
+        _check_supported(self.model_extra or {}, _OF_PROMPTS)
+        if self.prompt is not None:
+            return Prompt(text=self.prompt, special=self.add_special_tokens is not False), "prompt", None
+        called = self.called()
+        if called is not None and called.must:
+            tools_grammar.of(called, ENFORCED)
+        return self.conversation(called), "messages", called
 
 
 class DetokenizeRequest(_Model):
@@ -399,6 +422,8 @@ _CODES = {
     "too_long": "array_too_long",
     "string_too_short": "empty_string",
     "value_error": "invalid_value",
+    "literal_error": "invalid_value",
+    "string_pattern_mismatch": "invalid_value",
 }
 
 

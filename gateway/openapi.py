@@ -130,6 +130,7 @@ _ANSWERS: dict[str, Json] = {
     "Cards": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
     "Tokens": _object(
         tokens={"type": "array", "items": {"type": "integer"}},
+        token_strs={"type": ["array", "null"], "items": {"type": "string"}},
         count={"type": "integer"},
         max_model_len={"type": "integer"},
     ),

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httptools
+import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from gateway import paths
+from gateway import errors, paths
+from gateway.http import JSON
 from gateway.metrics import Count
 
 MOST_HEAD_BYTES = 64 << 10
@@ -33,14 +35,13 @@ class _Refusal:
     status: int
     phrase: bytes
     code: str
-    """What metrics call it."""
-    text: bytes = b""
+    text: str
 
     @property
     def response(self) -> bytes:
-        kind = b"content-type: text/plain\r\n" if self.text else b""
-        head = b"HTTP/1.1 %d %s\r\n%scontent-length: %d\r\nconnection: close\r\n\r\n"
-        return head % (self.status, self.phrase, kind, len(self.text)) + self.text
+        body = orjson.dumps(errors.envelope(self.text, "invalid_request_error", self.code))
+        head = b"HTTP/1.1 %d %s\r\ncontent-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        return head % (self.status, self.phrase, JSON, len(body)) + body
 
     def count(self) -> None:
         count = Count(paths.OTHER)
@@ -48,11 +49,18 @@ class _Refusal:
         count.end()
 
 
-_TOO_LARGE = _Refusal(431, b"Request Header Fields Too Large", "head_too_large")
-_TOO_SLOW = _Refusal(408, b"Request Timeout", "head_time_out")
-_NO_TUNNEL = _Refusal(405, b"Method Not Allowed", "method_not_allowed")
-_NO_HTTP = _Refusal(400, b"Bad Request", "no_http", b"Invalid HTTP request received.")
-_NO_HTTP2 = _Refusal(505, b"HTTP Version Not Supported", "http_version", b"HTTP/2 is not spoken here: use HTTP/1.1.")
+_TOO_LARGE = _Refusal(
+    431,
+    b"Request Header Fields Too Large",
+    "head_too_large",
+    f"The path and headers are longer than {MOST_HEAD_BYTES} bytes.",
+)
+_TOO_SLOW = _Refusal(
+    408, b"Request Timeout", "head_time_out", f"The headers did not come within {HEAD_TIME_OUT_S:.0f} s."
+)
+_NO_TUNNEL = _Refusal(405, b"Method Not Allowed", "method_not_allowed", "Not allowed: CONNECT.")
+_NO_HTTP = _Refusal(400, b"Bad Request", "no_http", "This is no HTTP request, or its method is none that is known.")
+_NO_HTTP2 = _Refusal(505, b"HTTP Version Not Supported", "http_version", "HTTP/2 is not spoken here: use HTTP/1.1.")
 _PREFACE = b"PRI"
 """Method of what a client sends first that knows, or thinks so, that HTTP/2 is spoken."""
 

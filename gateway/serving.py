@@ -26,7 +26,7 @@ from protos import common_pb2
 from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.spans import UNTRACED, Span
 from services.text import agreeing, counted
-from tokenization.chat import UnknownRole
+from tokenization.chat import WrongMessage
 from tokenization.tokenizer import Tokenizer, TooLong
 
 
@@ -182,8 +182,8 @@ class Serving:
         except TooLong as error:
             text = f"The prompt has {error}; the model's context is {most}."
             raise BadField(text, field, "context_length_exceeded") from None
-        except UnknownRole as error:
-            raise BadField(str(error), f"{field}[{error.index}].role") from None
+        except WrongMessage as error:
+            raise BadField(str(error), f"{field}{error.place}") from None
         except Invalid as error:
             raise BadField(str(error), field) from None
 
@@ -192,6 +192,14 @@ class Serving:
         tokenizer = await self.tokenizer(route)
         run = self._tokenizers.run_aside if aside else self._tokenizers.run
         return await run(4 * len(ids), tokenizer.decode, ids)
+
+    async def pieces(self, tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+        """Each token as its vocabulary writes it; empty for one that is in none. Raises TooMany."""
+
+        def find() -> list[str]:
+            return [tokenizer.piece(one) or "" for one in ids]
+
+        return await self._tokenizers.run_aside(4 * len(ids), find)
 
     async def offsets(
         self, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], texts: Sequence[str]

@@ -12,8 +12,9 @@ import typer
 from services import tasks
 from services.errors import Unavailable
 
-PATIENCE = 5
-"""Times the wait for a service that does not answer: so long one may be silent while something is under way."""
+PATIENCE = 2
+"""Times the wait for a service that does not answer: so long one may be silent while something is under way. It is
+named after the first."""
 _LOOK_S = 0.5
 
 
@@ -37,7 +38,7 @@ class Asked:
 @asynccontextmanager
 async def attending(asked: Sequence[Asked], wait_s: float) -> AsyncIterator[None]:
     """While this is open, these are asked again and again whether they are there. Who is silent for `wait_s` is named
-    on stderr; who is for several times as long ends the block. Raises Unavailable then, with its name."""
+    on stderr; who is for PATIENCE times as long ends the block. Raises Unavailable then, with its name."""
     silent: list[str] = []
     loop = asyncio.get_running_loop()
 
@@ -62,13 +63,13 @@ async def _watch(asked: Asked, wait_s: float, give_up: Callable[[str], None]) ->
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(_LOOK_S)
-        silent_since = loop.time()
+        until = loop.time() + PATIENCE * wait_s
         told = False
-        while problem := await asked.problem(wait_s):
-            if loop.time() - silent_since >= PATIENCE * wait_s:
+        while problem := await asked.problem(min(wait_s, max(0.0, until - loop.time()))):
+            if loop.time() >= until:
                 give_up(asked.silent(problem))
                 return
             if not told:
                 typer.echo(f"prismctl: {asked.silent(problem)}; waiting for it", err=True)
             told = True
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(min(_LOOK_S, max(0.0, until - loop.time())))

@@ -113,6 +113,10 @@ def logs(
 
     found = list(wanted())
     _print(found[len(found) - last :] if last < len(found) else found, json_)
+    if model and not found:
+        least = "" if level == _LEVELS[0] else f" of level {level} or above"
+        where = f"of {', '.join(tails)}" if services else f"of the logs in {folder.resolve()}"
+        typer.echo(f"prismctl: no line{least} {where} names the model {model!r}", err=True)
     with contextlib.suppress(KeyboardInterrupt):  # how following is ended
         while follow:
             time.sleep(_LOOK_S)

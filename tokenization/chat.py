@@ -16,6 +16,23 @@ from services.errors import Invalid, Unmet
 Message = Mapping[str, Any]
 """A message of OpenAI's API: role, content (text, or a list of parts with a text), and what else belongs to it."""
 
+TAKEN = frozenset(
+    (
+        # Arguments of the functions of transformers that render a template.
+        *("conversation", "conversations", "tools", "documents", "chat_template", "add_generation_prompt"),
+        *("continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+        *("return_assistant_tokens_mask", "tokenizer_kwargs", "self"),
+        # What a template is shown beside its own options.
+        *("messages", "raise_exception", "strftime_now"),
+        # Functions of Jinja's.
+        *("range", "dict", "lipsum", "cycler", "joiner", "namespace"),
+    )
+)
+"""Names that no option of a template's own can have."""
+MOST_ROLES = 32
+"""Roles in a conversation: for each that is new the template is tried once more."""
+_LONGEST_KEPT = 64
+"""Characters of a role that is remembered."""
 _USUAL_ROLES = frozenset({"system", "user", "assistant", "tool"})
 _MARK = "⟨content of this role⟩"
 """Stands for a message's content where it is asked whether a template writes it."""
@@ -24,13 +41,21 @@ _LOOPED = ("message", "msg", "m")
 """Names that templates give a message where they go through the parts of its content."""
 
 
-class UnknownRole(Invalid):
+class WrongMessage(Invalid):
+    """A message that the model's chat template refuses."""
+
+    def __init__(self, message: str, place: str) -> None:
+        """`place`: the message, or the part of it that is wrong, as an index of messages ("[1].role")."""
+        super().__init__(message)
+        self.place = place
+
+
+class UnknownRole(WrongMessage):
     """A role that the model's chat template leaves out, or refuses."""
 
     def __init__(self, message: str, index: int) -> None:
         """`index`: of the first message that has it."""
-        super().__init__(message)
-        self.index = index
+        super().__init__(message, f"[{index}].role")
 
 
 class Template:
@@ -46,24 +71,29 @@ class Template:
         for text in filter(None, texts):
             _compile(text)
         self._written: set[str] = set()
-        """Roles whose messages were seen to be in a prompt."""
+        """Roles whose messages were seen to be in a prompt. They are few and short: clients make them up."""
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         """The prompt. `options`: the template's own, by its names, and `tools`. A message of role "developer" has role
         "system" where the template does not name the former. Raises Invalid when there is no template or it refuses
-        the messages, UnknownRole when it leaves out those of a role."""
+        the messages, UnknownRole when it leaves out those of a role, WrongMessage when it can be told which one it
+        refuses."""
         if not self.text:
             raise Invalid("this model has no chat template: use /v1/completions")
         options = {"add_generation_prompt": True, **options}
         if "developer" not in self.text:
             messages = [{**one, "role": "system"} if one.get("role") == "developer" else one for one in messages]
+        roles = {str(message.get("role")) for message in messages}
+        if len(roles) > MOST_ROLES:
+            raise Invalid(f"the messages have {len(roles)} roles: at most {MOST_ROLES} are taken")
         shown = self._shaped(messages, options)
         try:
             prompt = self._applied(shown, options)
         except Invalid as error:
             self._blame_role(messages, error)
+            self._blame_message(shown, options, error)
             raise
-        for role in {str(message.get("role")) for message in messages} - self._written:
+        for role in roles - self._written:
             self._check_written(role, shown, options)
         return prompt
 
@@ -110,6 +140,34 @@ class Template:
                 message = f"The model's chat template does not know the role '{role}': {error}"
                 raise UnknownRole(message, index) from None
 
+    def _blame_message(self, shown: Sequence[Message], options: Mapping[str, Any], error: Invalid) -> None:
+        """Raises WrongMessage where the template, which goes through messages in their order, is not content with one
+        of them, and would be without it. Tries some twenty conversations at most, none longer than this."""
+
+        def refused(some: Sequence[Message]) -> bool:
+            """In the same words: without a message others may be in the wrong place."""
+            try:
+                self._applied(some, options)
+            except Invalid as other:
+                return str(other) == str(error)
+            return False
+
+        taken, index = 0, len(shown) - 1
+        while taken < index:  # the first `taken` messages are not refused, those up to `index` are
+            middle = (taken + index) // 2
+            if refused(shown[: middle + 1]):
+                index = middle
+            else:
+                taken = middle + 1
+        role = shown[index].get("role")
+        without_it = [*shown[:index], *shown[index + 1 :]]
+        without_role = [one for one in shown if one.get("role") != role]
+        if all(refused(some) for some in (without_it, without_role) if some) or not without_it:
+            return
+        plain = {"role": role, "content": "x"}
+        of_role = refused([*shown[:index], plain])
+        raise WrongMessage(str(error), f"[{index}].role" if of_role else f"[{index}]") from None
+
     def _check_written(self, role: str, shown: Sequence[Message], options: Mapping[str, Any]) -> None:
         """Raises UnknownRole where the prompt would be the same whatever the messages of `role` say."""
         places = [index for index, message in enumerate(shown) if message.get("role") == role and message["content"]]
@@ -122,7 +180,8 @@ class Template:
             return
         if not written:
             raise UnknownRole(f"The model's chat template leaves out messages of the role '{role}'.", places[0])
-        self._written.add(role)
+        if len(role) <= _LONGEST_KEPT and len(self._written) < MOST_ROLES:
+            self._written.add(role)
 
 
 def _compile(text: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from typing import Any
@@ -134,8 +135,9 @@ class Node:
         listed = value if isinstance(value, list) else [value]
         for one in listed:
             if one not in TYPES and one != "integer":
-                said = f"not '{one}'" if isinstance(one, str) else "strings"
-                raise self.wrong("type", f"one or more of {', '.join((*TYPES, 'integer'))}, {said}")
+                known = ", ".join(f"'{name}'" for name in (*TYPES, "integer"))
+                said = f"'{one}'" if isinstance(one, str) else _shown(one)
+                raise self.wrong("type", f"one or more of {known}, not {said}")
         if not listed:
             raise self.wrong("type", "a type or a list of types")
         return listed
@@ -195,6 +197,11 @@ class Document:
                 renamed |= isinstance(value, dict) and isinstance(value.get("$id"), str)
             node = self._nodes[pointer] = Node(self, pointer, value, renamed)
         return node
+
+
+def _shown(value: Any) -> str:
+    """A value that is no string, in a message."""
+    return f"an {type_of(value)}" if isinstance(value, (list, dict)) else json.dumps(value)
 
 
 def _escaped(key: str) -> str:

@@ -124,6 +124,65 @@ async def test_messages_are_tokenized_to_the_prompt_of_the_chat(
     assert tokens["tokens"] == list(world.groups[0].requests[0].submit.token_ids)
 
 
+SQUARES = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+UNKEPT = [{"type": "function", "function": {"name": "f", "parameters": SQUARES}}]
+NO_CALLS = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "param"),
+    [
+        (None, {"tools": TOOLS}, "tools"),
+        (None, {"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        (NO_CALLS, {"tools": TOOLS}, "tools"),
+        (WITH_ALL, {"tools": UNKEPT, "tool_choice": "required"}, "tools[0].function.parameters"),
+        (WITH_ALL, {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        (WITH_ALL, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        (WITH_ALL, {"chat_template": "{{ messages }}"}, "chat_template"),
+        (WITH_ALL, {"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        (WITH_ALL, {"functions": []}, "functions"),
+        (WITH_ALL, {"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        (WITH_ALL, {"add_special_tokens": True}, "add_special_tokens"),
+        (WITH_ALL, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ],
+)
+async def test_messages_are_tokenized_only_where_the_chat_is_answered(
+    world: World, template: str | None, asked: dict[str, Any], param: str, tmp_path: Path
+) -> None:
+    written = tokenizers.TEMPLATE if template is None else template
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "model", template=written)
+    await world.publish(fakes.route("m", folder, fakes.place(world.groups[0])))
+    body = {"model": "m", "messages": [{"role": "user", "content": "one"}], **asked}
+    error = refusal(await world.http.post("/tokenize", json=body), 400)
+    assert error["param"] == param
+    assert error == refusal(await world.http.post("/v1/chat/completions", json=body), 400)
+
+
+async def test_tokens_are_told_as_the_vocabulary_writes_them_where_that_is_asked_for(world: World) -> None:
+    body = {"model": MODEL, "prompt": "hello wörld"}
+    assert (await world.http.post("/tokenize", json=body)).json()["token_strs"] is None
+    told = (await world.http.post("/tokenize", json={**body, "return_token_strs": True})).json()
+    assert told["token_strs"] == tokenizers.tiny().encode("hello wörld").tokens and told["token_strs"][0] == "<s>"
+    chat = {"model": MODEL, "messages": [{"role": "user", "content": "one"}], "return_token_strs": True}
+    told = (await world.http.post("/tokenize", json=chat)).json()
+    assert len(told["token_strs"]) == told["count"] and "<|user|>" in told["token_strs"]
+    wrong = await world.http.post("/tokenize", json={**body, "return_token_strs": "yes"})
+    assert refusal(wrong, 400)["param"] == "return_token_strs"
+
+
+async def test_a_role_that_the_template_refuses_is_named_by_its_place(world: World, tmp_path: Path) -> None:
+    raises = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    folder = tokenizers.write(tokenizers.tiny(), tmp_path / "raises", template=raises)
+    await world.publish(fakes.route("raises", folder, fakes.place(world.groups[0])))
+    messages = [{"role": role, "content": "one"} for role in ("user", "assistant", "tool", "user")]
+    for path in ("/v1/chat/completions", "/tokenize"):
+        error = refusal(await world.http.post(path, json={"model": "raises", "messages": messages}), 400)
+        assert error["param"] == "messages[2].role" and "no tools here" in str(error["message"])
+
+
 async def test_a_role_that_would_be_left_out_is_refused_by_its_place(world: World, tmp_path: Path) -> None:
     only = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
     folder = tokenizers.write(tokenizers.tiny(), tmp_path / "only", template=only)

@@ -135,13 +135,16 @@ async def test_every_refusal_counts_by_status_code_and_model(world: World) -> No
     refusal(await post(CHAT, content=b"", headers={"content-encoding": "br"}), 415)
     refusal(await post("/v1/embeddings", json={"model": MODEL, "input": "a"}), 400)
     refusal(await post("/tokenize", json={"model": "org/broken"}), 400)
+    refusal(await post("/tokenize", json={"model": MODEL, "prompt": 3}), 400)
+    refusal(await post("/detokenize", json={"model": MODEL}), 400)
+    refusal(await post("/tokenize", json={"model": "made up", "messages": []}), 400)
     assert (await post("/detokenize", json={"model": MODEL, "tokens": [5]})).status_code == 200
     refusal(await post("/detokenize", json={"model": "made up", "tokens": [5]}), 404)
     refusal(await world.http.get(CHAT), 405)
     refusal(await world.http.get("/any/path"), 404)
     refusal(await world.http.get("/v1/models/made-up"), 404)
     assert (await world.http.get(f"/v1/models/{MODEL}")).status_code == 200
-    assert await since.all_requests(17) == {
+    assert await since.all_requests(20) == {
         ("org/broken", CHAT, "503", "model_error"): 1,
         ("", CHAT, "404", "model_not_found"): 1,
         (MODEL, CHAT, "400", "above_max_value"): 1,
@@ -152,7 +155,10 @@ async def test_every_refusal_counts_by_status_code_and_model(world: World) -> No
         (MODEL, CHAT, "400", "invalid_value"): 1,
         ("", CHAT, "415", "unsupported_encoding"): 1,
         (MODEL, "/v1/embeddings", "400", "wrong_task"): 1,
-        ("", "/tokenize", "400", "invalid_value"): 1,
+        ("org/broken", "/tokenize", "400", "invalid_value"): 1,
+        (MODEL, "/tokenize", "400", "invalid_type"): 1,
+        (MODEL, "/detokenize", "400", "missing_required_parameter"): 1,
+        ("", "/tokenize", "400", "array_too_short"): 1,
         (MODEL, "/detokenize", "200", ""): 1,
         ("", "/detokenize", "404", "model_not_found"): 1,
         ("", CHAT, "405", "method_not_allowed"): 1,

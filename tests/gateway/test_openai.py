@@ -77,7 +77,27 @@ SHARED = [
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"best_of": 2}, "best_of"),
     ({"suffix": "x"}, "suffix"),
-    ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+    *(
+        ({name: value}, name)
+        for name, values in {
+            "functions": [[], {}, False],
+            "function_call": ["auto", "none", ""],
+            "audio": [{}],
+            "web_search_options": [{}],
+            "guided_json": [{}, ""],
+            "guided_regex": [""],
+            "guided_choice": [[]],
+            "guided_grammar": [""],
+            "structured_outputs": [{}],
+            "chat_template": [""],
+            "truncate_prompt_tokens": [-1],
+            "prompt_logprobs": [0, 1, False],
+            "modalities": [[]],
+            "best_of": [True],
+            "use_beam_search": [True, 0],
+        }.items()
+        for value in values
+    ),
 ]
 
 
@@ -121,6 +141,10 @@ def test_a_wrong_field_is_named_in_both_forms(more: dict[str, Any], field: str) 
         ({"tool_choice": "required"}, "tool_choice"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"a": 1, "messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"add_generation_prompt": True}}, "chat_template_kwargs.add_generation_prompt"),
+        ({"chat_template_kwargs": {"raise_exception": 1}}, "chat_template_kwargs.raise_exception"),
+        ({"add_special_tokens": True}, "add_special_tokens"),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named(more: dict[str, Any], field: str) -> None:
@@ -150,6 +174,15 @@ def test_a_wrong_field_of_a_completion_is_named(more: dict[str, Any], field: str
     assert refused.value.field == field
 
 
+@pytest.mark.parametrize(
+    "tools", [[{"type": "custom", "custom": {"name": "f"}}], [{"type": "function", "function": {"name": "a b"}}]]
+)
+def test_a_tool_that_is_none_here_has_a_value_that_is_wrong_and_not_a_type(tools: Any) -> None:
+    with pytest.raises(BadField) as refused:
+        chat(tools=tools)
+    assert refused.value.code == "invalid_value"
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(BadField) as refused:
         parse(ChatRequest, b'{"model": "m"}')
@@ -176,6 +209,11 @@ def test_unknown_and_harmless_fields_are_ignored(ask: Any) -> None:
         response_format={"type": "text"},
         logit_bias={},
         best_of=1,
+        suffix="",
+        modalities=["text"],
+        use_beam_search=False,
+        functions=None,
+        add_special_tokens=False,
         never_heard_of=[1],
     )
 

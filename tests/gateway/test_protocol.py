@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -50,6 +51,22 @@ async def said(server: HttpServer, *parts: bytes) -> bytes:
         writer.close()
 
 
+def refusal(answer: bytes) -> dict[str, str]:
+    """The error of an answer, checked to be of OpenAI's form."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head and b"connection: close" in head
+    assert b"content-length: %d" % len(body) in head
+    error = json.loads(body)["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    return dict(error)
+
+
+@pytest.mark.parametrize("sent", [b"FOO / HTTP/1.1\r\nhost: x\r\n\r\n", b"nonsense\r\n\r\n"])
+async def test_an_unknown_method_is_refused_as_errors_are(server: HttpServer, sent: bytes) -> None:
+    answer = await said(server, sent)
+    assert answer.startswith(b"HTTP/1.1 400 ") and refusal(answer)["code"] == "no_http"
+
+
 @pytest.mark.parametrize(
     "sent",
     [
@@ -79,7 +96,8 @@ async def test_a_head_that_does_not_come_ends_the_connection(
     server: HttpServer, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_TIME_OUT_S", 0.5)
-    assert (await said(server, sent)).startswith(b"HTTP/1.1 408 ")
+    answer = await said(server, sent)
+    assert answer.startswith(b"HTTP/1.1 408 ") and refusal(answer)["code"] == "head_time_out"
 
 
 async def test_a_body_that_does_not_come_is_refused(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +228,7 @@ async def test_who_speaks_http_2_unasked_is_told_that_it_is_not_spoken(server: H
         writer.write(sent[start : start + size])
         await asyncio.sleep(0)
     answer = await reader.read()
-    assert answer.startswith(b"HTTP/1.1 505 ") and answer.endswith(b"use HTTP/1.1.")
+    assert answer.startswith(b"HTTP/1.1 505 ") and "use HTTP/1.1" in refusal(answer)["message"]
     writer.close()
 
 
@@ -218,6 +236,7 @@ async def test_who_speaks_http_2_unasked_is_told_that_it_is_not_spoken(server: H
 async def test_there_are_no_tunnels(server: HttpServer, target: bytes) -> None:
     answer = await said(server, b"CONNECT " + target + b" HTTP/1.1\r\nhost: x\r\n\r\n" + LAST)
     assert answer.startswith(b"HTTP/1.1 405 ") and answer.count(b"HTTP/1.1") == 1
+    assert refusal(answer)["code"] == "method_not_allowed"
 
 
 async def until_gone(server: HttpServer, requests: asyncio.Queue[asyncio.Event], sent: bytes) -> None:

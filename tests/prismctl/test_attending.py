@@ -38,6 +38,21 @@ async def test_who_stays_silent_ends_the_work_and_is_named_with_what_to_look_at(
     assert f"prismctl: {said}; waiting for it\n" in capsys.readouterr().err
 
 
+async def test_who_stays_silent_is_waited_for_twice_as_long_as_was_said_and_no_longer(monkeypatch):
+    loop, waited = asyncio.get_running_loop(), []
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + sum(waited))
+
+    async def problem(wait_s):
+        waited.append(wait_s)
+        return "it hangs"
+
+    with pytest.raises(Unavailable):
+        async with attending.attending([Asked("the loader", "unix:/l", problem)], 3600.0):
+            await asyncio.Event().wait()
+    assert sum(waited) <= 2 * 3600.0 and waited[0] == 3600.0
+
+
 async def test_who_answers_again_is_waited_for(capsys):
     silent = asked("it hangs", "it hangs", "")
     heard = asyncio.Event()

@@ -61,6 +61,16 @@ def test_a_service_or_level_that_there_is_not_is_status_2(state, arguments):
     assert run(state, *arguments).exit_code == 2
 
 
+def test_a_model_that_no_line_names_is_told_as_that(state):
+    result = run(state, "--model", "nope")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"prismctl: no line of the logs in {state}/logs names the model 'nope'\n"
+    result = run(state, "loader", "--model", "m", "--level", "critical", "--json")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "prismctl: no line of level critical or above of loader names the model 'm'\n"
+    assert run(state, "--model", "m").stderr == run(state, "--model", "m", "-n", "0").stderr == ""
+
+
 def test_where_there_are_no_logs_it_is_said_where_they_may_be(tmp_path):
     result = run(tmp_path)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1) and "journalctl" in result.stderr

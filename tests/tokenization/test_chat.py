@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 from services.errors import Invalid, Unmet
 from tests.gateway import tokenizers
 from tests.tokenization import folders
-from tokenization.chat import UnknownRole
+from tokenization.chat import TAKEN, UnknownRole, WrongMessage
 from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 
@@ -85,8 +88,62 @@ def test_another_role_that_the_template_does_not_know_is_refused_by_name(
     for _ in range(2):
         with pytest.raises(UnknownRole, match=why) as refused:
             said(tokenizer, ("user", "one"), ("critic", "two"))
-        assert refused.value.index == 1
+        assert refused.value.place == "[1].role"
     assert said(tokenizer, ("user", "one")) == "<|user|>one"
+
+
+ALTERNATES = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+ONE_CALL = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length > 1 %}"
+    "{{ raise_exception('one call at once') }}{% endif %}{{ m.content }}{% endfor %}"
+)
+NO_TOOL = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system first') }}{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+WANTS_USER = (
+    "{% if 'user' not in messages | map(attribute='role') | list %}{{ raise_exception('no user') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "roles", "place"),
+    [
+        (NO_TOOL, "user tool user", "[1].role"),
+        (NO_TOOL, "user assistant tool tool user tool", "[2].role"),
+        (NO_TOOL, "tool user", "[0].role"),
+        (NO_TOOL, "system user system", "[2].role"),
+        (ALTERNATES, "user assistant tool user", "[2].role"),
+        (ALTERNATES, "user user", "[1].role"),
+        (ALTERNATES, "system user", "[0].role"),
+        (ONE_CALL, "user assistant called user", "[2]"),
+        (NO_TOOL, "tool", None),
+        (WANTS_USER, "system assistant", None),
+        (ALTERNATES, "user user user user", None),
+    ],
+)
+def test_a_message_that_the_template_refuses_is_told_by_trying_without_it(
+    tmp_path: Path, template: str, roles: str, place: str | None
+) -> None:
+    tokenizer = with_template(tmp_path, template)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
+    known: dict[str, Any] = {"called": {"role": "assistant", "content": "", "tool_calls": [call, call]}}
+    with pytest.raises(Invalid, match="refused the messages") as refused:
+        tokenizer.chat([known.get(role, {"role": role, "content": "one"}) for role in roles.split()], {})
+    assert (refused.value.place if isinstance(refused.value, WrongMessage) else None) == place
+
+
+def test_names_that_transformers_and_jinja_use_are_no_options_of_a_template() -> None:
+    signatures = (PreTrainedTokenizerBase.apply_chat_template, chat_template_utils.render_jinja_template)
+    arguments = [one for each in signatures for one in inspect.signature(each).parameters.values()]
+    named = {one.name for one in arguments if one.kind != inspect.Parameter.VAR_KEYWORD}
+    known = chat_template_utils._compile_jinja_template("").environment.globals
+    assert TAKEN == named | {"messages"} | set(known)
 
 
 def test_what_tools_said_is_not_left_out_either(tmp_path: Path) -> None:
@@ -102,6 +159,15 @@ def test_a_role_is_known_by_what_becomes_of_its_messages_and_not_by_chance(tmp_p
 
 def test_a_template_that_writes_any_role_gets_any(tmp_path: Path) -> None:
     assert said(with_template(tmp_path, WRITES_ALL), ("critic", "one")) == "<|critic|>one"
+
+
+def test_roles_that_clients_make_up_are_bounded(tmp_path: Path) -> None:
+    tokenizer = with_template(tmp_path, WRITES_ALL)
+    with pytest.raises(Invalid, match="have 33 roles: at most 32"):
+        said(tokenizer, *((f"role {number}", "x") for number in range(33)))
+    for number in range(100):
+        assert said(tokenizer, (f"role {number}", "x"), ("r" * 1000, "x"))
+    assert len(tokenizer._chat._written) == 32 and max(map(len, tokenizer._chat._written)) < 1000
 
 
 def test_messages_without_a_content_are_no_reason_to_refuse(tmp_path: Path) -> None:
