@@ -65,6 +65,10 @@ class Group:
         return handle
 
     async def bring(self, target, **keys):
+        """What the change goes through; one under way ends first: a model serves a moment before that."""
+        resident = self.residents.get("m")
+        if resident is not None and resident.change is not None:
+            await asyncio.wait([resident.change.task])
         change = self.residency.begin(SPEC, target, "test", **keys)
         return [message.residency async for message in self.residency.follow(change)]
 
