@@ -61,6 +61,8 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise PassingFault(f"{path.name}: {error.strerror}") from None
     check_fetched(data, path.name)
+    if not data:
+        raise PassingFault(f"{path.name} is empty")
     try:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -70,7 +72,7 @@ def read_json(path: Path) -> Any:
 def check_fetched(data: bytes, name: str) -> None:
     """Raises BrokenCheckpoint for the first bytes of a file that is git-lfs' word for another one."""
     if data.startswith(_POINTER):
-        raise BrokenCheckpoint(f"{name} is a pointer of git-lfs in place of the file: fetch it with git lfs pull")
+        raise BrokenCheckpoint(f"{name} is a Git LFS pointer: run git lfs pull")
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
