@@ -1,47 +1,13 @@
-"""What the values in a checkpoint's JSON files may be. Of any other it is said in one line where it is, what it is, and
-what is allowed."""
+"""Values in a checkpoint's JSON files, checked."""
 
 from __future__ import annotations
 
-import math
-import reprlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from loader.errors import BrokenCheckpoint
+from services.values import Kind, fault, first_fault
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 80
-"""Characters of a value in a message."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of values. `allowed` says what they are, after "is not"."""
-
-    allowed: str
-    holds: Callable[[Any], bool]
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def at_least(least: float) -> Kind:
-    return Kind(f"a number of {least:g} or more", lambda value: is_number(value) and value >= least)
-
-
-def one_of(*names: str) -> Kind:
-    return Kind(", ".join(names[:-1]) + " or " * (len(names) > 1) + names[-1], lambda value: value in names)
-
-
-COUNT = Kind("a positive whole number", lambda value: type(value) is int and value > 0)
-COUNT_OR_NONE = Kind("a whole number of 0 or more", lambda value: type(value) is int and value >= 0)
-FLAG = Kind("true or false", lambda value: isinstance(value, bool))
-FRACTION = Kind("a number above 0, at most 1", lambda value: is_number(value) and 0 < value <= 1)
-POSITIVE = Kind("a number above 0", lambda value: is_number(value) and value > 0)
-NAMES = Kind("a list of names", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value))
 TOKEN = Kind("the number of a token", lambda value: type(value) is int)
 TOKENS = Kind(
     "the number of a token, or a list of such numbers",
@@ -51,13 +17,11 @@ TOKENS = Kind(
 
 def check(file: str, key: str, value: Any, kind: Kind) -> None:
     """Raises BrokenCheckpoint for a value that is not of the kind."""
-    if not kind.holds(value):
-        raise BrokenCheckpoint(f"{file}: {key} = {_SHORT.repr(value)} is not {kind.allowed}")
+    if (why := fault(key, value, kind)) is not None:
+        raise BrokenCheckpoint(f"{file}: {why}")
 
 
 def check_given(file: str, values: Mapping[str, Any], kinds: Mapping[str, Kind], of: str = "") -> None:
-    """Raises BrokenCheckpoint for the first value that is not of its key's kind. A null is as good as no value.
-    `of`: the key whose value `values` are."""
-    for key, kind in kinds.items():
-        if (value := values.get(key)) is not None:
-            check(file, f"{of}.{key}" if of else key, value, kind)
+    """Raises BrokenCheckpoint for the first value that is not of its key's kind; see `first_fault`."""
+    if (why := first_fault(values, kinds, of)) is not None:
+        raise BrokenCheckpoint(f"{file}: {why}")

@@ -12,21 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loader import rope
-from loader.config_values import (
-    COUNT,
-    COUNT_OR_NONE,
-    FLAG,
-    FRACTION,
-    NAMES,
-    POSITIVE,
-    TOKEN,
-    TOKENS,
-    at_least,
-    check,
-    check_given,
-    one_of,
-)
+from loader.config_values import TOKEN, TOKENS, check, check_given
 from loader.errors import BrokenCheckpoint
+from services.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
 
 T = TypeVar("T")
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loader.config_values import COUNT, FLAG, FRACTION, POSITIVE, Kind, at_least, check, check_given, is_number
+from loader.config_values import check, check_given
 from loader.errors import BrokenCheckpoint
+from services.values import COUNT, FLAG, FRACTION, POSITIVE, Kind, at_least, is_number
 
 _FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")
