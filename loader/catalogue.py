@@ -1,7 +1,7 @@
 """The catalogue file: the models of a node, as their operator lists them.
 
     [[model]]
-    name = "org/some-model"         # as clients call it
+    name = "org/some-model"         # as clients call it: parts with "/" between them, of letters, digits and ._:@+-
     path = "models/some-model"      # Hugging Face folder, relative to this file
     ttft_ms = 2000                  # default targets of its requests; a model without one is best effort
     tpot_ms = 100
@@ -23,6 +23,7 @@ says is not looked at here: a broken one is an error of its model, not of the fi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -31,7 +32,25 @@ import pydantic
 
 from services.config import Section, parse
 
-Name = Annotated[str, pydantic.StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$", max_length=200)]
+_CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
+_LONGEST_NAME = 200
+
+
+def check_name(name: str) -> str:
+    """The name; raises ValueError for one that no model can have, since not every client could ask for it at
+    /v1/models/NAME: many of them leave empty parts of a path out, and resolve "." and ".."."""
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"{name[:20]!r}… cannot be a model's name: it has more than {_LONGEST_NAME} characters")
+    if name.startswith("/") or name.endswith("/") or "//" in name:
+        raise ValueError(f"{name!r} cannot be a model's name: there is nothing before, after or between slashes")
+    if not _CHARACTERS.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be a model's name: letters, digits and ._:/@+- after a letter or a digit")
+    if {".", ".."}.intersection(name.split("/")):
+        raise ValueError(f"{name!r} cannot be a model's name: '.' and '..' are no parts of one")
+    return name
+
+
+Name = Annotated[str, pydantic.AfterValidator(check_name)]
 Engine = Literal["", "sglang", "echo"]
 Spread = Literal[1, 2, 4]
 ToolParser = Literal["", "hermes", "llama3", "mistral"]

@@ -89,9 +89,7 @@ def _check_kind(folder: Path) -> None:
     whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
     if (folder / "adapter_config.json").is_file() and not whole:
         raise BrokenCheckpoint(f"it is an adapter (LoRA){_base(folder)}, not a whole model: merge it into its model")
-    if (config := folder / "config.json").exists():
-        if not config.stat().st_size:
-            raise PassingFault("config.json is empty")
+    if (folder / "config.json").exists():
         return
     if (folder / "model_index.json").is_file():
         raise BrokenCheckpoint("it is a pipeline of diffusers (model_index.json), not a model of text")
@@ -185,10 +183,11 @@ def _check_tokenizer(folder: Path) -> None:
     else:
         raise PassingFault("no tokenizer: neither tokenizer.json, tokenizer.model nor vocab.json with merges.txt")
     for file in files:
-        if (folder / file).stat().st_size == 0:
-            raise PassingFault(f"{file} is empty")
         if not file.endswith(".json"):
             with open(folder / file, "rb") as opened:
-                check_fetched(opened.read(_FIRST_BYTES), file)
+                first = opened.read(_FIRST_BYTES)
+            if not first:
+                raise PassingFault(f"{file} is empty")
+            check_fetched(first, file)
         elif not isinstance(read_json(folder / file), dict):
             raise BrokenCheckpoint(f"{file} is not a JSON object")

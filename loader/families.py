@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from loader import rope
+from loader.config_values import TOKEN, TOKENS, check, check_given
 from loader.errors import BrokenCheckpoint
+from services.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
 
 T = TypeVar("T")
 
@@ -36,6 +38,31 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family(qkv_bias=True),
     "Qwen3ForCausalLM": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, bare_names=True),
 }
+CONFIG = "config.json"
+_FLOATS = one_of("float16", "half", "bfloat16", "float32", "float", "float64", "double")
+"""Names that torch has for the floats of which weights may be (`weight_files.FLOATS`)."""
+_KINDS = {
+    "hidden_act": one_of("silu"),  # of all these families engines have no other
+    "rms_norm_eps": at_least(0),
+    "rope_theta": POSITIVE,
+    "partial_rotary_factor": FRACTION,
+    "rope_is_neox_style": FLAG,
+    "dtype": _FLOATS,
+    "torch_dtype": _FLOATS,
+    "tie_word_embeddings": FLAG,
+    "attention_bias": FLAG,
+    "mlp_bias": FLAG,
+    "bias": FLAG,
+    "layer_types": NAMES,
+    "sliding_window": COUNT_OR_NONE,
+    "use_sliding_window": FLAG,
+    "max_window_layers": COUNT_OR_NONE,
+    "bos_token_id": TOKEN,
+    "eos_token_id": TOKENS,
+    "pad_token_id": TOKEN,
+    "is_matryoshka": FLAG,
+}
+"""What a config.json may say at the keys that are read here or by engines; shape and rotary embedding aside."""
 _STATE_SPACE_KEYS = ("mamba_", "ssm_", "linear_")
 _LONGEST_CONTEXT = (1 << 31) - 1
 """As many tokens as `context_tokens` of the catalogue may say."""
@@ -93,13 +120,15 @@ def _slides(config: Mapping[str, Any], kinds: set[str]) -> bool:
         return False
     # A window as long as the context is none.
     positions = config.get("max_position_embeddings")
-    if not isinstance(window, int) or not isinstance(positions, int):
-        return True
+    if type(window) is not int or type(positions) is not int:
+        return False  # whoever reads the shape is told so
     return window < rope.context_tokens(config, positions)
 
 
 def read_shape(config: Mapping[str, Any]) -> Shape:
-    """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible."""
+    """The shape that a config.json describes. Raises BrokenCheckpoint naming the key that is missing or impossible, of
+    those that engines read too."""
+    check_given(CONFIG, config, _KINDS)
 
     def number(key: str, default: int | None = None) -> int:
         value = config.get(key)
@@ -107,9 +136,8 @@ def read_shape(config: Mapping[str, Any]) -> Shape:
             value = default
         if value is None:
             raise BrokenCheckpoint(f"config.json has no {key}")
-        if type(value) is not int or value <= 0:
-            raise BrokenCheckpoint(f"config.json: {key} = {value!r} is not a positive whole number")
-        return value
+        check(CONFIG, key, value, COUNT)
+        return int(value)
 
     heads, hidden = number("num_attention_heads"), number("hidden_size")
     kv_heads = number("num_key_value_heads", heads)

@@ -8,25 +8,44 @@ understood as Transformers does. Engines see to it that theirs agree (`gpu_sched
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from loader.config_values import check, check_given
 from loader.errors import BrokenCheckpoint
+from services.values import COUNT, FLAG, FRACTION, POSITIVE, Kind, at_least, is_number
 
+_FILE = "config.json"
 _WHERE = ("rope_scaling", "rope_parameters")
 """The first that says something counts."""
 _ORIGINAL = "original_max_position_embeddings"
-_NEEDS: dict[str, tuple[str, ...]] = {
-    "default": (),
-    "linear": ("factor",),
-    "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    "longrope": (),
-    "su": (),  # what longrope was called at first
+_FACTOR = {"factor": at_least(1)}
+_NEEDS: dict[str, Mapping[str, Kind]] = {
+    "default": {},
+    "linear": _FACTOR,
+    "dynamic": _FACTOR,
+    "yarn": _FACTOR,
+    "llama3": {**_FACTOR, "low_freq_factor": POSITIVE, "high_freq_factor": POSITIVE},
+    "longrope": {},
+    "su": {},  # what longrope was called at first
 }
-"""The kinds that are known, and the numbers that each has to have."""
+"""The kinds that are known, and what each has to have."""
+_MAY_HAVE: Mapping[str, Kind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
+"""What engines read of any kind, if it is there."""
+_LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
+_KIND_MAY_HAVE: Mapping[str, Mapping[str, Kind]] = {
+    "yarn": {
+        "beta_fast": POSITIVE,
+        "beta_slow": POSITIVE,
+        "attention_factor": at_least(0),
+        "mscale": at_least(0),
+        "mscale_all_dim": at_least(0),
+        "truncate": FLAG,
+    },
+    "longrope": _LONGROPE,
+    "su": _LONGROPE,
+}
+"""What they read of these beside that."""
 
 
 def context_tokens(config: Mapping[str, Any], positions: int) -> int:
@@ -34,12 +53,11 @@ def context_tokens(config: Mapping[str, Any], positions: int) -> int:
     BrokenCheckpoint naming the key that is wrong."""
     where, kind, rope = _written(config)
     original = config.get(_ORIGINAL) or rope.get(_ORIGINAL) or positions
-    if type(original) is not int or original <= 0:
-        raise BrokenCheckpoint(f"config.json: {_ORIGINAL} = {original!r} is not a positive whole number")
+    check(_FILE, _ORIGINAL, original, COUNT)
     if kind == "yarn" and rope.get("factor") is None:
         return max(original, positions)
-    for key in _NEEDS[kind]:
-        _check_number(rope.get(key), f"{where}.{key}", least=1.0 if key == "factor" else 0.0)
+    for key, needed in _NEEDS[kind].items():
+        check(_FILE, f"{where}.{key}", rope.get(key), needed)
     match kind:
         case "linear" | "dynamic":
             return int(rope["factor"] * positions)
@@ -50,8 +68,10 @@ def context_tokens(config: Mapping[str, Any], positions: int) -> int:
 
 
 def check_factors(config: Mapping[str, Any], head_dim: int) -> None:
-    """Raises BrokenCheckpoint for lists of factors that do not suit heads of that size."""
+    """Raises BrokenCheckpoint for lists of factors that do not suit heads of that size, and for what else engines read
+    and could not compute with."""
     where, kind, rope = _written(config)
+    check_given(_FILE, rope, {**_MAY_HAVE, **_KIND_MAY_HAVE.get(kind, {})}, where)
     if kind in ("longrope", "su"):
         for key in ("short_factor", "long_factor"):
             _check_list(rope.get(key), f"{where}.{key}", head_dim // 2)
@@ -73,15 +93,6 @@ def _written(config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
     return where, kind, rope
 
 
-def _check_number(value: Any, key: str, least: float) -> None:
-    if not _is_number(value) or value < least:
-        raise BrokenCheckpoint(f"config.json: {key} = {value!r} is not a number of {least:g} or more")
-
-
 def _check_list(value: Any, key: str, length: int) -> None:
-    if not isinstance(value, list) or len(value) != length or not all(map(_is_number, value)):
+    if not isinstance(value, list) or len(value) != length or not all(map(is_number, value)):
         raise BrokenCheckpoint(f"config.json: {key} is not a list of {length} numbers, one for each pair of a head")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from loader.errors import BrokenCheckpoint, PassingFault
+from loader.config_values import TOKENS, check_given
+from loader.errors import BrokenCheckpoint
 from loader.weight_files import read_json
 from services import log
 
@@ -30,19 +31,15 @@ class SamplingDefaults:
 
 
 def read(folder: Path) -> SamplingDefaults:
-    """Of a folder; nothing, where there is no such file. What no request could ask for is not used, with a warning: the
-    model can be served without. Blocks on the file system. Raises BrokenCheckpoint for what SGLang would fail at."""
+    """Of a folder; nothing, where there is no such file. A value that no request could ask for is not used, with a
+    warning: the model can be served without. Blocks on the file system. Raises BrokenCheckpoint for a file that cannot
+    be read: it also says where answers end."""
     if not (folder / FILE).is_file():
         return SamplingDefaults()
-    try:
-        told = read_json(folder / FILE)
-    except PassingFault:
-        raise  # they are there, and would be others' for as long as the model is listed
-    except BrokenCheckpoint as error:
-        _log.warning("no defaults for sampling", folder=str(folder), why=str(error))
-        return SamplingDefaults()
+    told = read_json(folder / FILE)
     if not isinstance(told, dict):
         raise BrokenCheckpoint(f"{FILE} is not a JSON object")
+    check_given(FILE, told, {"eos_token_id": TOKENS})  # where answers end: engines read it
     found = _said(told)
     for name, value in found.items():
         if not _usable(name, value):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from loader.errors import BrokenCheckpoint, PassingFault
+from tokenization.files import NOT_FETCHED, POINTER
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -27,8 +28,6 @@ _BITS = {
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
-_POINTER = b"version https://git-lfs.github.com/spec/"
-"""How git-lfs begins what it puts in place of a file that was not fetched."""
 _OTHERS = (
     ((".gguf",), "its weights are GGUF, which is not supported: give the Hugging Face folder with safetensors"),
     ((".bin", ".pt", ".pth"), "its weights are pickled files only: convert them to safetensors"),
@@ -61,6 +60,8 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise PassingFault(f"{path.name}: {error.strerror}") from None
     check_fetched(data, path.name)
+    if not data:
+        raise PassingFault(f"{path.name} is empty")
     try:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -68,9 +69,9 @@ def read_json(path: Path) -> Any:
 
 
 def check_fetched(data: bytes, name: str) -> None:
-    """Raises BrokenCheckpoint for the first bytes of a file that is git-lfs' word for another one."""
-    if data.startswith(_POINTER):
-        raise BrokenCheckpoint(f"{name} is a pointer of git-lfs in place of the file: fetch it with git lfs pull")
+    """Raises BrokenCheckpoint for the first bytes of a file that is Git LFS's word for another one."""
+    if data.startswith(POINTER):
+        raise BrokenCheckpoint(f"{name} {NOT_FETCHED}")
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
@@ -113,7 +114,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
-            first = file.read(len(_POINTER))
+            first = file.read(len(POINTER))
             check_fetched(first, path.name)
             length = int.from_bytes(first[:8], "little")
             file.seek(8)

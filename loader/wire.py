@@ -14,6 +14,7 @@ from loader.image_memory import Image
 from loader.jobs import At, Job, Result
 from loader.models import Model
 from protos import common_pb2, engine_pb2, loader_pb2
+from services.config import faults
 from services.errors import Invalid
 
 _LAST_CHANGE = 1 << 62
@@ -40,8 +41,8 @@ def listed(told: common_pb2.ModelListing) -> Listed:
             task=told.task,  # type: ignore[arg-type]  # likewise
         )
     except pydantic.ValidationError as error:
-        problems = [f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()]
-        raise Invalid("; ".join(problems)) from None
+        wrong = [f"{fault.key}: {fault.what}" if fault.at else fault.what for fault in faults(error)]
+        raise Invalid("; ".join(wrong)) from None
 
 
 def change(number: int) -> int:
@@ -56,7 +57,7 @@ def removed_name(name: str) -> str:
     try:
         return _NAME.validate_python(name)
     except pydantic.ValidationError as error:
-        raise Invalid(f"name: {error.errors()[0]['msg']}") from None
+        raise Invalid(f"name: {faults(error)[0].what}") from None
 
 
 def listing(listed: Listed) -> common_pb2.ModelListing:

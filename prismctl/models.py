@@ -118,9 +118,8 @@ def _listed(**given: Any) -> Listed:
         return Listed(**given)
     except pydantic.ValidationError as error:
         fault = faults(error)[0]
-        if fault.key == "name" and isinstance(given["name"], str):
-            what = f"{given['name']!r} cannot be a model's name: letters, digits and ._:/@+- after a letter or a digit"
-            raise typer.BadParameter(what) from None
+        if fault.key == "name":
+            raise typer.BadParameter(fault.what) from None
         option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(fault.key, "--" + fault.key.replace("_", "-"))
         raise typer.BadParameter(f"{option}: {fault.what}" if fault.at else fault.what) from None
 

@@ -2,6 +2,7 @@
 
     tokenizer   text to token ids and back
     chat        messages to a prompt, by the folder's chat template
+    files       the files of a folder that texts depend on, and what is wrong with one
     loading     a folder's tokenizer, as SGLang's own server loads it
     repairs     what SGLang mends of a tokenizer that transformers has loaded
     fidelity    a loaded tokenizer beside the folder's tokenizer.json

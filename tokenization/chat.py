@@ -36,6 +36,14 @@ _LONGEST_KEPT = 64
 _USUAL_ROLES = frozenset({"system", "user", "assistant", "tool"})
 _MARK = "⟨content of this role⟩"
 """Stands for a message's content where it is asked whether a template writes it."""
+_IN_SETTINGS = "chat_template of tokenizer_config.json"
+_HELLO = {"role": "user", "content": "hello"}
+_IN_A_PART = {"role": "user", "content": [{"type": "text", "text": "hello"}]}
+_BRIEFED = {"role": "system", "content": "Be brief."}
+_PLAINEST: Sequence[Sequence[Message]] = ([_HELLO], [_BRIEFED, _HELLO], [_IN_A_PART], [_BRIEFED, _IN_A_PART])
+"""The plainest chat there is, in the forms that templates may want."""
+_LONGEST_WHY = 300
+"""Characters of what a template says."""
 _OF_IMAGES = ("image", "audio", "video", "vision")
 _LOOPED = ("message", "msg", "m")
 """Names that templates give a message where they go through the parts of its content."""
@@ -61,17 +69,40 @@ class UnknownRole(WrongMessage):
 class Template:
     """The chat template of one folder; all of them, where it has one for tools as well."""
 
-    def __init__(self, folder_tokenizer: Any) -> None:
-        """`folder_tokenizer`: a tokenizer of transformers. Raises Unmet for a template that does not compile."""
+    def __init__(self, folder_tokenizer: Any, places: Mapping[str, str]) -> None:
+        """`folder_tokenizer`: a tokenizer of transformers. `places`: the files of templates that have one, by their
+        names. Raises Unmet for a template that does not compile, and for one that makes no prompt of the plainest
+        chat, so that it can make one of hardly any."""
         self._hf = folder_tokenizer
         template = getattr(folder_tokenizer, "chat_template", None) or ""
-        texts = [template] if isinstance(template, str) else list(template.values())
-        self.text = "\n".join(texts)
+        texts = {"default": template} if isinstance(template, str) else template
+        self.text = "\n".join(texts.values())
         """What is written in them; empty if there is none."""
-        for text in filter(None, texts):
-            _compile(text)
+        for name, text in texts.items():
+            if text:
+                _compile(text, places.get(name, _IN_SETTINGS))
         self._written: set[str] = set()
         """Roles whose messages were seen to be in a prompt. They are few and short: clients make them up."""
+        if self.text and (why := self._refusal()) is not None:
+            place = places.get("default") or ", ".join(places.values()) or _IN_SETTINGS
+            raise Unmet(f"its chat template makes no prompt of a message of a user: {place}: {why}")
+
+    def _refusal(self) -> str | None:
+        """What is wrong with the plainest of chats, in one line; None where the template takes it in any of its
+        forms."""
+        if isinstance(self._hf.chat_template, dict) and "default" not in self._hf.chat_template:
+            return f"none of its templates ({', '.join(self._hf.chat_template)}) is named default"
+        first = None
+        for messages in _PLAINEST:
+            try:
+                self.render(messages, {})
+            except Exception as error:  # also what is not the messages' fault
+                first = first or error
+            else:
+                return None
+        cause = (first.__context__ if isinstance(first, Invalid) else None) or first
+        kind = "" if type(cause).__module__.startswith(("jinja2", __name__)) else f"{type(cause).__name__}: "
+        return kind + " ".join(str(cause).split())[:_LONGEST_WHY]
 
     def render(self, messages: Sequence[Message], options: Mapping[str, Any]) -> str:
         """The prompt. `options`: the template's own, by its names, and `tools`. A message of role "developer" has role
@@ -173,7 +204,7 @@ class Template:
         places = [index for index, message in enumerate(shown) if message.get("role") == role and message["content"]]
         if not places:
             return
-        marked = [{**one, "content": _MARK} if index in places else one for index, one in enumerate(shown)]
+        marked = [_marked(one) if index in places else one for index, one in enumerate(shown)]
         try:
             written = _MARK in self._applied(marked, options)
         except Invalid:  # it wants contents of a certain form: it reads them
@@ -184,8 +215,14 @@ class Template:
             self._written.add(role)
 
 
-def _compile(text: str) -> Any:
-    """Raises Unmet."""
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message with a content that is told from any other, in the form that it has."""
+    as_list = isinstance(message["content"], list)
+    return {**message, "content": [{"type": "text", "text": _MARK}] if as_list else _MARK}
+
+
+def _compile(text: str, place: str = _IN_SETTINGS) -> Any:
+    """Raises Unmet, which names the `place` where it is written."""
     import jinja2
     from transformers.utils import chat_template_utils
 
@@ -193,7 +230,9 @@ def _compile(text: str) -> Any:
         return chat_template_utils._compile_jinja_template(text)
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
-        raise Unmet(f"its chat template does not compile{line}: {error.message}") from None
+        raise Unmet(f"its chat template does not compile: {place}{line}: {error.message}") from None
+    except (ValueError, RecursionError) as error:  # what Python makes of its numbers and depths
+        raise Unmet(f"its chat template does not compile: {place}: {error}") from None
 
 
 @cache

@@ -26,9 +26,9 @@ class Tokenizer:
     """One model's tokenizer. Several threads may use it at once: after construction nothing changes but two memories,
     of token bytes and of roles, whose entries are each written whole."""
 
-    def __init__(self, folder_tokenizer: Any) -> None:
-        """`folder_tokenizer`: what `loading` made of the folder, a tokenizer of transformers. Raises Unmet for a chat
-        template that does not compile."""
+    def __init__(self, folder_tokenizer: Any, template_places: Mapping[str, str] | None = None) -> None:
+        """`folder_tokenizer`: what `loading` made of the folder, a tokenizer of transformers. `template_places`: where
+        its chat templates are written. Raises Unmet for one that cannot be used; see `chat.Template`."""
         self._hf = folder_tokenizer
         self._rust = getattr(folder_tokenizer, "backend_tokenizer", None)
         if self._rust is not None:
@@ -45,7 +45,7 @@ class Tokenizer:
         self.byte_level = decoder is not None and decoder["type"] == "ByteLevel"
         """Whether text is exactly the tokens' bytes in a row, so that it can be decoded token by token."""
         self._longest = self._find_longest()
-        self._chat = chat.Template(folder_tokenizer)
+        self._chat = chat.Template(folder_tokenizer, template_places or {})
 
     @property
     def template(self) -> str:

@@ -12,7 +12,7 @@ import json
 import sys
 
 from services.errors import Unmet
-from tokenization import loading
+from tokenization import files, loading
 
 
 def verdict(path: str) -> tuple[str, bool]:
@@ -21,7 +21,7 @@ def verdict(path: str) -> tuple[str, bool]:
         loading.check_config(path)
         loading.load(path)
     except Unmet as error:
-        return str(error), isinstance(error, loading.UnreadableNow)
+        return str(error), isinstance(error, files.UnreadableNow)
     return "", False
 
 

@@ -136,7 +136,7 @@ async def test_a_checkpoint_that_is_mended_is_served_without_anybody_telling(vol
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n")
     async with world("echo", {"m": {"path": str(volume / "m")}, GOOD: {}}) as it:
         status, error, retry_after = await asked(it, "m")
-        assert status == 503 and "is a pointer of git-lfs" in error and retry_after is None
+        assert status == 503 and "is a Git LFS pointer" in error and retry_after is None
         weights.write_bytes(whole)
 
         async def served():

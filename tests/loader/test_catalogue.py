@@ -1,5 +1,7 @@
 """The operator's file of models."""
 
+import json
+
 import pytest
 
 from loader import catalogue
@@ -83,3 +85,30 @@ def test_a_file_that_cannot_be_used_is_refused_with_one_line_that_names_the_key(
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="none.toml: No such file"):
         catalogue.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a//b", "nothing before, after or between slashes"),
+        ("a/", "nothing before, after or between slashes"),
+        ("/a", "nothing before, after or between slashes"),
+        ("a/../b", "'.' and '..' are no parts of one"),
+        ("a/.", "'.' and '..' are no parts of one"),
+        ("a b", "letters, digits and ._:/@+- after a letter or a digit"),
+        ("", "letters, digits and ._:/@+- after a letter or a digit"),
+        ("a\n", "letters, digits and ._:/@+- after a letter or a digit"),
+        ("a" * 201, "more than 200 characters"),
+    ],
+)
+def test_a_name_that_not_every_client_could_ask_for_is_refused(tmp_path, name, reason):
+    path = write(tmp_path, f'[[model]]\nname = {json.dumps(name)}\npath = "x"')
+    with pytest.raises(ValueError) as refused:
+        catalogue.read(path)
+    assert "model.0.name: " in str(refused.value) and str(refused.value).endswith(reason)
+
+
+@pytest.mark.parametrize("name", ["a", "org/some-model", "org/a.b:7b@v1+x", "a/b/c", "a/.b/..c", "a" * 200])
+def test_names_that_any_client_can_ask_for_are_taken(tmp_path, name):
+    (listed,) = catalogue.read(write(tmp_path, f'[[model]]\nname = "{name}"\npath = "x"'))
+    assert listed.name == name

@@ -193,12 +193,16 @@ def only(**files):
 @pytest.mark.parametrize(
     ("break_it", "reason"),
     [
-        pytest.param(replaced(SINGLE, POINTER), f"{SINGLE} is a pointer of git-lfs", id="weights not fetched"),
-        pytest.param(replaced("tokenizer.json", POINTER), "tokenizer.json is a pointer of", id="tokenizer not fetched"),
-        pytest.param(replaced("config.json", POINTER), "config.json is a pointer of", id="configuration not fetched"),
+        pytest.param(replaced(SINGLE, POINTER), f"{SINGLE} is a Git LFS pointer", id="weights not fetched"),
+        pytest.param(
+            replaced("tokenizer.json", POINTER), "tokenizer.json is a Git LFS pointer", id="tokenizer not fetched"
+        ),
+        pytest.param(
+            replaced("config.json", POINTER), "config.json is a Git LFS pointer", id="configuration not fetched"
+        ),
         pytest.param(
             lambda folder: (removed("tokenizer.json")(folder), (folder / "tokenizer.model").write_text(POINTER)),
-            "tokenizer.model is a pointer of git-lfs in place of the file: fetch it with git lfs pull",
+            "tokenizer.model is a Git LFS pointer: run git lfs pull",
             id="older tokenizer not fetched",
         ),
         pytest.param(

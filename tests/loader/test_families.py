@@ -7,6 +7,7 @@ import pytest
 from loader import families
 from loader.checkpoint import read
 from loader.errors import BrokenCheckpoint
+from tests.loader import checkpoints
 from tests.loader.checkpoints import LLAMA, tensors
 
 
@@ -100,6 +101,74 @@ def test_an_impossible_configuration_is_refused_with_its_key(changes, reason):
     with pytest.raises(BrokenCheckpoint) as broken:
         families.read_shape(config(**changes))
     assert reason in str(broken.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("hidden_act", "nope", "silu"),
+        ("hidden_act", "gelu", "silu"),
+        ("rope_theta", "x", "a number above 0"),
+        ("rope_theta", 0, "a number above 0"),
+        ("rope_theta", [10000.0], "a number above 0"),
+        ("rope_theta", float("inf"), "a number above 0"),
+        ("rms_norm_eps", "1e-5", "a number of 0 or more"),
+        ("rms_norm_eps", -1.0, "a number of 0 or more"),
+        ("partial_rotary_factor", 7, "a number above 0, at most 1"),
+        ("torch_dtype", "float7", "float16, half, bfloat16, float32, float, float64 or double"),
+        ("dtype", "torch.bfloat16", "float16, half, bfloat16, float32, float, float64 or double"),
+        ("dtype", {"text": "bfloat16"}, "float16, half, bfloat16, float32, float, float64 or double"),
+        ("tie_word_embeddings", "false", "true or false"),
+        ("attention_bias", 1, "true or false"),
+        ("mlp_bias", [], "true or false"),
+        ("rope_is_neox_style", "yes", "true or false"),
+        ("layer_types", "full_attention", "a list of names"),
+        ("sliding_window", "x", "a whole number of 0 or more"),
+        ("use_sliding_window", "no", "true or false"),
+        ("eos_token_id", "</s>", "the number of a token, or a list of such numbers"),
+        ("eos_token_id", [2, "x"], "the number of a token, or a list of such numbers"),
+        ("bos_token_id", True, "the number of a token"),
+        ("num_hidden_layers", 2.0, "a positive whole number"),
+    ],
+)
+def test_a_value_that_no_engine_takes_is_refused_with_its_key_and_what_is_allowed(tmp_path, key, value, allowed):
+    checkpoints.change_config(checkpoints.write(tmp_path), **{key: value})
+    with pytest.raises(BrokenCheckpoint) as broken:
+        read(tmp_path, dtype_bytes=4)
+    assert str(broken.value) == f"config.json: {key} = {value!r} is not {allowed}"
+    assert not broken.value.may_pass
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 10000, "torch_dtype": "bfloat16"},
+        {"dtype": "half", "torch_dtype": None, "eos_token_id": [1, 2], "bos_token_id": 1, "pad_token_id": -1},
+        {"dtype": "float64", "eos_token_id": 2, "sliding_window": None, "partial_rotary_factor": 0.5},
+        {
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "layer_types": ["full_attention"] * 2,
+        },
+    ],
+)
+def test_values_that_published_models_have_are_taken(tmp_path, changes):
+    checkpoints.change_config(checkpoints.write(tmp_path), **changes)
+    assert read(tmp_path, dtype_bytes=4).layers == 2
+
+
+def test_a_value_is_shown_as_far_as_it_fits_a_line(tmp_path):
+    checkpoints.change_config(checkpoints.write(tmp_path), hidden_act="x" * 10_000)
+    with pytest.raises(BrokenCheckpoint, match="hidden_act = 'xx") as broken:
+        read(tmp_path, dtype_bytes=4)
+    assert len(str(broken.value)) < 200
+
+
+def test_an_architecture_that_is_not_supported_is_named_before_its_values():
+    assert "Gemma2ForCausalLM is not supported" in (
+        families.refusal(config(architectures=["Gemma2ForCausalLM"], hidden_act="gelu_pytorch_tanh")) or ""
+    )
 
 
 def test_key_value_heads_and_head_size_default_to_the_attention_heads():

@@ -90,6 +90,15 @@ def test_rope_type_counts_before_type():
         ),
         pytest.param({"type": "longrope", **LISTS, "long_factor": [1.0]}, "long_factor is not a list of 2", id="list"),
         pytest.param({"type": "su", "long_factor": [1, 1]}, "short_factor is not a list of 2 numbers", id="no list"),
+        pytest.param({"rope_theta": "x"}, "rope_scaling.rope_theta = 'x' is not a number above 0", id="theta"),
+        pytest.param({"type": "yarn", "factor": 2.0, "beta_fast": "32"}, "beta_fast = '32' is not a number", id="beta"),
+        pytest.param({"type": "yarn", "factor": 2.0, "truncate": "no"}, "truncate = 'no' is not true", id="truncate"),
+        pytest.param(
+            {"type": "su", **LISTS, "factor": "2"}, "rope_scaling.factor = '2' is not", id="factor of longrope"
+        ),
+        pytest.param(
+            {**LLAMA3, "type": "llama3", "low_freq_factor": 0}, "low_freq_factor = 0 is not", id="endless wave"
+        ),
         pytest.param({"full_attention": {"rope_type": "default"}}, "differs by kind of layer", id="by layer"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 import structlog.testing
 
 from loader.checkpoint import read
-from loader.errors import BrokenCheckpoint
+from loader.errors import BrokenCheckpoint, PassingFault
 from loader.sampling import FILE, SamplingDefaults
 from tests.loader import checkpoints
 
@@ -74,7 +74,21 @@ def test_a_file_that_no_engine_would_take_is_a_broken_checkpoint(tmp_path):
         said(tmp_path, "[0.6]")
 
 
-@pytest.mark.parametrize("text", ["{", ""])
-def test_a_file_that_cannot_be_understood_is_named_and_the_model_served_all_the_same(tmp_path, text):
-    found, (why,) = said(tmp_path, text)
-    assert found == SamplingDefaults() and FILE in why
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"eos_token_id": [1,', f"{FILE} is not JSON: "),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n", f"{FILE} is a Git LFS pointer"),
+        ('{"eos_token_id": "</s>"}', f"{FILE}: eos_token_id = '</s>' is not the number of a token, or a list"),
+        ('{"eos_token_id": [1, null]}', f"{FILE}: eos_token_id = \\[1, None\\] is not"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_is_an_error_since_ends_of_answers_would_be_missing(tmp_path, text, why):
+    with pytest.raises(BrokenCheckpoint, match=why) as broken:
+        said(tmp_path, text)
+    assert not broken.value.may_pass
+
+
+def test_an_empty_file_is_being_written(tmp_path):
+    with pytest.raises(PassingFault, match=f"{FILE} is empty"):
+        said(tmp_path, "")

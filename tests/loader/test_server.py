@@ -52,7 +52,8 @@ async def test_models_are_inspected_added_and_removed(node):
     ("name", "path", "reason"),
     [
         ("c", "models/c", "path: 'models/c' is not absolute"),
-        ("a b", "/x", "name: String should match pattern"),
+        ("a b", "/x", "name: 'a b' cannot be a model's name: letters, digits and"),
+        ("a//b", "/x", "name: 'a//b' cannot be a model's name: there is nothing before, after or between slashes"),
         ("", "/x", "name: "),
     ],
 )

@@ -78,5 +78,23 @@ async def test_the_real_process_tells_good_from_bad(tmp_path: Path) -> None:
     tried = TextTrials()
     assert await asyncio.gather(tried.fault(str(good), 1), tried.fault(str(bad), 1)) == [
         None,
-        TextFault("its chat template does not compile, line 1: Expected an expression, got 'end of statement block'"),
+        TextFault(
+            "its chat template does not compile: chat_template of tokenizer_config.json, line 1:"
+            " Expected an expression, got 'end of statement block'"
+        ),
+    ]
+
+
+async def test_the_real_process_asks_nobody_whether_to_run_a_folders_code(tmp_path: Path) -> None:
+    """Transformers would, by the process's own input and output, which are for verdicts."""
+    code = {"auto_map": {"AutoTokenizer": ["own.Tokenizer", None]}}
+    own = folders.write(tmp_path / "own", tokenizers.byte_level, code)
+    good = folders.write(tmp_path / "good", tokenizers.byte_level, {})
+    tried = TextTrials()
+    assert await asyncio.gather(tried.fault(str(own), 1), tried.fault(str(good), 1)) == [
+        TextFault(
+            "its tokenizer cannot be used: tokenizer_config.json names code of the folder's own (auto_map),"
+            " which is not run"
+        ),
+        None,
     ]

@@ -196,6 +196,7 @@ async def test_a_wrong_command_line_is_status_2_and_asks_nobody(run, arguments):
     ("arguments", "says"),
     [
         (("a=b", "/m"), "'a=b' cannot be a model's name: letters, digits and ._:/@+-"),
+        (("a//b", "/m"), "'a//b' cannot be a model's name: there is nothing before, after or between slashes"),
         (("m\udcff", "/m"), "cannot be a model's name"),
         (("m", "/\udcff"), "FOLDER: "),
         (("m", "/m", "--devices", "3"), "--devices: Input should be 1, 2 or 4"),

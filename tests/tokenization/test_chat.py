@@ -197,9 +197,16 @@ def test_parts_of_a_content_are_one_text_or_a_list_as_the_template_takes_them(tm
     assert said(in_parts, ("user", "one")) == "<|user|>one<|assistant|>"
 
 
+def test_a_template_that_takes_nothing_but_parts_is_given_parts(tmp_path: Path) -> None:
+    only = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    assert said(with_template(tmp_path, only), ("user", parts)) == "onetwo"
+
+
 def test_a_template_that_wants_bare_functions_gets_them(tmp_path: Path) -> None:
     wants_bare = (
-        "{% for t in tools %}{{ t.name + ' ' }}{% if not t.name %}{{ raise_exception('none') }}{% endif %}{% endfor %}"
+        "{% for t in tools or [] %}{{ t.name + ' ' }}"
+        "{% if not t.name %}{{ raise_exception('none') }}{% endif %}{% endfor %}"
     )
     tokenizer = with_template(tmp_path, wants_bare + WRITES_ALL)
     tools = [{"type": "function", "function": {"name": "one", "parameters": {}}}]
@@ -208,13 +215,74 @@ def test_a_template_that_wants_bare_functions_gets_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}", "{{ m | no_such_filter }}", "{% if %}"])
 def test_a_template_that_does_not_compile_is_the_folders_fault(tmp_path: Path, template: str) -> None:
-    with pytest.raises(Unmet, match="its chat template does not compile, line 1: "):
+    match = "its chat template does not compile: chat_template of tokenizer_config.json, line 1: "
+    with pytest.raises(Unmet, match=match):
         with_template(tmp_path, template)
 
 
-@pytest.mark.parametrize(
-    "wrong", ["{{ 1 // (messages | length - 1) }}", "{{ range(10 ** 9) }}", "{{ messages[0].content.x.y }}"]
-)
-def test_what_a_template_cannot_do_is_no_fault_of_ours(tmp_path: Path, wrong: str) -> None:
+@pytest.mark.parametrize("wrong", ["{{ 1 // 0 }}", "{{ range(10 ** 9) }}", "{{ messages[0].content.x.y }}"])
+def test_what_a_template_cannot_do_with_some_messages_is_no_fault_of_ours(tmp_path: Path, wrong: str) -> None:
+    tokenizer = with_template(tmp_path, WRITES_ALL + "{% if messages | length > 2 %}" + wrong + "{% endif %}")
     with pytest.raises(Invalid, match="chat template"):
-        said(with_template(tmp_path, WRITES_ALL + wrong), ("user", "one"))
+        said(tokenizer, ("user", "one"), ("assistant", "two"), ("user", "three"))
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{{ 1/0 }}", "ZeroDivisionError: division by zero"),
+        ("{{ raise_exception('no') }}", "no"),
+        ("{{ raise_exception('one\ntwo') }}", "one two"),
+        ("{{ messages[0].content.x.y }}", "'str object' has no attribute 'x'"),
+        ("{{ range(10 ** 9) }}", "OverflowError: Range too big"),
+        ("{% for m in messages %}{{ m.text.strip() }}{% endfor %}", "'dict object' has no attribute 'text'"),
+        ("Hello!", "The model's chat template leaves out messages of the role 'user'."),
+    ],
+)
+def test_a_template_that_no_chat_can_pass_is_the_folders_fault_in_its_own_words(
+    tmp_path: Path, template: str, why: str
+) -> None:
+    with pytest.raises(Unmet) as refused:
+        with_template(tmp_path, template)
+    before = "its chat template makes no prompt of a message of a user: chat_template of tokenizer_config.json: "
+    assert str(refused.value).startswith(before + why)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_template_of_a_file_of_its_own_is_named_by_it(tmp_path: Path) -> None:
+    folder = Path(tokenizers.write(tokenizers.tiny(), tmp_path / "m"))
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('no') }}")
+    with pytest.raises(Unmet, match=r"of a user: chat_template\.jinja: no$"):
+        load(str(folder))
+    (folder / "chat_template.jinja").write_text("\n{% if %}")
+    with pytest.raises(Unmet, match=r"does not compile: chat_template\.jinja, line 2: Expected"):
+        load(str(folder))
+
+
+def test_of_several_templates_the_one_that_is_wrong_is_named(tmp_path: Path) -> None:
+    folder = Path(tokenizers.write(tokenizers.tiny(), tmp_path / "m"))
+    more = folder / "additional_chat_templates"
+    more.mkdir()
+    (more / "tool_use.jinja").write_text(WRITES_ALL)
+    with pytest.raises(Unmet, match=r"tool_use\.jinja: none of its templates \(tool_use\) is named default"):
+        load(str(folder))
+    (folder / "chat_template.jinja").write_text(WRITES_ALL)
+    assert said(load(str(folder)), ("user", "one")) == "<|user|>one"
+    (more / "tool_use.jinja").write_text("{% if %}")
+    with pytest.raises(Unmet, match=r"does not compile: additional_chat_templates/tool_use\.jinja, line 1: "):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + WRITES_ALL,
+        "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}" + WRITES_ALL,
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}",
+        "{% if messages[-1].role != 'user' %}{{ raise_exception('a user is last') }}{% endif %}" + WRITES_ALL,
+        "{% if not tools is defined %}{{ raise_exception('?') }}{% endif %}" + WRITES_ALL,
+    ],
+    ids=["no system", "a system", "parts", "a user last", "tools named"],
+)
+def test_a_template_that_takes_the_plainest_chat_in_any_form_may_be_particular(tmp_path: Path, wants: str) -> None:
+    assert with_template(tmp_path, wants).template == wants

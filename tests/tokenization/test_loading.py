@@ -13,19 +13,17 @@ from services.errors import Unmet
 from tests.gateway import tokenizers
 from tests.tokenization import folders
 from tokenization import trial
-from tokenization.loading import UnreadableNow, load
+from tokenization.files import UnreadableNow
+from tokenization.loading import load
 
 
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [
         ("tokenizer.json", None, "there is no tokenizer.json or tokenizer.model"),
-        ("tokenizer.json", "{", "tokenizer cannot be used: "),
-        ("tokenizer.json", '{"version": "1.0"}', "tokenizer cannot be used: "),
-        ("tokenizer.model", "no such thing", "tokenizer cannot be used: "),
-        ("tokenizer_config.json", "[]", "tokenizer_config.json is not a JSON object"),
-        ("tokenizer_config.json", "{", "tokenizer_config.json is not JSON: "),
-        ("tokenizer_config.json", json.dumps({"eos_token": {"content": "</s>"}}), "tokenizer cannot be used: "),
+        ("tokenizer.json", '{"version": "1.0"}', "tokenizer cannot be used: tokenizer.json: "),
+        ("tokenizer.model", "no such thing", "tokenizer cannot be used: tokenizer.model: "),
+        ("tokenizer_config.json", json.dumps({"eos_token": {"content": "</s>"}}), "used: tokenizer_config.json: "),
         ("tekken.json", "{}", "tekken.json"),
     ],
 )
@@ -45,6 +43,86 @@ def test_a_folder_without_a_usable_tokenizer_says_why_in_one_line_without_its_pl
     assert "\n" not in str(refused.value)
 
 
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
+JSON = ("config.json", "tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", "added_tokens.json")
+TEMPLATES = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        *((name, POINTER, "is a Git LFS pointer: run git lfs pull") for name in (*JSON, *TEMPLATES)),
+        *((name, b"\xff\xfe", "is not text in UTF-8: ") for name in (*JSON, *TEMPLATES)),
+        *((name, b"{", "is not JSON: ") for name in JSON),
+        *((name, b"[]", "is not a JSON object") for name in JSON),
+        ("tokenizer.json", b"{}", ": Model missing"),
+    ],
+)
+def test_a_file_that_is_none_is_named_with_what_it_is(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+    said, may_pass = trial.verdict(str(folder))
+    assert said.removeprefix("its tokenizer cannot be used: ").startswith((f"{name} {why}", name + why))
+    assert "\n" not in said and str(tmp_path) not in said and not may_pass
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_a_file_that_is_empty_is_being_written(tmp_path: Path, name: str) -> None:
+    folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
+    (folder / name).write_bytes(b"")
+    said, may_pass = trial.verdict(str(folder))
+    assert said.endswith(f"{name} is empty") and may_pass
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json", "merges.txt", "pytorch_model.bin"])
+def test_a_file_that_is_not_read_need_not_have_been_fetched(tmp_path: Path, name: str) -> None:
+    folder = folders.write(tmp_path / "m", tokenizers.byte_level, {})
+    (folder / name).write_bytes(POINTER)
+    assert trial.verdict(str(folder)) == ("", False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "why"),
+    [
+        ("tokenizer_class", 7, "= 7 is not a text"),
+        ("tokenizer_class", "T5Tokenizer", "= 'T5Tokenizer' does not take its tokenizer.json (argument 'vocab'"),
+        ("tokenizer_class", "XLMRobertaTokenizer", "= 'XLMRobertaTokenizer' does not take its tokenizer.json ("),
+        ("chat_template", 5, "= 5 is not a text, or a list of objects with name and template"),
+        ("chat_template", [{"name": "default"}], "is not a text, or a list of objects"),
+        ("added_tokens_decoder", {"5": "a"}, "is not an object with one of each token"),
+        ("auto_map", 7, "= 7 is not an object or a list"),
+        ("add_bos_token", "no", "= 'no' is not true or false"),
+        ("eos_token", 7, "Special token eos_token has to be either str or AddedToken"),
+        ("padding_side", "up", "Padding side should be"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named_with_its_file(tmp_path: Path, key: str, value: object, why: str) -> None:
+    folder = folders.write(tmp_path / "m", tokenizers.byte_level, {}, template=None)
+    told = json.loads((folder / "tokenizer_config.json").read_text()) | {key: value}
+    (folder / "tokenizer_config.json").write_text(json.dumps(told))
+    said, may_pass = trial.verdict(str(folder))
+    assert said.removeprefix("its tokenizer cannot be used: ").startswith("tokenizer_config.json: ") and why in said
+    assert "\n" not in said and not may_pass
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "foo"}, "config.json: model_type = 'foo' is not one that this version knows"),
+        ({"model_type": ["llama"]}, "config.json: model_type = ['llama'] is not one that this version knows"),
+        ({"model_type": None}, "config.json has no model_type"),
+        ({"model_type": "t5"}, "config.json: the tokenizer of its model_type does not take its tokenizer.json ("),
+    ],
+)
+def test_a_type_of_model_that_is_not_known_or_of_another_tokenizer_is_said_to_be(
+    tmp_path: Path, config: dict[str, object], why: str
+) -> None:
+    said, _ = trial.verdict(str(folders.write(tmp_path / "m", tokenizers.byte_level, {}, config=config)))
+    assert said.removeprefix("its tokenizer cannot be used: ").startswith(why)
+    assert "pip" not in said and "\n" not in said
+
+
 def test_a_folder_that_is_away_is_said_to_be_and_may_be_back(tmp_path: Path) -> None:
     with pytest.raises(UnreadableNow, match="folder is not there"):
         load(str(tmp_path / "away"))
@@ -57,7 +135,7 @@ def test_a_file_that_cannot_be_read_now_is_no_broken_one(tmp_path: Path, monkeyp
     def fails(path: Path, *_: object, **__: object) -> str:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(Path, "read_text", fails)
+    monkeypatch.setattr(Path, "read_bytes", fails)
     with pytest.raises(UnreadableNow, match="Input/output error") as refused:
         load(str(folder))
     assert str(tmp_path) not in str(refused.value)
@@ -104,6 +182,8 @@ def test_a_trial_names_what_cannot_be_used(tmp_path: Path) -> None:
     good = folders.write(tmp_path / "good", tokenizers.byte_level, {})
     assert trial.verdict(str(good)) == ("", False)
     broken = folders.write(tmp_path / "broken", tokenizers.byte_level, {}, template="{% if %}")
-    assert trial.verdict(str(broken))[0].startswith("its chat template does not compile, line 1: ")
+    assert trial.verdict(str(broken))[0].startswith("its chat template does not compile: ")
+    refuses = folders.write(tmp_path / "refuses", tokenizers.byte_level, {}, template="{{ raise_exception('no') }}")
+    assert trial.verdict(str(refuses))[0].startswith("its chat template makes no prompt of a message of a user: ")
     odd = folders.write(tmp_path / "odd", tokenizers.byte_level, {}, config={"num_hidden_layers": "many"})
     assert trial.verdict(str(odd))[0].startswith("its config.json cannot be used: ")
