@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
 from benchmarks._optimum import FAMILIES, Undecided, draw_instance, exists_below, largest_pressure, optimum
-from placement.policy.assign import AssignRules, Candidate, assign
+from placement.policy.assignment.assign import AssignRules, Candidate, assign
 from tests.placement.policy.test_optimum import LOOSE, bound, elsewhere, still_moves
 
 SEED = 20260731

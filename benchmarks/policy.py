@@ -55,10 +55,10 @@ from gpu_scheduler.policy.queue.moore_hodgson import Job, late_indices, schedule
 from gpu_scheduler.policy.queue.slack import PrefillSpeed, Waiting
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.assign import Assignment, Candidate, assign
-from placement.policy.decisions import Resident
+from placement.policy.assignment.assign import Assignment, Candidate, assign
 from placement.policy.kvpr import Device, Group, Model
-from placement.policy.standing import standing
+from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.group_index import standing
 
 SEED = 20260731
 LOAD_WEIGHT: float = PlacementConfig.model_fields["load_weight"].default

@@ -15,7 +15,8 @@ no-...       without rebalancing, in planned places; in order of arrival, withou
              the devices; the first with fixed limits as well (a part of the memory is one of a place); with engines
              given up instead of hibernating
 
-The plan is that of the simulator's static partition (`placement/policy/partition.py`), from the rates of the slice.
+The plan is that of the simulator's static partition (`placement/policy/assignment/partition.py`), from the rates of the
+slice.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any
 from loader import checkpoint
 from loader.policy.floor import floor_bytes
 from placement.policy import kvpr
-from placement.policy.partition import Part, partition
+from placement.policy.assignment.partition import Part, partition
 from sim.request import Request
 
 DEFAULT_TPOT_S = 0.1

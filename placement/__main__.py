@@ -11,20 +11,20 @@ from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement import metrics
-from placement.actuate import Actuator
-from placement.cluster import Cluster
+from placement.actuation.actuator import Actuator
+from placement.actuation.drain import Drain
+from placement.actuation.evacuation import Stopping
+from placement.actuation.history import History
+from placement.actuation.reconcile import Reconciler
+from placement.actuation.reload_outdated import Renewal
+from placement.cluster.cluster import Cluster
+from placement.cluster.loaders import Loaders
+from placement.cluster.members import Kind, Members
+from placement.cluster.names import Names
+from placement.cluster.routes import Routes
 from placement.config import MEMBERS, PlacementConfig
-from placement.drain import Drain
-from placement.history import History
-from placement.judge import Judge
-from placement.loaders import Loaders
-from placement.members import Kind, Members
-from placement.names import Names
-from placement.reconcile import Reconciler
-from placement.renewal import Renewal
-from placement.routes import Routes
+from placement.planning.planner import Judge
 from placement.server import NAME, PlacementServicer
-from placement.stopping import Stopping
 from protos import placement_pb2_grpc
 from services import log, tasks
 from services.config import load, read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from placement.policy.decisions import LifecycleRules
+from placement.policy.lifecycle.decisions import LifecycleRules
 from services.addresses import Address
 from services.config import Config
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from placement.cluster import Cluster
-from placement.view import cluster_view
+from placement.cluster.cluster import Cluster
+from placement.cluster.view import cluster_view
 from services.metrics import Published, gauge
 
 _EVERY_S = 1.0

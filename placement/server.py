@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from placement.cluster import Cluster
-from placement.drain import Drain
-from placement.history import History
-from placement.loaders import Loaders
-from placement.reconcile import Evicted, Reconciler
-from placement.routes import Routes
-from placement.view import cluster_view, drained_view, prospect_view
+from placement.actuation.drain import Drain
+from placement.actuation.history import History
+from placement.actuation.reconcile import Evicted, Reconciler
+from placement.cluster.cluster import Cluster
+from placement.cluster.loaders import Loaders
+from placement.cluster.routes import Routes
+from placement.cluster.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
 from services import tasks
 from services.errors import Unavailable

@@ -1,4 +1,5 @@
-"""Placement on a fleet, by placement's policy: what `reconcile.py`, `judge.py` and `actuate.py` do, without their I/O.
+"""Placement on a fleet, by placement's policy: what `reconcile.py`, `planner.py` and `actuator.py` do, without their
+I/O.
 
 A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
 is no room now it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on the
@@ -14,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
-from placement.policy.assign import AssignRules
-from placement.policy.cool_down import CoolDowns
-from placement.policy.decisions import Activate, GoCold
-from placement.policy.lifecycle import Activation
-from placement.policy.moves import Move, MoveRules
-from placement.policy.promises import Promises
-from placement.policy.rebalance import NONE, RebalanceRules, Round, rebalance
+from placement.policy.assignment.assign import AssignRules
+from placement.policy.assignment.cool_down import CoolDowns
+from placement.policy.assignment.moves import Move, MoveRules
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, rebalance
+from placement.policy.lifecycle.activation import Activation
+from placement.policy.lifecycle.decisions import Activate, GoCold
+from placement.policy.lifecycle.reservations import Promises
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
 from sim.clock import Clock
@@ -30,7 +31,7 @@ from sim.request import Request
 from sim.standings import Standings
 
 _LOOK_S = 0.03
-"""How long after something has changed on a group placement looks again (`placement/reconcile.py`)."""
+"""How long after something has changed on a group placement looks again (`placement/actuation/reconcile.py`)."""
 _REST_S = 0.1
 """How long requests that an activation failed pause before they ask again, at first (`gateway/relay.py`)."""
 

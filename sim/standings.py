@@ -1,4 +1,5 @@
-"""What placement knows of the groups, in its own terms and kept between decisions: what `placement/standings.py` does.
+"""What placement knows of the groups, in its own terms and kept between decisions: what
+`placement/planning/group_indexes.py` does.
 
 Demands are taken anew once a period, as there. What is on a group is taken anew when something of it has changed, or
 when one of its models has been idle, or awake, for long enough to be evicted.
@@ -11,9 +12,9 @@ from math import inf
 
 from placement.config import PlacementConfig
 from placement.policy import kvpr
-from placement.policy.decisions import Resident
-from placement.policy.footing import holds_s
-from placement.policy.standing import Standing
+from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.eligibility import holds_s
+from placement.policy.lifecycle.group_index import Standing
 from placement.policy.window import RateWindow
 from sim.arbiter import Arbiter
 from sim.catalogue import Spec
@@ -22,7 +23,7 @@ from sim.node import Group, Residency
 from sim.terms import group_of, model_of, suitable
 
 _COLD_S, _WAKE_S = 30.0, 1.0
-"""Until a group has measured it (`placement/standings.py`)."""
+"""Until a group has measured it (`placement/planning/group_indexes.py`)."""
 _PRESENT = (Residency.ACTIVE, Residency.WAKING, Residency.HIBERNATING, Residency.DRAINING)
 _STEADY = (Residency.ACTIVE, Residency.HIBERNATING)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from placement.policy import kvpr
-from placement.policy.refusal import refusal
+from placement.policy.lifecycle.refusal import refusal
 from sim.catalogue import Spec
 from sim.node import Group
 from sim.system import FleetError

@@ -65,7 +65,7 @@ from benchmarks.gpu.slices import (
 )
 from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
-from placement.policy.partition import Part
+from placement.policy.assignment.partition import Part
 from services import log
 from sim.catalogue import SHAPES
 from sim.report import quantile

@@ -16,7 +16,7 @@ from benchmarks import systems
 from benchmarks.systems import Model, Sizes, System
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
-from placement.policy.partition import Part
+from placement.policy.assignment.partition import Part
 from protos import common_pb2, gpu_scheduler_pb2
 from services import tasks
 from services.errors import PrismError

@@ -1,7 +1,7 @@
 """Fixed places: every model is where it is, awake, from the beginning to the end.
 
-Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/partition.py`), with the mean token rate
-of the whole replay as demand: nobody who plans ahead could know more.
+Models are placed once, by the same Algorithm 1 as Prism's (`placement/policy/assignment/partition.py`), with the mean
+token rate of the whole replay as demand: nobody who plans ahead could know more.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 from placement.policy import kvpr
-from placement.policy.partition import partition
+from placement.policy.assignment.partition import partition
 from sim.catalogue import Spec
 from sim.cost import Cost
 from sim.engine import Engine

@@ -16,7 +16,7 @@ from gpu_scheduler.report import counters
 from gpu_scheduler.report.report import Report
 from gpu_scheduler.report.report_rate import facts
 from gpu_scheduler.residency import watchdog
-from placement.routes import route
+from placement.cluster.routes import route
 from protos import common_pb2, engine_pb2, loader_pb2
 from services import tasks
 from tests.gpu_scheduler.residency.test_residency import SPEC, close_group, open_group

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from placement.actuate import Actuator
-from placement.cluster import Cluster
+from placement.actuation.actuator import Actuator
+from placement.actuation.drain import Drain
+from placement.actuation.history import History
+from placement.actuation.reconcile import Reconciler
+from placement.cluster.cluster import Cluster
+from placement.cluster.routes import Routes
 from placement.config import PlacementConfig
-from placement.drain import Drain
-from placement.history import History
-from placement.judge import Judge
-from placement.reconcile import Reconciler
-from placement.routes import Routes
+from placement.planning.planner import Judge
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
 from services.errors import PrismError
 

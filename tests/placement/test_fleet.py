@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from placement import server, settle
-from placement.cluster import Cluster
-from placement.loaders import Loaders, Said, merged
-from placement.stopping import Stopping
+from placement import server
+from placement.actuation import deduplicate
+from placement.actuation.evacuation import Stopping
+from placement.cluster.cluster import Cluster
+from placement.cluster.loaders import Loaders, Said, merged
 from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
 from services import tasks
 from services.errors import Conflict, Exists, NotFound, TimedOut, Unavailable
@@ -287,7 +288,7 @@ async def test_a_group_that_does_not_let_go_is_asked_again_and_not_at_every_look
         pauses.append(seconds)
         world.groups[1].fail = None
 
-    monkeypatch.setattr(settle, "asyncio", types.SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(deduplicate, "asyncio", types.SimpleNamespace(sleep=pause))
     world = await back_with()
     world.groups[1].fail = Conflict("m is on its way to ACTIVE")
     await run(world, lambda: not world.cluster.doubtful)
@@ -406,7 +407,7 @@ async def test_what_one_node_says_anew_is_merged_and_the_rest_is_left(monkeypatc
         looked.append(list(entries))
         return merged(looked[-1])
 
-    monkeypatch.setattr("placement.loaders.merged", counted)
+    monkeypatch.setattr("placement.cluster.loaders.merged", counted)
     loaders._hear("n2", Said({name: entry(name, has_image=name == "m7") for name in names}, {}))
     assert [each[0].model.name for each in looked] == ["m7"]
     assert [name for name, each in cluster.catalogue.items() if each.has_image] == ["m7"]

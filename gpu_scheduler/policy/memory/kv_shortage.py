@@ -2,9 +2,10 @@
 
 Admission counts what others have cached as free, and takes off it what running requests are still expected to grow by.
 So what it lacks nobody has to give: it may be there today, in prefixes that balloond would hand over at once, and is
-promised to answers under way. Placement sends idle models to sleep for it (`placement/policy/relief.py`), and has to
-hear of it before those answers have grown into the rest: when balloond does not find any, running requests are next.
-What a model's own limit keeps from it is no lack: nobody who left would change it.
+promised to answers under way. Placement sends idle models to sleep for it
+(`placement/policy/lifecycle/kv_pressure.py`), and has to hear of it before those answers have grown into the rest: when
+balloond does not find any, running requests are next. What a model's own limit keeps from it is no lack: nobody who
+left would change it.
 
 What is lacking for less than `LASTING_S` is not told: engines and balloond report every tenth of a second, and what was
 freed in between is no lack. Nor does a plan that found none end one at once: it may not have come to that model, behind

@@ -15,7 +15,7 @@ from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader import catalogue
 from loader.config import LoaderConfig
-from placement import names
+from placement.cluster import names
 from placement.config import PlacementConfig
 from services.config import parse
 from tests.deploy.compose.composed import ROOT, Container

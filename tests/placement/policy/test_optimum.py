@@ -22,13 +22,13 @@ from benchmarks._optimum import (
     largest_pressure,
     optimum,
 )
-from placement.policy.assign import AssignRules, Candidate, Kind, assign
-from placement.policy.decisions import Resident
+from placement.policy.assignment.assign import AssignRules, Candidate, Kind, assign
+from placement.policy.assignment.improve import Change, Placed, clearly_lower, improve, make_room
+from placement.policy.assignment.moves import MoveRules
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, rebalance
 from placement.policy.field import Field
-from placement.policy.improve import Change, Placed, clearly_lower, improve, make_room
 from placement.policy.kvpr import Device, Group, Model, Place
-from placement.policy.moves import MoveRules
-from placement.policy.rebalance import NONE, RebalanceRules, rebalance
+from placement.policy.lifecycle.decisions import Resident
 
 SEED = 5
 SMALL = tuple(

@@ -1,0 +1,1 @@
+"""Carrying plans out: activations, evictions, moves, drains, and their history."""

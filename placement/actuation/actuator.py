@@ -1,0 +1,226 @@
+"""Carrying placement's decisions out at the groups, each recorded with its outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+
+from placement.actuation.history import Entry
+from placement.cluster.cluster import TAKES_REQUESTS, Cluster, Group
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import NotFound, PrismError, Unmet
+
+_log = log.get(__name__)
+_SILENT_S = 0.5
+"""How long a group's report may be on its way: they come 0.1 s apart at least."""
+
+
+class Actuator:
+    """Asks gpu_schedulers for residencies. One activation, eviction or move at a time for each model."""
+
+    def __init__(self, cluster: Cluster, drain_ms: int, *, move_kv: bool = True) -> None:
+        self._cluster = cluster
+        self._move_kv = move_kv
+        self._drain_ms = drain_ms
+        self.activating: dict[str, tuple[Group, asyncio.Task[None]]] = {}
+        self.leaving: dict[str, str] = {}
+        """Model -> group that it is leaving: its route prefers the other."""
+        self.moving: set[str] = set()
+        self.making_way: list[str] = []
+        """For models that come up where they are. One may do so for several."""
+        self._targets: dict[str, Group] = {}
+        """Of moves whose model is not up there yet."""
+        self._came: dict[str, tuple[Group, float]] = {}
+        """Models that came up on a group, and until when (monotonic) it may be silent about it."""
+        self._went: dict[str, tuple[Group, float]] = {}
+        """Models that went down on a group, and until when (monotonic) it may be silent about it."""
+        self.removing: set[str] = set()
+        """Models that have no route and come up nowhere any more."""
+
+    def on_their_way(self) -> dict[str, Group]:
+        """Models that were told to come up, and have not yet as far as their groups' reports say, with these groups."""
+        if self._came:
+            now = time.monotonic()
+            self._came = {
+                model: (group, until)
+                for model, (group, until) in self._came.items()
+                if now < until and not _takes_requests(group, model)
+            }
+        came = {model: group for model, (group, _) in self._came.items()}
+        return came | self._targets | {model: group for model, (group, _) in self.activating.items()}
+
+    def has_gone_down(self, model: str, group: Group) -> bool:
+        """Whether it went down there a moment ago, so that the group's report may still say that it is awake."""
+        where, until = self._went.get(model, (None, 0.0))
+        return where is group and time.monotonic() < until
+
+    def spec(self, model: str) -> common_pb2.ModelSpec:
+        entry = self._cluster.entry(model)
+        if entry is None or model in self.removing:
+            raise NotFound(f"no model {model!r} in the catalogue")
+        if entry.error:
+            raise Unmet(f"{model}: {entry.error}")
+        return entry.model
+
+    async def activate(
+        self, model: str, group: Group, record: Entry, yields: Iterable[gpu_scheduler_pb2.Yield] = ()
+    ) -> None:
+        """Returns as soon as the group takes requests for the model; the activation goes on. Raises what refused it."""
+        spec = self.spec(model)
+        self._went.pop(model, None)
+        yields = list(yields)
+        accepted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        accepted.add_done_callback(lambda f: f.cancelled() or f.exception())
+
+        def progressed(message: gpu_scheduler_pb2.ResidencyProgress) -> None:
+            if not accepted.done() and message.residency in (common_pb2.WAKING, common_pb2.ACTIVE):
+                accepted.set_result(None)
+
+        async def carry_out() -> None:
+            try:
+                with self._making_way(yields):
+                    reached = await self._recorded(
+                        record,
+                        group.client.set_residency(
+                            spec,
+                            common_pb2.ACTIVE,
+                            record.reason,
+                            on_progress=progressed,
+                            yields=yields,
+                            elsewhere=self._measured(model),
+                        ),
+                    )
+                if reached.residency == common_pb2.ACTIVE:
+                    self._came[model] = group, time.monotonic() + _SILENT_S
+                if not accepted.done():
+                    accepted.set_result(None)
+            except PrismError as error:
+                if not accepted.done():
+                    accepted.set_exception(error)
+            finally:
+                self.activating.pop(model, None)
+                self._cluster.changed(model)
+
+        task = tasks.spawn(carry_out(), f"activate {model}")
+        self.activating[model] = (group, task)
+        await asyncio.shield(accepted)
+
+    async def bring_down(
+        self, spec: common_pb2.ModelSpec, group: Group, target: common_pb2.Residency, record: Entry, drain_ms: int = 0
+    ) -> gpu_scheduler_pb2.ResidencyProgress:
+        """To HIBERNATING, COLD or ON_DISK; what the group says of it last. Raises what refused it."""
+        try:
+            work = group.client.set_residency(spec, target, record.reason, drain_ms=drain_ms)
+            reached = await self._recorded(record, work)
+            now = time.monotonic()
+            self._went = {name: went for name, went in self._went.items() if now < went[1]}
+            self._went[spec.name] = group, now + _SILENT_S
+            return reached
+        finally:
+            self._cluster.changed(spec.name)
+
+    async def remove(self, spec: common_pb2.ModelSpec, record: Callable[[Group], Entry]) -> None:
+        """Brings a model down wherever it is, when what runs has finished or the time to drain is over. `record` makes
+        the entry of each group. Raises what refused it."""
+        groups = [group for group, _ in self._cluster.residents(spec.name)]
+        under_way = self.activating.get(spec.name)
+        if under_way is not None:
+            await asyncio.wait([under_way[1]])
+            groups += [group for group in (under_way[0],) if group not in groups]
+        for group in groups:
+            await self.bring_down(spec, group, common_pb2.ON_DISK, record(group), self._drain_ms)
+
+    async def migrate(
+        self,
+        model: str,
+        source: Group,
+        target: Group,
+        record: Entry,
+        yields: Sequence[gpu_scheduler_pb2.Yield] = (),
+    ) -> float:
+        """The target is prepared, where `yields` make way for it, while the source serves; then the route turns; then
+        the source hands over what it runs, on one node with its KV, or finishes it, and lets go. Seconds it took.
+        Raises what refused it: the source serves on then, unless it was the source that did not let go. It is asked
+        again (`placement/actuation/deduplicate.py`)."""
+        if model in self.moving:
+            raise Unmet(f"{model} is moving already")
+        began = time.monotonic()
+        self.moving.add(model)
+        try:
+            spec = self.spec(model)
+            self._targets[model] = target
+            try:
+                with self._making_way(yields):
+                    last = await target.client.set_residency(
+                        spec, common_pb2.ACTIVE, record.reason, yields=yields, elsewhere=self._measured(model)
+                    )
+            finally:
+                del self._targets[model]
+            if last.residency != common_pb2.ACTIVE:
+                raise Unmet(f"{model} did not come up on {target.name}: {last.reason}")
+            self._came[model] = target, time.monotonic() + _SILENT_S
+            self.leaving[model] = source.name
+            self._cluster.changed(model)
+            same_node = self._move_kv and source.state.node and source.state.node == target.state.node
+            await source.client.set_residency(
+                spec,
+                common_pb2.COLD,
+                record.reason,
+                drain_ms=self._drain_ms,
+                successor=target.address if same_node else "",
+            )
+            seconds = time.monotonic() - began
+            record.done(seconds)
+            return seconds
+        except PrismError as error:
+            record.outcome = f"failed: {error}"
+            if model in self.leaving:
+                self._cluster.doubt(source, model)
+            raise
+        finally:
+            for group, _ in self._cluster.residents(model):
+                if group is not source and group is not target:  # it was brought up there when the source was gone
+                    self._cluster.doubt(group, model)
+            self.leaving.pop(model, None)
+            self.moving.discard(model)
+            self._cluster.changed(model)
+
+    @contextlib.contextmanager
+    def _making_way(self, yields: Sequence[gpu_scheduler_pb2.Yield]) -> Iterator[None]:
+        self.making_way += [each.model for each in yields]
+        try:
+            yield
+        finally:
+            for each in yields:
+                self.making_way.remove(each.model)
+
+    def _measured(self, model: str) -> gpu_scheduler_pb2.Elsewhere:
+        measured = self._cluster.measured(model)
+        return gpu_scheduler_pb2.Elsewhere(
+            weights_bytes=measured.weights, graph_bytes=measured.graphs, quota_bytes=measured.quota
+        )
+
+    @staticmethod
+    async def _recorded(
+        record: Entry, work: Awaitable[gpu_scheduler_pb2.ResidencyProgress]
+    ) -> gpu_scheduler_pb2.ResidencyProgress:
+        began = time.monotonic()
+        try:
+            last = await work
+        except PrismError as error:
+            record.outcome = f"failed: {error}"
+            _log.warning("not carried out", model=record.model, action=record.action, why=str(error))
+            raise
+        if last.residency == common_pb2.ERROR:
+            record.outcome = f"failed: {last.reason}"
+        else:
+            record.done(time.monotonic() - began)
+        return last
+
+
+def _takes_requests(group: Group, model: str) -> bool:
+    resident = group.residents.get(model)
+    return resident is not None and resident.residency in TAKES_REQUESTS

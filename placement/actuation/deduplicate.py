@@ -1,0 +1,79 @@
+"""A model lives on one group, and one that was removed on none. While a group was away its models may have come up
+elsewhere, or been removed: when it is found again, they leave one of the two, or it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from placement.actuation.actuator import Actuator
+from placement.actuation.history import History
+from placement.cluster.cluster import PRESENT, TAKES_REQUESTS, Cluster, Group
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import PrismError
+
+_log = log.get(__name__)
+_AGAIN_S = 2.0
+"""After a group that refused to let go, mostly because the model is on its way up there."""
+
+
+class Settler:
+    """Looks at what is doubtful of the cluster (`Cluster.doubtful`)."""
+
+    def __init__(
+        self, cluster: Cluster, actuator: Actuator, history: History, drain_ms: int, on_change: Callable[[], None]
+    ) -> None:
+        """`drain_ms`: how long what runs on the group that is left may finish; `on_change` is called when a model has
+        left, or could not."""
+        self._cluster = cluster
+        self._actuator = actuator
+        self._history = history
+        self._drain_ms = drain_ms
+        self._on_change = on_change
+        self._leaving: set[tuple[str, str]] = set()
+
+    def settle(self) -> None:
+        """Has models leave where they are twice, or are nobody's any more. One that is twice stays where it takes
+        requests, and where it was while the other group was away."""
+        for model in sorted({model for _, model in self._cluster.doubtful}):
+            if model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating:
+                continue  # who carries that out leaves it on one
+            places = [each for each in self._cluster.residents(model) if each[1].residency in PRESENT]
+            places.sort(key=lambda each: self._rank(model, *each))
+            if not any((group.client.address, model) in self._cluster.doubtful for group, _ in places):
+                continue  # away again, or it is in error there
+            was_removed = model in self._cluster.removed and self._cluster.entry(model) is None
+            for group, _ in places:
+                place, best = (group.client.address, model), places[0][0]
+                if was_removed and place in self._cluster.doubtful:
+                    self._let_go(place, group, f"{group.name} is back, and it was removed")
+                elif not was_removed and group is not best:
+                    self._let_go(place, group, f"{best.name} has it as well")
+                elif len(places) == 1:
+                    self._cluster.trust(group, model)
+
+    def _let_go(self, place: tuple[str, str], group: Group, why: str) -> None:
+        if place not in self._leaving:
+            self._leaving.add(place)
+            tasks.spawn(self._leave(place, group, why), f"{place[1]} leaves {group.name}")
+
+    def _rank(self, model: str, group: Group, resident: gpu_scheduler_pb2.Resident) -> tuple[bool, bool, int]:
+        doubtful = (group.client.address, model) in self._cluster.doubtful
+        return resident.residency not in TAKES_REQUESTS, doubtful, -(resident.running + resident.waiting)
+
+    async def _leave(self, place: tuple[str, str], group: Group, why: str) -> None:
+        model = place[1]
+        try:
+            entry = self._cluster.entry(model)
+            spec = common_pb2.ModelSpec(name=model) if entry is None else entry.model
+            record = self._history.add(model, "go cold", group.name, why)
+            await self._actuator.bring_down(spec, group, common_pb2.COLD, record, self._drain_ms)
+            # Until the group itself says that it has left, it would be routed.
+            await self._cluster.until(lambda: model not in group.residents or not group.reachable)
+        except PrismError as error:
+            _log.warning("a model stays on two groups", model=model, group=group.name, why=str(error))
+            await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._leaving.discard(place)
+            self._on_change()

@@ -1,0 +1,40 @@
+"""Groups that are stopped on purpose wait for what runs to be moved away, as long as they are held."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from placement.actuation.drain import Drain
+from placement.cluster.cluster import Group
+from services import log, tasks
+from services.errors import PrismError
+
+_log = log.get(__name__)
+
+
+class Stopping:
+    """Looks for them."""
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+        self._seen: set[Group] = set()
+
+    def look(self, groups: Iterable[Group]) -> None:
+        """Begins to empty each of these, which spoke or are away, that says anew that it is stopping."""
+        for group in groups:
+            if not (group.reachable and group.state.stopping):
+                self._seen.discard(group)
+            elif group not in self._seen:
+                self._seen.add(group)
+                tasks.spawn(self._empty(group), f"empty {group.name}, which is stopping")
+
+    async def _empty(self, group: Group) -> None:
+        _log.info("a group is stopping", group=group.name)
+        try:
+            async with contextlib.aclosing(group.client.hold()) as held:
+                async for _ in held:
+                    await self._drain.move_away(group)
+                    return
+        except PrismError as error:
+            _log.warning("a group could not be held", group=group.name, why=str(error))

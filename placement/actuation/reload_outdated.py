@@ -1,0 +1,69 @@
+"""Models whose engines are not what the catalogue says: its file was read again, and a model is of other files by now,
+has another context, or is not listed any more. They leave, one of a group at a time, and what runs may finish; those
+that are listed come up afresh.
+
+What left the catalogue while placement was not there is not known here, and stays as long as its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+
+from placement.actuation.actuator import Actuator
+from placement.actuation.drain import Drain
+from placement.cluster.cluster import Cluster, Group
+from protos import common_pb2, gpu_scheduler_pb2
+from services import log, tasks
+from services.errors import PrismError
+
+_log = log.get(__name__)
+_LASTS = (common_pb2.ACTIVE, common_pb2.HIBERNATING)
+_AGAIN_S = 2.0
+"""After one that could not leave."""
+
+
+class Renewal:
+    """Looks for them."""
+
+    def __init__(self, cluster: Cluster, actuator: Actuator, drain: Drain) -> None:
+        self._cluster = cluster
+        self._actuator = actuator
+        self._drain = drain
+        self._leaving: dict[str, str] = {}
+        """Model -> its group."""
+
+    def look(self, groups: Iterable[Group]) -> None:
+        """Has those leave that nobody else moves, of these groups: that spoke, or have what the catalogue has no more.
+        Who cannot be looked at now is when its group speaks again."""
+        for group, resident, why in list(self._found(groups)):
+            model = resident.model
+            on_its_way = model in self._actuator.moving | self._actuator.removing or model in self._actuator.activating
+            # One by one: copied files look like others, and all models at once would leave nobody to serve.
+            if not on_its_way and model not in self._leaving and group.name not in self._leaving.values():
+                self._leaving[model] = group.name
+                tasks.spawn(self._leave(group, resident, why), f"renew {model}")
+
+    def _found(self, groups: Iterable[Group]) -> Iterator[tuple[Group, gpu_scheduler_pb2.Resident, str]]:
+        for group in groups:
+            for resident in group.residents.values() if group.reachable else ():
+                if resident.residency not in _LASTS:
+                    continue
+                if resident.outdated:
+                    yield group, resident, "the catalogue says otherwise of it by now"
+                elif resident.model in self._cluster.vanished:
+                    yield group, resident, "the catalogue does not list it any more"
+
+    async def _leave(self, group: Group, resident: gpu_scheduler_pb2.Resident, why: str) -> None:
+        model = resident.model
+        _log.info("a model leaves", model=model, group=group.name, why=why)
+        try:
+            await self._drain.renew(group, resident, why)
+            # Until the group itself says so it would be found again.
+            await self._cluster.until(lambda: model not in [r.model for _, r, _ in self._found([group])])
+        except PrismError as error:
+            _log.warning("a model stays as it was", model=model, group=group.name, why=str(error))
+            await asyncio.sleep(_AGAIN_S)
+        finally:
+            del self._leaving[model]
+        self.look(self._cluster.reachable())

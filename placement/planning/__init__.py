@@ -1,0 +1,1 @@
+"""The cluster put before the policy, and its answers as plans that can be carried out."""

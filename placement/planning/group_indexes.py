@@ -1,0 +1,300 @@
+"""What is known of the groups, in the policy's terms and kept between decisions: token rates, demands, who is where.
+
+Groups are made anew of what something was heard of; demands each time that is observed; what is on a group when one of
+its models has been idle, or awake, for so long that it may leave. A group says how long that was when it reports, so
+that it is older by the time that has passed since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from math import inf
+
+from balloond.client import WARM_ENGINES
+from placement.cluster.cluster import PRESENT, Cluster, Group, Measured
+from placement.config import PlacementConfig
+from placement.policy import kvpr
+from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.eligibility import footing, holds_s
+from placement.policy.lifecycle.group_index import Standing
+from placement.policy.window import RateWindow
+from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
+
+_WAKE_S, _COLD_S = 1.0, 30.0
+"""What waking up and starting cold are thought to take until a group has measured it."""
+
+
+class Standings:
+    """One standing for each size of group."""
+
+    def __init__(
+        self,
+        config: PlacementConfig,
+        cluster: Cluster,
+        now: Callable[[], float],
+        on_their_way: Callable[[], Mapping[str, Group]],
+    ) -> None:
+        """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
+        self._config = config
+        self._rules = config.lifecycle
+        self._cluster = cluster
+        self._now = now
+        self._on_their_way = on_their_way
+        self.by_size: dict[int, Standing] = {}
+        """By the number of devices of a group."""
+        self._standing_of: dict[str, tuple[int, str]] = {}
+        """Which of these a group is in, and under what name, by the address of its client."""
+        self._stood: dict[str, Group] = {}
+        """Which group that is."""
+        self.changes = 0
+        """Rises when a model that waits for room may be told something else."""
+        self._footings: dict[str, Hashable] = {}
+        self._until: dict[str, float] = {}
+        """How long what is on a group stays as it is by itself, by address."""
+        self._soonest = inf
+        """None of these is earlier."""
+        self._expected: dict[str, tuple[Group, loader_pb2.Entry | None, Measured]] = {}
+        """Models that were on their way when this was looked at last, with the group and what it books for them."""
+        self._news: dict[str, Group] = {}
+        """Groups that were made anew since they were last asked for, by address."""
+        self._demands: dict[str, float] = {}
+        self._windows: dict[str, RateWindow] = {}
+        self._seen: dict[str, dict[str, int]] = {}
+        """The counters of a group's residents when it was last heard, by its client's address."""
+        self._tpot_ms: dict[str, float] = {}
+
+    # --- groups
+
+    @property
+    def any(self) -> bool:
+        """Whether a group is here."""
+        return bool(self._standing_of)
+
+    def of(self, group: Group) -> Standing | None:
+        """The one that the group is in, by its name."""
+        there = self._standing_of.get(group.client.address)
+        return None if there is None else self.by_size[there[0]]
+
+    def news(self) -> list[Group]:
+        """Groups that were made anew since this was asked last."""
+        news, self._news = self._news, {}
+        return list(news.values())
+
+    def rest_s(self) -> float:
+        """Seconds in which nothing changes by itself; +inf: ever."""
+        return max(0.0, self._soonest - self._now())
+
+    def observe(self) -> None:
+        """Takes in what was heard of the groups, and the demands that follow from it and from the time."""
+        heard = self._heard()
+        entries = ((name, self._cluster.entry(name)) for name in self._windows)
+        fresh = {name: self.demand(entry.model) for name, entry in entries if entry is not None}
+        changed = [name for name, demand in fresh.items() if demand != self._demands.get(name)]
+        self._demands = fresh
+        for name in self._windows.keys() - fresh.keys():
+            # Models come and go for ever; one that is back begins anew.
+            del self._windows[name]
+        for name in self._tpot_ms.keys() - self._cluster.catalogue.keys():
+            del self._tpot_ms[name]
+        self._stand([*heard, *(group for name in changed for group, _ in self._cluster.residents(name))])
+
+    def listen(self) -> None:
+        """Takes in the groups of which something was heard, or that are others by now."""
+        self._stand(self._heard())
+
+    def _heard(self) -> list[Group]:
+        """Those, with their tokens counted."""
+        now, before = self._now(), self._expected
+        self._expected = {
+            model: (group, self._cluster.entry(model), self._cluster.measured(model))
+            for model, group in self._on_their_way().items()
+        }
+        differ = [model for model in before.keys() | self._expected if before.get(model) != self._expected.get(model)]
+        others = [each[model][0] for model in differ for each in (before, self._expected) if model in each]
+        fresh = self._cluster.fresh()
+        for group in fresh:
+            if group.reachable:
+                self._count(group, now)
+        return list(dict.fromkeys([*fresh, *others, *self._ripe(now)]))
+
+    def _ripe(self, now: float) -> list[Group]:
+        if now < self._soonest:
+            return []
+        ripe = [address for address, until in self._until.items() if until <= now]
+        self._soonest = min((until for until in self._until.values() if until > now), default=inf)
+        return [group for address in ripe if (group := self._cluster.groups.get(address)) is not None]
+
+    def _stand(self, groups: Iterable[Group]) -> None:
+        """Brings groups up to date in their standings. Who has left goes first: another may have its name by now."""
+        places: dict[Group, tuple[int, str] | None] = {}
+        for group in groups:
+            address = group.client.address
+            if self._cluster.groups.get(address, group) is not group:
+                # Forgotten, perhaps while something was on its way there; another one has its address by now.
+                if self._stood.get(address) is group:
+                    self._lose(address)
+                    self.changes += 1
+                continue
+            takes_models = group.reachable and group.capacity_bytes and not group.drained
+            places[group] = (len(group.memory), group.name) if takes_models else None
+            if self._standing_of.get(address) != places[group]:
+                self._lose(address)
+        for group, place in places.items():
+            self._hear(group, place)
+
+    def _lose(self, address: str) -> None:
+        self._stood.pop(address, None)
+        if (before := self._standing_of.pop(address, None)) is not None:
+            self.by_size[before[0]].lose(before[1])
+
+    def _hear(self, group: Group, place: tuple[int, str] | None) -> None:
+        address = group.client.address
+        self._until.pop(address, None)
+        firm: Hashable = None
+        if place is not None:
+            self._standing_of[address], self._stood[address] = place, group
+            terms, here = _group(group, self._config.load_weight), self._residents(group)
+            self.by_size.setdefault(place[0], Standing(self._rules)).hear(terms, here)
+            self._news[address] = group
+            firm = footing(terms, here, self._rules)
+            until = self._now() + holds_s(here, self._rules)
+            if until < inf:
+                self._until[address] = until
+                self._soonest = min(self._soonest, until)
+        if firm != self._footings.get(address):
+            self._footings[address] = firm
+            self.changes += 1
+        if address not in self._cluster.groups:
+            self._footings.pop(address, None)
+            self._seen.pop(address, None)
+
+    # --- demand
+
+    def _count(self, group: Group, now: float) -> None:
+        """Takes a group's token counters into the windows. A counter that fell is of a model that came anew."""
+        address = group.client.address
+        before_of, self._seen[address] = self._seen.get(address), {}
+        for name, resident in group.residents.items():
+            total = resident.prefill_tokens + resident.decode_tokens
+            # What a group had counted before it was found is of any age.
+            before = total if before_of is None else before_of.get(name, 0)
+            self._seen[address][name] = total
+            if total != before:
+                self._window(name).observe(total - before if total > before else total, now)
+            if resident.tpot_target_ms:
+                self._tpot_ms[name] = resident.tpot_target_ms
+
+    def _window(self, model: str) -> RateWindow:
+        if model not in self._windows:
+            self._windows[model] = RateWindow(window_s=self._config.window_s, short_s=self._config.short_window_s)
+        return self._windows[model]
+
+    def demand(self, spec: common_pb2.ModelSpec) -> float:
+        """w, now."""
+        target = self._tpot_ms.get(spec.name) or spec.default_slo.tpot_ms
+        return kvpr.demand(
+            self._window(spec.name).rate(self._now()),
+            spec.kv_bytes_per_token,
+            target / 1e3 if target else None,
+            self._config.default_tpot_ms / 1e3,
+        )
+
+    def rates(self) -> dict[str, float]:
+        """Tokens per second of every model that has had any."""
+        now = self._now()
+        return {name: window.rate(now) for name, window in self._windows.items()}
+
+    # --- the policy's terms
+
+    def model(self, spec: common_pb2.ModelSpec, resident: gpu_scheduler_pb2.Resident | None = None) -> kvpr.Model:
+        """With the demand of the last observation, and what engines measured of it. `resident`: as it is on a group;
+        None, or nothing measured there: in an engine that has yet to build it, as `Activation.quota` books that."""
+        measured = self._cluster.measured(spec.name)
+        weights = max(spec.weights_bytes, measured.weights)
+        extent = self._cluster.weights_extent_bytes  # as gpu_schedulers book them: whole extents
+        parts = max(1, spec.devices)
+        weights = parts * extent * -(-kvpr.share(weights, parts) // extent)
+        quota = spec.quota_bytes
+        if resident is not None and resident.quota_bytes:
+            quota = resident.quota_bytes
+        elif spec.quota_is_default:
+            quota = max(quota - measured.graphs, measured.quota)
+        return kvpr.Model(
+            name=spec.name,
+            demand=self._demands.get(spec.name, kvpr.LEAST_DEMAND),
+            weights=weights + measured.graphs,
+            floor=spec.floor_bytes,
+            quota=quota,
+            kept=resident.kept_bytes if resident is not None else 0,
+            parts=parts,
+            pinned=spec.pinned,
+        )
+
+    def _residents(self, group: Group) -> list[Resident]:
+        """What holds memory on the group, in the policy's terms: its residents, and what balloond's ledger has booked
+        beside them (an engine that is being buried)."""
+        found = []
+        place = _place(group)
+        coming = {name for name, where in self._on_their_way().items() if where is group}
+        since_s = max(0.0, self._now() - group.heard_at)
+        for resident in group.residents.values():
+            entry = self._cluster.entry(resident.model)
+            if entry is None or resident.residency not in PRESENT:
+                continue
+            cold_s = resident.cold_s or _COLD_S
+            parts = max(1, entry.model.devices)
+            active = resident.residency == common_pb2.ACTIVE
+            # Its group may have yet to say that it wakes; until then another would be put in the same place.
+            asleep = resident.residency == common_pb2.HIBERNATING and resident.model not in coming
+            idle = resident.idle_s > 0.0 and (active or asleep)
+            found.append(
+                Resident(
+                    self.model(entry.model, resident),
+                    place,
+                    hibernating=asleep,
+                    idle_s=resident.idle_s + since_s if idle else 0.0,
+                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    cold_s=cold_s,
+                    has_image=entry.has_image or entry.on_disk,
+                    host_bytes=resident.private_bytes,
+                    stay_s=(resident.active_s + since_s if resident.active_s else inf) if active else 0.0,
+                    claims=resident.waiting - resident.late,
+                    kv_used=kvpr.share(resident.kv_used_bytes, parts),
+                    kv_lacking=kvpr.share(resident.kv_lacking_bytes, parts),
+                )
+            )
+        present = {resident.model.name for resident in found}
+        for name in sorted(coming - present):
+            entry = self._cluster.entry(name)
+            if entry is not None:
+                found.append(Resident(self.model(entry.model), place, stay_s=0.0))
+                present.add(name)
+        for device in group.memory:
+            for booking in device.bookings:
+                if booking.model not in present and booking.model != WARM_ENGINES:  # they give way
+                    left = kvpr.Model(
+                        booking.model,
+                        weights=booking.weights_bytes,
+                        floor=booking.floor_bytes,
+                        quota=booking.quota_bytes,
+                    )
+                    on_device = kvpr.Place(group.name, (_device(group, device),))
+                    found.append(Resident(left, on_device, stay_s=0.0, has_engine=False))
+        return found
+
+
+def _device(group: Group, device: balloond_pb2.DeviceState) -> str:
+    """Its name in the cluster: every node has a "cuda:0"."""
+    return device.device if device.device == group.name else f"{group.name}/{device.device}"
+
+
+def _group(group: Group, load_weight: float) -> kvpr.Group:
+    devices = (
+        kvpr.Device(_device(group, d), d.capacity_bytes, kvpr.load(load_weight, d.capacity_bytes)) for d in group.memory
+    )
+    return kvpr.Group(group.name, tuple(devices), group.state.engine_limit or inf)
+
+
+def _place(group: Group) -> kvpr.Place:
+    """What a model has there: a part on each device."""
+    return kvpr.Place(group.name, tuple(_device(group, device) for device in group.memory))

@@ -1,0 +1,231 @@
+"""Puts the cluster, as last heard, before the policy, and turns the answers into verdicts that can be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from placement.cluster.cluster import Cluster, Group
+from placement.config import PlacementConfig
+from placement.planning.group_indexes import Standings
+from placement.policy.assignment.assign import AssignRules
+from placement.policy.assignment.cool_down import CoolDowns
+from placement.policy.assignment.moves import MoveRules
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, Wanted, rebalance
+from placement.policy.kvpr import Model
+from placement.policy.lifecycle.activation import Activation
+from placement.policy.lifecycle.decisions import Activate, Hibernate
+from placement.policy.lifecycle.group_index import Standing
+from placement.policy.lifecycle.reservations import Promises
+from protos import common_pb2, placement_pb2
+from services.text import counted
+
+
+@dataclass(frozen=True)
+class Yielding:
+    """A model of the group that makes way."""
+
+    model: str
+    target: common_pb2.Residency
+    reason: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is to happen to a model; `group` None: nothing can."""
+
+    model: str
+    group: Group | None
+    reason: str
+    candidates: list[placement_pb2.Candidate] = field(default_factory=list)
+    yields: list[Yielding] = field(default_factory=list)
+    source: Group | None = None
+
+
+class Judge:
+    """Asks the policy."""
+
+    def __init__(
+        self,
+        config: PlacementConfig,
+        cluster: Cluster,
+        now: Callable[[], float],
+        on_their_way: Callable[[], Mapping[str, Group]],
+    ) -> None:
+        """`on_their_way`: models whose activation was ordered, with the group: its reports may not show them yet."""
+        self._config = config
+        self._cluster = cluster
+        self._now = now
+        self._standings = Standings(config, cluster, now, on_their_way)
+        self._cool_downs = CoolDowns(config.cool_down_s)
+        self._rounds: dict[int, Round] = {}
+        """Of moves, the last that were wanted, by the size of groups."""
+        self._promises: dict[int, Promises] = {}
+        """By the number of devices of a group."""
+
+    def observe(self) -> None:
+        """Takes in what was heard of the groups, and what follows from it and from the time."""
+        self._standings.observe()
+        for promises in self._promises.values():
+            promises.look(self._now())
+
+    @property
+    def changes(self) -> int:
+        """Rises when a model that waits for room may be told something else than the last time."""
+        return self._standings.changes + sum(promises.changes for promises in self._promises.values())
+
+    def rest_s(self) -> float:
+        """Seconds until it may without anything being heard: somebody has been idle or awake, or has waited, for long
+        enough. +inf: never."""
+        now = self._now()
+        waits = (promises.next_at(now) - now for promises in self._promises.values())
+        return max(0.0, min([self._standings.rest_s(), *waits]))
+
+    def rates(self) -> dict[str, float]:
+        """Tokens per second of every model that has had any."""
+        return self._standings.rates()
+
+    def demands(self) -> dict[str, float]:
+        """w of every model."""
+        return {name: self._standings.demand(entry.model) for name, entry in self._cluster.catalogue.items()}
+
+    # --- verdicts
+
+    def refused(self, spec: common_pb2.ModelSpec) -> str:
+        """Why no group could hold the model even alone; empty if one could."""
+        self._standings.listen()
+        if not self._standings.any:
+            return ""
+        there = self._suitable(spec)
+        if there is None:
+            return self._unsuitable(spec)
+        answer = there.refused(self._standings.model(spec), self._config.places.get(spec.name))
+        return answer.reason if answer is not None else ""
+
+    def _suitable(self, spec: common_pb2.ModelSpec) -> Standing | None:
+        """A group's engines have a process on each of its devices: it serves models on exactly so many. A model that
+        has its place is for that one alone. None: no such group is here."""
+        there = self._standings.by_size.get(max(1, spec.devices))
+        place = self._config.places.get(spec.name)
+        if there is None or not (len(there) if place is None else place in there):
+            return None
+        return there
+
+    def _unsuitable(self, spec: common_pb2.ModelSpec) -> str:
+        have = ", ".join(
+            f"{group.name} has {len(group.memory)}{', but is drained' if group.drained else ''}"
+            for group in self._cluster.reachable()
+        )
+        place = self._config.places.get(spec.name)
+        on = "a group" if place is None else f"{place}, a group"
+        return f"it is for {on} of {counted(max(1, spec.devices), 'device')}: {have}"
+
+    def activation(self, spec: common_pb2.ModelSpec, holds_s: float = 0.0) -> Verdict:
+        """Where a model that is nowhere comes up, and who makes way. `holds_s`: for how long whoever asks waits for
+        another answer than that there is no room."""
+        self._standings.listen()
+        there = self._suitable(spec)
+        if there is None:
+            return Verdict(spec.name, None, self._unsuitable(spec))
+        promises = self._promises.setdefault(max(1, spec.devices), Promises(self._config.patience_s))
+        place = self._config.places.get(spec.name)
+        return self._verdict(spec, promises.ask(self._wanted(spec), there, self._now(), place, holds_s))
+
+    def prospect(self, spec: common_pb2.ModelSpec) -> Verdict:
+        """Where it would come up if that were asked now, and who would make way. Nothing is promised to it."""
+        self._standings.listen()
+        there = self._suitable(spec)
+        if there is None:
+            return Verdict(spec.name, None, self._unsuitable(spec))
+        return self._verdict(spec, there.activate(self._wanted(spec), self._config.places.get(spec.name)))
+
+    def _wanted(self, spec: common_pb2.ModelSpec) -> Model:
+        return replace(self._standings.model(spec), demand=self._standings.demand(spec))
+
+    def _verdict(self, spec: common_pb2.ModelSpec, answer: Activation) -> Verdict:
+        candidates = [
+            placement_pb2.Candidate(group=option.place.group, pressure=option.pressure) for option in answer.options
+        ]
+        if not isinstance(answer.outcome, Activate):
+            return Verdict(spec.name, None, answer.outcome.reason, candidates)
+        group = self._cluster.group(answer.outcome.place.group)
+        return Verdict(spec.name, group, answer.outcome.reason, candidates, _yielding(answer))
+
+    def served(self, spec: common_pb2.ModelSpec) -> None:
+        """It is where it was to be. Until then it keeps its place among those who wait: its group may refuse it."""
+        if (promises := self._promises.get(max(1, spec.devices))) is not None:
+            promises.served(spec.name)
+
+    def waits(self) -> bool:
+        """Whether a model waits for a place."""
+        return any(promises.any(self._now()) for promises in self._promises.values())
+
+    def reliefs(self) -> list[tuple[Group, list[Yielding]]]:
+        """Groups that lack memory for KV, of those heard since this was asked last, and the idle models that are to
+        make way for it."""
+        self._standings.listen()
+        found = []
+        for group in self._standings.news():
+            there = self._standings.of(group)
+            if there is not None:
+                decisions = there.relieve(group.name).decisions
+                yields = [Yielding(d.model, common_pb2.HIBERNATING, d.reason) for d in decisions]
+                if yields:
+                    found.append((group, yields))
+        return found
+
+    def moves(self) -> list[Verdict]:
+        """Migrations that Algorithm 1 wants and that can begin now: among groups of one size at a time, since no model
+        moves to one of another."""
+        self._standings.listen()
+        return [move for size, there in sorted(self._standings.by_size.items()) for move in self._moves(size, there)]
+
+    def _moves(self, size: int, there: Standing) -> list[Verdict]:
+        wanted = self._rounds[size] = rebalance(
+            there.groups,
+            there.residents,
+            self._cool_downs.moved_at(),
+            self._now(),
+            RebalanceRules(
+                AssignRules(tau=self._config.tau, cool_down_s=self._config.cool_down_s),
+                MoveRules(at_once=self._config.migrations_at_once, cool_down_s=self._config.cool_down_s),
+                self._config.least_pressure,
+                self._config.least_share,
+            ),
+            self._rounds.get(size, NONE),
+        )
+        moves = [verdict for each in wanted.begin if (verdict := self._move(there, each)) is not None]
+        return moves
+
+    def _move(self, there: Standing, wanted: Wanted) -> Verdict | None:
+        """With those who make way at the target; None: there is no room after all."""
+        move, reason = wanted.move, wanted.reason
+        entry = self._cluster.entry(move.model)
+        if entry is None:
+            return None
+        answer = there.activate(self._standings.model(entry.model), move.target.group)
+        if not isinstance(answer.outcome, Activate):
+            return None
+        return Verdict(
+            move.model,
+            self._cluster.group(move.target.group),
+            reason.text,
+            [placement_pb2.Candidate(group=o.place.group, pressure=o.pressure) for o in reason.options],
+            _yielding(answer),
+            self._cluster.group(move.source.group),
+        )
+
+    def moved(self, model: str) -> None:
+        """A migration is through: the cool-down begins."""
+        self._cool_downs.moved(model, self._now())
+
+    def not_moved(self, model: str) -> None:
+        """A migration came to nothing."""
+        self._cool_downs.not_moved(model, self._now())
+
+
+def _yielding(answer: Activation) -> list[Yielding]:
+    return [
+        Yielding(e.model, common_pb2.HIBERNATING if isinstance(e, Hibernate) else common_pb2.COLD, e.reason)
+        for e in answer.evictions
+    ]

@@ -1,0 +1,405 @@
+"""Local search: from an assignment to one whose largest pressures are lower, one small change after the other.
+
+Algorithm 1 decides once for each model and never looks back, and first-fit-decreasing does not look at pressure at
+all. Here the device with the highest pressure is relieved: one of its models goes elsewhere, or changes places with
+another one, whichever leaves the least pressure on the devices that it touches. If nothing does, its models and those
+of another place are divided anew between the two, all ways tried (`repartition.py`). If that does not help either, the
+device with the next highest pressure is looked at. A step is one device looked at; their number is bounded, and there
+is no clock.
+
+A change has to leave all devices that it touches below the pressure that it set out to relieve: by more than tau where
+it takes a model from the place where it is active, by anything where its models are to be placed or moved anyway. So
+the pressures of all devices, in descending order, become lexicographically less with each change, and the search never
+comes back to where it was.
+
+A step costs a few passes over the arrays of devices and models for each model of the device without which that device
+would be relieved: whatever comes in its place adds to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from placement.policy.assignment import repartition
+from placement.policy.field import Field, Floats, pressures_of
+from placement.policy.kvpr import Model, Place
+
+STRICTLY = 1e-9
+"""Share by which a pressure has to be lower to count as lower."""
+_PARTNERS = 16
+"""Places whose models a pressed place's are divided with, at most."""
+
+Numbers = tuple[int, ...]
+"""Of the devices of a place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A model that the search may put elsewhere."""
+
+    model: Model
+    place: Place
+    home: Place | None
+    """Where it is active; None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A model's new place, and what the last step that touched it lowered, from and to."""
+
+    place: Place
+    before: float
+    after: float
+
+
+def improve(
+    field: Field, placed: Sequence[Placed], steps: int, tau: float, least: float = 0.0, *, divides: bool = True
+) -> dict[str, Change]:
+    """Lower the largest pressures of `field`, in which all of `placed` are booked beside what cannot move. Changes it.
+    A device with less than `least` is not relieved. Returns the models that end elsewhere."""
+    search = _Search(field, placed, tau)
+    search.divides = divides
+    search.run(steps, least)
+    return search.changes()
+
+
+def clearly_lower(one: Field, other: Field, tau: float, least: float = 0.0) -> bool:
+    """Whether the pressures of `one`, in descending order, fall below those of `other` by more than tau somewhere,
+    where those are at least `least`, and are nowhere before that higher. Repeated, that never leads in a circle: each
+    time they become lexicographically less."""
+    ours, theirs = -np.sort(-one.pressures()), -np.sort(-other.pressures())
+    lower = np.flatnonzero((ours < theirs * (1 - tau)) & (theirs >= least))
+    higher = np.flatnonzero(ours > theirs * (1 + STRICTLY))
+    return bool(len(lower)) and (not len(higher) or int(lower[0]) < int(higher[0]))
+
+
+def make_room(
+    field: Field, placed: Sequence[Placed], homeless: Sequence[Model], tries: int = 256, *, divides: bool = True
+) -> dict[str, Place]:
+    """Places for models of one part that fit nowhere, by moving one model elsewhere, having two change places, or
+    gathering room on one device for each. Changes the field, in which `placed` are booked. Returns all new places: of
+    those that found one, and of those that went out of the way. `tries`: how many models may be looked at as the one
+    that goes, for all together, and a quarter of how many pairs of devices."""
+    search = _Search(field, placed, 0.0)
+    search.tries, search.pairs = tries, 4 * tries
+    found: dict[str, Place] = {}
+    left = sorted((m for m in homeless if m.parts == 1), key=lambda m: (-m.needed, m.name))
+    for way in (
+        (search.vacate, search.gather) if divides else (search.vacate,)
+    ):  # of the second, who needs much may take all that there is to try
+        for model in [m for m in left if m.name not in found]:
+            place = field.first(model) or way(model)
+            if place is not None:
+                field.book(model, place.devices)
+                found[model.name] = place
+    return found | search.places()
+
+
+class _Search:
+    def __init__(self, field: Field, placed: Sequence[Placed], tau: float) -> None:
+        self._field = field
+        self._placed = placed
+        self._tau = tau
+        self.tries = 0
+        """That `vacate` has left."""
+        self.divides = True
+        self.pairs = 0
+        """That `gather` has left."""
+        self._places = [p.place for p in placed]
+        self._numbers = [field.numbers(p.place) for p in placed]
+        self._known = dict(zip(self._numbers, self._places, strict=True))
+        """Places by their devices, also those that nobody has any more."""
+        self._steps_of: dict[int, tuple[float, float]] = {}
+        self._on: dict[int, list[int]] = {}
+        for i, numbers in enumerate(self._numbers):
+            for device in numbers:
+                self._on.setdefault(device, []).append(i)
+        self._demand = np.array([p.model.part_demand for p in placed])
+        self._fixed = np.array([float(p.model.fixed) for p in placed])
+        self._needed = np.array([float(p.model.needed) for p in placed])
+        self._at_home = np.array([p.home == p.place for p in placed], dtype=np.bool_)
+        self._alike: dict[int, NDArray[np.int64]] = {}
+        self._columns: dict[int, NDArray[np.int64]] = {}
+        """Of all models of so many parts: the devices of their first parts, of their second parts, and so on."""
+        for parts in {p.model.parts for p in placed}:
+            self._alike[parts] = np.array([i for i, p in enumerate(placed) if p.model.parts == parts])
+            self._columns[parts] = np.array([self._numbers[i] for i in self._alike[parts]]).T.copy()
+        self._apart: dict[int, NDArray[np.int64]] = {}
+        """Of models of so many parts, as they were when it was asked first: the devices of their places, each once."""
+        self._row = {int(i): row for alike in self._alike.values() for row, i in enumerate(alike)}
+
+    def run(self, steps: int, least: float) -> None:
+        pressures = self._field.pressures()
+        looked_at = np.zeros(len(pressures), dtype=np.bool_)
+        changed = False
+        for _ in range(steps):
+            device = int(np.where(looked_at, -1.0, pressures).argmax()) if len(pressures) else 0
+            if not len(pressures) or looked_at[device] or pressures[device] <= 0 or pressures[device] < least:
+                if not changed:
+                    return
+                changed = False
+                looked_at[:] = False
+                continue
+            touched = self._relieve(device, float(pressures[device]))
+            looked_at[device] = True
+            if touched:
+                changed = True
+                looked_at[touched] = False
+                pressures = self._field.pressures()
+
+    def changes(self) -> dict[str, Change]:
+        moved = self.places()
+        return {
+            p.model.name: Change(moved[p.model.name], *self._steps_of[i])
+            for i, p in enumerate(self._placed)
+            if p.model.name in moved
+        }
+
+    def places(self) -> dict[str, Place]:
+        """Of the models that end elsewhere."""
+        pairs = zip(self._placed, self._places, strict=True)
+        return {p.model.name: place for p, place in pairs if place != p.place}
+
+    def vacate(self, model: Model) -> Place | None:
+        """A place for a model of one part that fits nowhere, after one change of others that makes it fit: the
+        device that lacks least first, and of the changes there the one that moves the fewest bytes."""
+        field, ones = self._field, self._alike.get(1)
+        if ones is None or self.tries == 0:
+            return None
+        at, needed, fixed = self._columns[1][0], self._needed[ones], self._fixed[ones]
+        room, left = field.room[at], field.left[at]
+        fits_then = (room + needed >= model.needed) & (left + fixed > model.fixed)
+        rows = np.flatnonzero(fits_then)
+        for row in rows[np.lexsort((needed[rows], -room[rows]))]:
+            if self.tries == 0:
+                return None
+            self.tries -= 1
+            i, device = int(ones[row]), int(at[row])
+            moved = self._placed[i].model
+            spot = field.first(moved)  # not where it is: it leaves that for the other
+            if spot is not None and device not in field.numbers(spot):
+                here = self._places[i]
+                self._put([(i, spot)])
+                return here
+            # or it changes places with a smaller one, which leaves room enough beside it
+            swaps = (
+                (field.room[device] + needed[row] - needed >= model.needed)
+                & (field.left[device] + fixed[row] - fixed > model.fixed)
+                & (room + needed >= needed[row])
+                & (left + fixed > fixed[row])
+                & (at != device)
+            )
+            if swaps.any():
+                other = int(ones[np.where(swaps, needed, inf).argmin()])
+                here = self._places[i]
+                self._put([(i, self._places[other]), (other, here)])
+                return here
+        return None
+
+    def gather(self, model: Model) -> Place | None:
+        """A place for a model of one part that fits nowhere: the room of several devices is brought together on one,
+        by dividing its models and those of another one anew, and then of the next; those with the most room first."""
+        if 1 not in self._columns or self.pairs == 0:
+            return None
+        roomy = [(number,) for number in map(int, _least(-self._field.room, _PARTNERS))]
+        if sum(float(self._field.room[number]) for (number,) in roomy) < model.needed:
+            return None
+        for here in roomy:
+            before: dict[int, Numbers] = {}
+            for there in roomy:
+                those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
+                if there == here or self.pairs == 0 or len(those) > repartition.MOST:
+                    continue
+                self.pairs -= 1
+                models = [self._placed[i].model for i in those]
+                on = repartition.gather(models, self._side(here, those), self._side(there, those))
+                if on is None:
+                    continue
+                to = [here if is_here else there for is_here in on]
+                moved = [(i, n) for i, n in zip(those, to, strict=True) if self._numbers[i] != n]
+                before = {i: self._numbers[i] for i, _ in moved} | before
+                self._place_at(moved)
+                if self._field.room[here[0]] >= model.needed and self._field.left[here[0]] > model.fixed:
+                    return self._field.single(here[0])
+            self._place_at(list(before.items()))
+        return None
+
+    def _relieve(self, device: int, pressure: float) -> list[int]:
+        """The best change for the device, if there is one. Returns the devices that it touched."""
+        best: tuple[float, int, int, Place | None] = (inf, -1, -1, None)
+        for i in self._on.get(device, ()):
+            limit = self._limit(pressure, bool(self._at_home[i]))
+            left_behind = self._left_behind(i)
+            if left_behind >= limit or left_behind >= best[0]:
+                continue
+            worst, place = self._elsewhere(i, left_behind)
+            if worst < limit and worst < best[0]:
+                best = worst, i, -1, place
+            worst, other = self._swap(i, pressure)
+            if worst < best[0]:
+                best = worst, i, other, None
+        worst, i, other, place = best
+        if i < 0:
+            return self._divide(device, pressure) if self.divides else []
+        touched = {*self._numbers[i]}
+        if place is None:
+            touched |= {*self._numbers[other]}
+            mine, theirs = self._places[i], self._places[other]
+            self._put([(i, theirs), (other, mine)])
+            self._steps_of[other] = (pressure, worst)
+        else:
+            self._put([(i, place)])
+            touched |= {*self._numbers[i]}
+        self._steps_of[i] = (pressure, worst)
+        return sorted(touched)
+
+    def _divide(self, device: int, pressure: float) -> list[int]:
+        """The best division of a place of the device and one of others that relieves it, if there is one. Returns the
+        devices that it touched."""
+        limit, home_limit = self._limit(pressure, False), self._limit(pressure, True)
+        best: tuple[repartition.Division, list[int], Numbers, Numbers] | None = None
+        for here in {self._numbers[i] for i in self._on.get(device, ())}:
+            for there, least in self._partners(here):
+                if least >= min(limit, best[0].pressure if best else inf):
+                    break
+                those = [i for n in (here, there) for i in self._on.get(n[0], ()) if self._numbers[i] == n]
+                those = sorted(those, key=lambda i: -self._demand[i])[: repartition.MOST]
+                found = repartition.divide(
+                    [self._placed[i].model for i in those],
+                    [self._numbers[i] == here for i in those],
+                    [bool(self._at_home[i]) for i in those],
+                    self._side(here, those),
+                    self._side(there, those),
+                    limit,
+                    home_limit,
+                )
+                if found is not None and (best is None or found.pressure < best[0].pressure):
+                    best = found, those, here, there
+        if best is None:
+            return []
+        found, those, here, there = best
+        moves = [(i, here if on else there) for i, on in zip(those, found.there, strict=True)]
+        moved = [(i, to) for i, to in moves if self._numbers[i] != to]
+        self._place_at(moved)
+        for i, _ in moved:
+            self._steps_of[i] = (pressure, found.pressure)
+        return sorted({*here, *there})
+
+    def _place_at(self, moves: Sequence[tuple[int, Numbers]]) -> None:
+        """`_put` by numbers: for models of several parts those of a place that one has had."""
+        self._put([(i, self._field.single(to[0]) if len(to) == 1 else self._known[to]) for i, to in moves])
+
+    def _partners(self, here: Numbers) -> list[tuple[Numbers, float]]:
+        """Other places for as many parts, and below which pressure no division with them can come: those first that
+        can come lowest. Of models of one part all devices, of others the places that such models have."""
+        field, parts = self._field, len(here)
+        mine = list(here)
+        if parts == 1:
+            columns = np.arange(len(field.demand))[None]
+        else:
+            if parts not in self._apart:
+                self._apart[parts] = np.unique(self._columns[parts], axis=1)
+            columns = self._apart[parts]
+        demand = field.demand[columns].sum(axis=0) + field.demand[mine].sum()
+        left = field.left[columns].sum(axis=0) + field.left[mine].sum()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            least = np.where(left > 0, demand / left, inf)
+            by_load = demand / ((1 / field.load[columns]).sum(axis=0) + (1 / field.load[mine]).sum())
+        np.maximum(least, by_load, out=least)
+        least[np.isin(columns, mine).any(axis=0)] = inf
+        return [(tuple(map(int, columns[:, k])), float(least[k])) for k in _least(least, _PARTNERS)]
+
+    def _side(self, numbers: Numbers, without: Iterable[int]) -> repartition.Side:
+        field, rows = self._field, list(numbers)
+        gone = [i for i in without if self._numbers[i] == numbers]
+        return repartition.Side(
+            field.demand[rows] - self._demand[gone].sum(),
+            field.left[rows] + self._fixed[gone].sum(),
+            field.room[rows] + self._needed[gone].sum(),
+            field.load[rows],
+        )
+
+    def _limit(self, pressure: float, at_home: bool) -> float:
+        return pressure * (1 - (max(self._tau, STRICTLY) if at_home else STRICTLY))
+
+    def _left_behind(self, i: int) -> float:
+        """The highest pressure on the devices of a model without it."""
+        field, demand, fixed = self._field, float(self._demand[i]), float(self._fixed[i])
+        found = 0.0
+        for row in self._numbers[i]:
+            total = float(field.demand[row]) - demand
+            found = max(found, total / (float(field.left[row]) + fixed) + total * float(field.load[row]))
+        return found
+
+    def _elsewhere(self, i: int, left_behind: float) -> tuple[float, Place | None]:
+        """The best place for a model if it leaves the one it has, and the highest pressure on the devices touched."""
+        field, rows = self._field, list(self._numbers[i])
+        kept = field.demand[rows], field.left[rows], field.room[rows]
+        field.demand[rows] -= self._demand[i]
+        field.left[rows] += self._fixed[i]
+        field.room[rows] += self._needed[i]
+        options = field.best(self._placed[i].model)
+        field.demand[rows], field.left[rows], field.room[rows] = kept
+        if not options:
+            return inf, None
+        return max(options[0].pressure, left_behind), options[0].place
+
+    def _swap(self, i: int, pressure: float) -> tuple[float, int]:
+        """The best model of as many parts to change places with, and the highest pressure on the devices touched."""
+        field, parts = self._field, self._placed[i].model.parts
+        alike, columns = self._alike[parts], self._columns[parts]
+        demand, fixed, needed = (of[alike] - of[i] for of in (self._demand, self._fixed, self._needed))
+        at_home = self._at_home[alike] | self._at_home[i]
+        limit = np.where(at_home, self._limit(pressure, True), self._limit(pressure, False))
+        worst = np.zeros(len(alike))
+        bad = np.zeros(len(alike), dtype=np.bool_)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for mine in self._numbers[i]:
+                left = field.left[mine] - fixed
+                bad |= (needed > field.room[mine]) | (left <= 0)
+                np.maximum(worst, pressures_of(field.demand[mine] + demand, left, field.load[mine]), out=worst)
+            for theirs in columns:
+                left = field.left[theirs] + fixed
+                bad |= (-needed > field.room[theirs]) | (left <= 0)
+                np.maximum(worst, pressures_of(field.demand[theirs] - demand, left, field.load[theirs]), out=worst)
+                for mine in self._numbers[i]:
+                    bad |= theirs == mine
+        bad |= ~(worst < limit)
+        worst[bad] = inf
+        row = int(worst.argmin())
+        return float(worst[row]), int(alike[row])
+
+    def _put(self, moves: Iterable[tuple[int, Place]]) -> None:
+        """Book models elsewhere."""
+        field = self._field
+        for i, place in moves:
+            rows = list(self._numbers[i])
+            field.demand[rows] -= self._demand[i]
+            field.left[rows] += self._fixed[i]
+            field.room[rows] += self._needed[i]
+            for row in rows:
+                self._on[row].remove(i)
+                if not self._on[row] and abs(field.demand[row]) < STRICTLY * self._demand[i]:
+                    field.demand[row] = 0.0  # what adding and taking away left over
+            self._places[i], self._numbers[i] = place, field.numbers(place)
+            self._known[self._numbers[i]] = place
+            self._columns[len(rows)][:, self._row[i]] = self._numbers[i]
+            self._at_home[i] = place == self._placed[i].home
+            rows = list(self._numbers[i])
+            field.demand[rows] += self._demand[i]
+            field.left[rows] -= self._fixed[i]
+            field.room[rows] -= self._needed[i]
+            for row in rows:
+                self._on.setdefault(row, []).append(i)
+
+
+def _least(values: Floats, count: int) -> NDArray[np.int64]:
+    """Numbers of the least values, in order."""
+    found = np.argpartition(values, count)[:count] if len(values) > count else np.arange(len(values))
+    ordered: NDArray[np.int64] = found[np.argsort(values[found], kind="stable")]
+    return ordered

@@ -1,0 +1,270 @@
+"""Which models are to move now: Algorithm 1 says where they belong, `moves` in which order they get there, `rounds` how
+many of them it takes until the cluster is better off. For half a minute after each move of a round nothing but its rest
+is wanted, as long as that is still for the better.
+
+A model that nobody has asked for lately neither moves nor is in the way: it sleeps where its memory is wanted. So it
+counts as asleep, and who moves to where it is has it make way (`Standing.activate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+from placement.policy import kvpr
+from placement.policy.assignment.assign import AssignRules, Candidate, Kind, Reason, assign, held
+from placement.policy.assignment.moves import Move, MovePlan, MoveRules, plan_moves
+from placement.policy.assignment.rounds import Outlook
+from placement.policy.field import Field, pressures_of
+from placement.policy.kvpr import Books, Group, Model, Place
+from placement.policy.lifecycle.decisions import Resident
+
+_MOST_WAVES = 64
+"""That are looked at for a round. Nearly all end with the first or the second."""
+_PRESSED = 8
+"""Devices off which one move is looked for, where no round is found."""
+_GO_ON_S = 30.0
+"""After a move, in which nothing but the rest of its round is wanted: until the source says that it let go, an engine
+that failed is there again, an idle model has been idle for long enough to make way."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceRules:
+    """Numbers of all."""
+
+    assign: AssignRules = AssignRules()
+    moves: MoveRules = MoveRules()
+    least_pressure: float = 0.05
+    """Nothing moves off a group with less: a move would cost more than it brings."""
+    least_share: float = 0.1
+    """Nor does a model with a smaller share of the demand on its devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A migration, and why."""
+
+    move: Move
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Moves that are one change: the cluster is better off after all of them."""
+
+    moves: tuple[Wanted, ...] = ()
+    begin: tuple[Wanted, ...] = ()
+    """Those of them that can begin now."""
+
+
+NONE = Round()
+
+
+def rebalance(
+    groups: Sequence[Group],
+    residents: Sequence[Resident],
+    moved_at: Mapping[str, float],
+    now: float,
+    rules: RebalanceRules | None = None,
+    last: Round = NONE,
+) -> Round:
+    """Migrations among `groups`. `residents`: all that holds memory there. `moved_at`: when a model last moved
+    (seconds). `last`: what was wanted the time before."""
+    rules = rules or RebalanceRules()
+    active: dict[str, Resident] = {}
+    for resident in residents:
+        if not resident.hibernating:
+            active.setdefault(resident.model.name, resident)
+    booked = [(_counted(r), r.place) for r in residents]
+    if len(groups) < 2 or not active:
+        return NONE
+
+    there = _There(groups, booked, moved_at, now, rules)
+    left, came = _left(groups, residents, last)
+    if left and came and now - max(moved_at.get(name, -inf) for name in came) < _GO_ON_S:
+        lingers = {(each.move.model, each.move.source) for each in last.moves if each.move.model in came}
+        outlook = Outlook(groups, [(m, place) for m, place in booked if (m.name, place) not in lingers])
+        outlook.make(each.move for each in left)
+        if outlook.better(0.0, rules.least_pressure):
+            return Round(last.moves, there.beginning(left))
+    if not _relievable(groups, booked, rules):
+        return NONE
+    moving = _worth_moving(groups, booked, active, rules)
+    assignment = assign(
+        groups,
+        [Candidate(r.model, r.place, moved_at.get(name, -inf)) for name, r in moving.items()],
+        now,
+        replace(rules.assign, least_pressure=rules.least_pressure),
+        [each for r, each in zip(residents, booked, strict=True) if r is not moving.get(r.model.name)],
+    )
+    target = {
+        name: assignment.places[name]
+        for name, r in active.items()
+        if assignment.places.get(name, r.place) != r.place
+        and not assignment.reasons[name].stay_pressure < rules.least_pressure
+    }
+    moves = there.first_round(target) if target else []
+    wanted = tuple(Wanted(move, assignment.reasons[move.model]) for move in moves)
+    if begin := there.beginning(wanted):
+        return Round(wanted, begin)
+    # Where all would have to change places there may be no room for it, and still some for one of them.
+    one = there.single(moving.values())
+    return NONE if one is None else Round((one,), (one,))
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """Where everything is."""
+
+    groups: Sequence[Group]
+    booked: Sequence[tuple[Model, Place]]
+    moved_at: Mapping[str, float]
+    now: float
+    rules: RebalanceRules
+
+    def plan(self, target: Mapping[str, Place], enough: Callable[[tuple[Move, ...]], bool]) -> MovePlan:
+        return plan_moves(
+            self.groups, self.booked, target, self.now, self.rules.moves, moved_at=self.moved_at, enough=enough
+        )
+
+    def beginning(self, wanted: Sequence[Wanted]) -> tuple[Wanted, ...]:
+        """What can go now; nothing where not all can be made, one after the other."""
+        plan = self.plan({each.move.model: each.move.target for each in wanted}, lambda wave: False)
+        first = {move.model for move in plan.waves[0]} if plan.waves and not plan.held else ()
+        return tuple(each for each in wanted if each.move.model in first)
+
+    def first_round(self, target: Mapping[str, Place]) -> list[Move]:
+        """The first moves on the way to `target` after which the devices are better off by tau; none where no such are
+        found."""
+        outlook = Outlook(self.groups, self.booked)
+        found: list[Move] = []
+        looked_at = 0
+
+        def enough(wave: tuple[Move, ...]) -> bool:
+            nonlocal looked_at
+            outlook.make(wave)
+            for move in wave:
+                if outlook.better(self.rules.assign.tau, self.rules.least_pressure, move):
+                    found.extend(outlook.with_it(move))
+                    return True
+            looked_at += 1
+            return looked_at >= _MOST_WAVES
+
+        self.plan(target, enough)
+        return found
+
+    def single(self, moving: Iterable[Resident]) -> Wanted | None:
+        """The best move of one model off one of the most pressed devices that can be made as things are."""
+        field = Field(self.groups, {})
+        for model, place in self.booked:
+            field.book(model, place.devices)
+        pressures = field.pressures()
+        pressed = {int(number): float(pressures[number]) for number in (-pressures).argsort(kind="stable")[:_PRESSED]}
+        best: Wanted | None = None
+        for r in moving:
+            worst = max((pressed.get(number, 0.0) for number in field.numbers(r.place)), default=0.0)
+            candidate = Candidate(r.model, r.place, self.moved_at.get(r.model.name, -inf))
+            if worst <= 0 or worst < self.rules.least_pressure or held(candidate, self.now, self.rules.assign):
+                continue
+            behind = _left_behind(field, r)
+            for option in field.best(r.model, 2):
+                after = max(behind, option.pressure)
+                elsewhere = not set(option.place.devices) & set(r.place.devices)
+                least = worst * (1 - self.rules.assign.tau)
+                if elsewhere and after < least and (best is None or after < best.reason.pressure):
+                    reason = Reason(Kind.IMPROVED, r.model.name, option.place, r.model.demand, after, worst)
+                    best = Wanted(Move(r.model.name, r.place, option.place), reason)
+        return best
+
+
+def _left_behind(field: Field, resident: Resident) -> float:
+    """The highest pressure on the devices of a model without it."""
+    rows, model = list(field.numbers(resident.place)), resident.model
+    demand, left = field.demand[rows] - model.part_demand, field.left[rows] + model.fixed
+    return float(pressures_of(demand, left, field.load[rows]).max()) if (left > 0).all() else inf
+
+
+def _left(groups: Sequence[Group], residents: Sequence[Resident], last: Round) -> tuple[list[Wanted], list[str]]:
+    """What is still to be made of a round, and the models that have moved."""
+    names = {each.move.model for each in last.moves}
+    at: dict[str, dict[Place, Resident]] = {}
+    for r in residents if names else ():
+        if r.model.name in names and not r.hibernating:
+            at.setdefault(r.model.name, {})[r.place] = r
+    came = [each.move.model for each in last.moves if each.move.target in at.get(each.move.model, {})]
+    known = {device.name for group in groups for device in group.devices} if came else set()
+    left = [
+        each
+        for each in last.moves
+        if each.move.model not in came
+        and (resident := at.get(each.move.model, {}).get(each.move.source)) is not None
+        and not _idle(resident)
+        and known.issuperset(each.move.target.devices)
+    ]
+    return left, came
+
+
+def _idle(resident: Resident) -> bool:
+    """Whether nobody has asked for it lately, and it may leave."""
+    return resident.model.demand <= kvpr.LEAST_DEMAND and resident.idle_s > 0.0 and not resident.model.pinned
+
+
+def _counted(resident: Resident) -> Model:
+    return resident.model.asleep() if _idle(resident) else resident.booked
+
+
+def _worth_moving(
+    groups: Sequence[Group],
+    booked: Iterable[tuple[Model, Place]],
+    active: Mapping[str, Resident],
+    rules: RebalanceRules,
+) -> dict[str, Resident]:
+    """Of those that are active and asked for, by name: those with their share of the demand, and all where a device
+    is overcommitted."""
+    books = Books(groups)
+    demand: dict[str, float] = {}
+    for model, place in booked:
+        books.book(model, place.devices)
+        for device in place.devices:
+            demand[device] = demand.get(device, 0.0) + model.part_demand
+    return {
+        name: r
+        for name, r in active.items()
+        if not _idle(r)
+        and any(
+            r.model.part_demand >= rules.least_share * demand[device] or books.free(device) < 0
+            for device in r.place.devices
+        )
+    }
+
+
+def _relievable(groups: Sequence[Group], booked: Iterable[tuple[Model, Place]], rules: RebalanceRules) -> bool:
+    """Whether any device has a pressure worth a move that a move could lower by more than tau. It could not where one
+    model brings so much of it that it would bring as much along to the largest device of all, alone there.
+
+    Asked once a period, and nearly always answered with no: so it goes through the models once, with little else."""
+    on: dict[str, list[Model]] = {}
+    for model, place in booked:
+        for device in place.devices:
+            on.setdefault(device, []).append(model)
+    devices = {device.name: device for group in groups for device in group.devices}
+    largest = max(device.capacity for device in devices.values())
+    least_load = min(device.load for device in devices.values())
+    for name, models in on.items():
+        at = devices[name]
+        left = at.capacity
+        demand = heaviest = 0.0
+        for model in models:
+            left -= model.fixed
+            demand += model.part_demand
+            heaviest = max(heaviest, model.part_demand)
+        pressure = kvpr.pressure(demand, left, 0, at.load)
+        if pressure < rules.least_pressure:
+            continue
+        if sum(model.needed for model in models) > at.capacity:
+            return True
+        fixed = next(model.fixed for model in models if model.part_demand == heaviest)
+        if kvpr.pressure(heaviest, largest, fixed, least_load) < pressure * (1 - rules.assign.tau):
+            return True
+    return False

@@ -1,0 +1,159 @@
+"""Activation: where a model that is not active comes up, and who has to leave for it.
+
+The group with the least resulting pressure where the model fits, if need be after evicting what may be evicted. Two
+preferences: groups where nobody has to leave, broken by a gain of more than tau, and the group where the model
+hibernates, broken by much more alone (it wakes in tenths of a second there and starts cold elsewhere). Where nothing
+fits the answer is `Refuse`, if nothing ever could, or `Wait`, with the arithmetic of the nearest group.
+
+Here is what one group has to offer, and how to choose among several; which groups are looked at is `group_index.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from placement.policy.field import Option
+from placement.policy.kvpr import Books, Group, Model, Place
+from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
+from placement.policy.lifecycle.eviction import Eviction, evict, freed_by, may_leave
+from placement.policy.lifecycle.refusal import arithmetic
+from services.text import agreeing
+
+
+@dataclass(frozen=True, slots=True)
+class Activation:
+    """The outcome for one model. `evictions` have to be done before an `Activate`."""
+
+    outcome: Activate | Refuse | Wait
+    evictions: tuple[Hibernate | GoCold, ...] = ()
+    options: tuple[Option, ...] = ()
+    """The groups that were compared, least pressure first."""
+
+
+def chosen(model: Model, found: list[Found], compared: int, rules: LifecycleRules) -> Activation:
+    """Of what was found on groups, out of `compared` that had room."""
+    found.sort(key=lambda f: (f.pressure, -f.idle_s))
+    best = _prefer(found, rules)
+    outcome = Activate(model.name, best.place, best.pressure, _why(best, found, compared, rules))
+    return Activation(outcome, best.evictions, tuple(Option(f.place, f.pressure) for f in found[: rules.explain]))
+
+
+def wait(model: Model, lacking: Sequence[tuple[int, str]]) -> Activation:
+    """`lacking`: what the nearest groups are short of (`lack`, below)."""
+    return Activation(Wait(model.name, f"no group has room now; the nearest is {min(lacking)[1]}"))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A group where the model can come up."""
+
+    place: Place
+    pressure: float
+    """The highest resulting one on its devices."""
+    evictions: tuple[Hibernate | GoCold, ...]
+    home: bool
+    idle_s: float = inf
+    """The least of those that leave."""
+
+
+def attempt(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Found | None:
+    """The model's place on one group, with the evictions that it takes; None if there is none."""
+    others = [r for r in here if r.model.name != model.name]
+    mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
+    if mine is not None:  # its engine is bound to its devices, and was measured
+        model = mine.model.wanted(model.demand)
+        group = Group(group.name, tuple(d for d in group.devices if d.name in mine.place.devices))
+    books = _booked(group, others)
+    pressure, devices = books.best(model, group)
+    engines_wanted = 0 if mine is not None else engines_lacking(group, others)
+    in_the_way = [r for r in others if rules.exclusive and not r.hibernating]
+    if devices and not in_the_way and not engines_wanted:
+        return Found(Place(group.name, devices), pressure, (), mine is not None)
+    gone = _booked(group, [r for r in others if not may_leave(r, rules)])
+    _, devices = gone.best(model, group)
+    if not devices or not all(may_leave(r, rules) for r in in_the_way):
+        return None
+    for spare in (0, 1):  # a byte more where nothing would be left for KV
+        wanted = {device: max(0, model.needed + spare - books.free(device)) for device in devices}
+        for device, freed in freed_by(in_the_way, rules).items():
+            wanted[device] = max(wanted.get(device, 0), freed)
+        eviction = evict(others, wanted, rules, engines_wanted=engines_wanted, for_whom=model.name)
+        pressure = _after(model, group, devices, others, eviction)
+        if eviction.enough and pressure < inf:
+            left = {d.model for d in eviction.decisions}
+            idle_s = min((r.idle_s for r in others if r.model.name in left and not r.hibernating), default=inf)
+            return Found(Place(group.name, devices), pressure, eviction.decisions, mine is not None, idle_s)
+    return None
+
+
+def engines_lacking(group: Group, others: Iterable[Resident]) -> int:
+    """How many of the others' engines have to go before another model gets one on the group."""
+    return int(max(0, sum(r.has_engine for r in others) + 1 - group.engines))
+
+
+def _after(model: Model, group: Group, devices: Sequence[str], others: Sequence[Resident], eviction: Eviction) -> float:
+    """The highest pressure on the devices with the model there, when those who leave have."""
+    left = {d.model: isinstance(d, GoCold) for d in eviction.decisions}
+    after = Books([group])
+    for resident in others:
+        if not left.get(resident.model.name, False):
+            booked = resident.model.asleep() if resident.model.name in left else resident.booked
+            after.book(booked, [d for d in resident.place.devices if d in _names(group)])
+    return max(after.resulting(model, device) for device in devices)
+
+
+def _prefer(found: Sequence[Found], rules: LifecycleRules) -> Found:
+    """`found` by pressure."""
+    best = found[0]
+    calm, home = next((f for f in found if not f.evictions), None), next((f for f in found if f.home), None)
+    for favoured, gain in ((calm, rules.tau), (home, rules.home)):
+        if favoured is not None and not best.pressure < favoured.pressure * (1 - gain):
+            best = favoured
+    return best
+
+
+def _why(best: Found, found: Sequence[Found], compared: int, rules: LifecycleRules) -> str:
+    text = f"pressure {best.pressure:.4g} on {best.place.group}"
+    least = found[0]
+    if least is not best and least.pressure < best.pressure:
+        gain = rules.home if best.home else rules.tau
+        text += f", {least.pressure:.4g} on {least.place.group}: not less by more than {gain:.0%}"
+    elif compared > 1:
+        text += f", the least of {compared} groups"
+    if best.home:
+        text += "; it hibernates there"
+    if best.evictions:
+        text += "; " + " and ".join(d.model for d in best.evictions)
+        text += f" {agreeing(len(best.evictions), 'leaves', 'leave')} first"
+    return text
+
+
+def _booked(group: Group, residents: Iterable[Resident]) -> Books:
+    books = Books([group])
+    names = _names(group)
+    for resident in residents:
+        books.book(resident.booked, [device for device in resident.place.devices if device in names])
+    return books
+
+
+def _names(group: Group) -> set[str]:
+    return {device.name for device in group.devices}
+
+
+def lack(model: Model, group: Group, here: Sequence[Resident], rules: LifecycleRules) -> tuple[int, str]:
+    """How far the group is from holding the model, and the sentence about it."""
+    others = [r for r in here if r.model.name != model.name]
+    mine = next((r for r in here if r.model.name == model.name and r.hibernating), None)
+    free = _nth_most(group, model.parts, _booked(group, others))
+    after = _nth_most(group, model.parts, _booked(group, [r for r in others if not may_leave(r, rules)]))
+    text = f"{group.name}: {arithmetic(model)}, {free:,} free, {after:,} with all idle models gone"
+    if mine is None and engines_lacking(group, [r for r in others if not may_leave(r, rules)]):
+        text += f"; {agreeing(int(group.engines), 'its engine has', f'all its {group.engines} engines have')} a model"
+        text += " that is pinned or busy (engines.limit)"
+    return model.needed - after, text
+
+
+def _nth_most(group: Group, parts: int, books: Books) -> int:
+    return sorted((books.free(device.name) for device in group.devices), reverse=True)[parts - 1]

@@ -1,0 +1,47 @@
+"""What of a group decides whether a model could come up there, and for how long that stays as it is by itself.
+
+A group tells something new several times a second: tokens, requests that wait, bytes of KV. For a model that waits for
+room all of that is the same as before. Its question is asked anew when the footing of a group is another: who is there
+with how much, who may leave, and who has had its quantum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from math import inf
+
+from placement.policy.kvpr import Group
+from placement.policy.lifecycle.decisions import LifecycleRules, Resident
+from placement.policy.lifecycle.eviction import least_stay_s, may_leave
+
+
+def footing(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Hashable:
+    """Equal to another one where a model that waits would be told the same."""
+    return group, tuple(
+        (
+            r.model.name,
+            r.place,
+            r.model.fixed,
+            r.model.needed,
+            r.model.kept,
+            r.model.pinned,
+            r.hibernating,
+            may_leave(r, rules),
+            r.stay_s >= rules.quantum_s,
+        )
+        for r in here
+    )
+
+
+def holds_s(here: Sequence[Resident], rules: LifecycleRules) -> float:
+    """Seconds until one of them has been idle, or awake, for so long that it may leave; +inf: never by itself."""
+    return min((left for r in here for left in _ripens_s(r, rules) if left > 0.0), default=inf)
+
+
+def _ripens_s(resident: Resident, rules: LifecycleRules) -> Sequence[float]:
+    if resident.model.pinned or resident.hibernating:
+        return ()
+    awake = (least_stay_s(resident, rules) - resident.stay_s, rules.quantum_s - resident.stay_s)
+    if resident.idle_s <= 0.0:
+        return awake
+    return (*awake, rules.idle_s - resident.idle_s, rules.kv_idle_s - resident.idle_s)

@@ -1,0 +1,205 @@
+"""Eviction under demand: an idle model leaves only when its memory is wanted.
+
+Two conditions: a model has been idle for `idle_s`, and memory is wanted. Hibernation first: weights, graphs and floor
+go, the engine keeps its addresses and a part of its quota. Where that is not enough, or host memory or an engine is
+wanted, models go cold and give back that and the engine too. Pinned models never leave, nor do those that have hardly
+come (`stay`). The least wake-up time for each byte freed and second idle goes first: who was not asked for in so long
+will not be for about as long again, so this is the share of time that requests will wait for what is freed. Where no
+image of its weights is there a model has nothing to wake up from: a cold start counts instead. Nothing goes that the
+others make needless.
+
+Bytes are bytes on one device, seconds are durations; there is no clock here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, Resident
+
+_LEAST_IDLE_S = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """What leaves, and what is still missing afterwards."""
+
+    decisions: tuple[Hibernate | GoCold, ...] = ()
+    short: Mapping[str, int] = field(default_factory=dict)
+    """Bytes by device that are wanted and not freed."""
+    host_short: int = 0
+    engines_short: int = 0
+
+    @property
+    def enough(self) -> bool:
+        """Whether all that was wanted is freed."""
+        return not self.short and self.host_short <= 0 and self.engines_short <= 0
+
+
+def evict(
+    residents: Iterable[Resident],
+    wanted: Mapping[str, int],
+    rules: LifecycleRules | None = None,
+    *,
+    host_wanted: int = 0,
+    engines_wanted: int = 0,
+    for_whom: str = "",
+    go_cold: bool = True,
+) -> Eviction:
+    """Free `wanted` bytes (device -> bytes), `host_wanted` bytes of host memory and `engines_wanted` engines. Nothing
+    wanted: nobody leaves. `go_cold`: whether engines may go where hibernation is not enough.
+
+    What falls short is in the answer; whether to carry out a part is the caller's choice.
+    """
+    rules = rules or LifecycleRules()
+    leaving = [r for r in residents if not r.model.pinned]
+    plan = _Eviction(leaving, wanted, host_wanted, engines_wanted, rules)
+    plan.hibernate()
+    if go_cold:
+        plan.go_cold()
+    plan.spare_the_needless()
+    return plan.result(for_whom)
+
+
+def may_leave(resident: Resident, rules: LifecycleRules) -> bool:
+    """Whether it may be evicted now."""
+    if resident.model.pinned or resident.hibernating:
+        return not resident.model.pinned
+    return 0.0 < resident.idle_s >= rules.idle_s and resident.stay_s >= least_stay_s(resident, rules)
+
+
+def least_stay_s(resident: Resident, rules: LifecycleRules) -> float:
+    """How long it is awake at least before it makes way for others' sake, unless its group is promised to one: by what
+    coming back will take, so that coming is a small part of its time. What it took this time is paid: a model that was
+    read from a slow disk for a minute wakes in a moment from now on."""
+    return rules.stay * (_asleep_costs_s(resident) if rules.hibernate else resident.cold_s)
+
+
+def freed_by(residents: Iterable[Resident], rules: LifecycleRules) -> dict[str, int]:
+    """Device -> bytes that come free when all of these, who are awake, leave."""
+    freed: dict[str, int] = {}
+    for resident in residents:
+        stays = resident.model.asleep().needed if rules.hibernate else 0
+        for device in resident.place.devices:
+            freed[device] = freed.get(device, 0) + resident.model.needed - stays
+    return freed
+
+
+class _Eviction:
+    """Which residents go how far down; `_steps` in the order in which they were chosen."""
+
+    def __init__(
+        self, residents: Sequence[Resident], wanted: Mapping[str, int], host: int, engines: int, rules: LifecycleRules
+    ) -> None:
+        self._rules = rules
+        self._wanted = {device: amount for device, amount in wanted.items() if amount > 0}
+        self._host = max(0, host)
+        self._engines = max(0, engines)
+        self._sleepy = [r for r in residents if not r.hibernating and may_leave(r, rules)]
+        self._asleep = [r for r in residents if r.hibernating]
+        self._steps: list[tuple[Resident, bool]] = []  # (who, goes cold): hibernating and cold are two steps
+
+    def hibernate(self) -> None:
+        if self._rules.hibernate:
+            self._take(self._sleepy, cold=False)
+
+    def go_cold(self) -> None:
+        awake = (r for r, _ in self._steps) if self._rules.hibernate else self._sleepy
+        self._take([*self._asleep, *awake], cold=True)
+        if self._host_short() > 0 or self._engines_short() > 0:  # models that are still awake hold both as well
+            leaving = {step[0].model.name for step in self._steps}
+            self._take([r for r in self._sleepy if r.model.name not in leaving], cold=True)
+
+    def spare_the_needless(self) -> None:
+        """From the dearest on, whoever the others make needless stays (or at least stays in hibernation)."""
+        for cold in (True, False):
+            for step in sorted((s for s in self._steps if s[1] == cold), key=self._price, reverse=True):
+                without = [other for other in self._steps if other != step]
+                needed_to_go_cold = (step[0], True) in without
+                same = self._short(without) == self._short(self._steps)
+                if same and not needed_to_go_cold and self._host_and_engines_still_met(without):
+                    self._steps = without
+
+    def _host_and_engines_still_met(self, steps: Sequence[tuple[Resident, bool]]) -> bool:
+        host_met = self._host_short(steps) <= max(0, self._host_short())
+        return host_met and self._engines_short(steps) <= max(0, self._engines_short())
+
+    def result(self, for_whom: str) -> Eviction:
+        decisions: list[Hibernate | GoCold] = []
+        cold = {r.model.name for r, goes_cold in self._steps if goes_cold}
+        for resident in {r.model.name: r for r, _ in self._steps}.values():
+            name, group = resident.model.name, resident.place.group
+            to_cold = name in cold
+            amount = sum(sum(self._frees(*step).values()) for step in self._steps if step[0].model.name == name)
+            wake = resident.cold_s if to_cold else _asleep_costs_s(resident)
+            state = "hibernating" if resident.hibernating else f"idle for {resident.idle_s:.0f} s"
+            wish = f"for {for_whom}" if for_whom else "for others"
+            engine = " and an engine" if to_cold and self._engines else ""
+            reason = f"{state}; frees {amount:,} bytes{engine} {wish}; back in about {wake:.2g} s"
+            if not resident.has_image:
+                reason += ", from its checkpoint: there is no image of its weights"
+            decisions.append(GoCold(name, group, reason) if to_cold else Hibernate(name, group, reason))
+        host, engines = max(0, self._host_short()), max(0, self._engines_short())
+        return Eviction(tuple(decisions), self._short(self._steps), host, engines)
+
+    def _take(self, candidates: Sequence[Resident], *, cold: bool) -> None:
+        for step in sorted(((r, cold) for r in candidates), key=self._price):
+            short = self._short(self._steps)
+            helps = any(device in short for device, freed in self._frees(*step).items() if freed > 0)
+            helps |= cold and self._host_short() > 0 and step[0].host_bytes > 0
+            helps |= cold and self._engines_short() > 0 and step[0].has_engine
+            if helps:
+                if cold and not self._at_once(step[0]) and (step[0], False) not in self._steps:
+                    self._steps.append((step[0], False))
+                self._steps.append(step)
+
+    def _price(self, step: tuple[Resident, bool]) -> tuple[float, float, str]:
+        """Seconds of later waiting for each byte that helps and second idle; of equals the longest idle."""
+        resident, cold = step
+        asleep_s = _asleep_costs_s(resident)
+        seconds = max(0.0, resident.cold_s - asleep_s) if cold else asleep_s
+        if not (resident.hibernating or self._rules.hibernate):
+            seconds = resident.cold_s
+        useful = sum(freed for device, freed in self._frees(*step).items() if device in self._wanted)
+        if cold and self._host:
+            useful += resident.host_bytes
+        if cold and self._engines:
+            useful += resident.has_engine
+        each = seconds / useful / max(resident.idle_s, _LEAST_IDLE_S) if useful else inf
+        return (each, -resident.idle_s, resident.model.name)
+
+    def _at_once(self, resident: Resident) -> bool:
+        """Whether it goes cold in one step: it sleeps already, or nobody is to sleep."""
+        return resident.hibernating or not self._rules.hibernate
+
+    def _frees(self, resident: Resident, cold: bool) -> dict[str, int]:
+        """Bytes on each device: of falling asleep, or of the engine's going."""
+        model = resident.model
+        asleep = model.asleep().needed
+        amount = asleep if cold else model.needed - asleep
+        if not (resident.hibernating or self._rules.hibernate):
+            amount = model.needed
+        return dict.fromkeys(resident.place.devices, amount)
+
+    def _short(self, steps: Sequence[tuple[Resident, bool]]) -> dict[str, int]:
+        left = dict(self._wanted)
+        for step in steps:
+            for device, freed in self._frees(*step).items():
+                if device in left:
+                    left[device] -= freed
+        return {device: amount for device, amount in left.items() if amount > 0}
+
+    def _host_short(self, steps: Sequence[tuple[Resident, bool]] | None = None) -> int:
+        steps = self._steps if steps is None else steps
+        return self._host - sum(resident.host_bytes for resident, cold in steps if cold)
+
+    def _engines_short(self, steps: Sequence[tuple[Resident, bool]] | None = None) -> int:
+        steps = self._steps if steps is None else steps
+        return self._engines - sum(resident.has_engine for resident, cold in steps if cold)
+
+
+def _asleep_costs_s(resident: Resident) -> float:
+    """What its next request waits for once it was sent to sleep."""
+    return resident.wake_s if resident.has_image else resident.cold_s

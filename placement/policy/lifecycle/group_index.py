@@ -1,0 +1,248 @@
+"""The groups of one size as they stand, kept between decisions: what is on each, and all of it as arrays.
+
+A model that comes up could be tried on every group in turn (`lifecycle.attempt`), which takes a fifth of a second for
+10,000 groups. The arrays tell of all groups at once the pressure that no attempt can beat: with everybody where they
+are, where the model fits, and with all gone who may leave, where it does not. So the groups are tried from the least
+on (of equals the longest idle first), and only until none of the others can be better, or `TRIES` were: where all
+groups are full of idle models the arrays do not tell what is left once as many of them have gone as have to, and a
+good one will do.
+
+Whoever keeps a Standing says what changed, group by group (`hear`); that is all it knows of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+
+from placement.policy.field import Field, Floats, Mask
+from placement.policy.kvpr import LEAST_DEMAND, Group, Model
+from placement.policy.lifecycle.activation import Activation, Found, attempt, chosen, lack, wait
+from placement.policy.lifecycle.decisions import LifecycleRules, Refuse, Resident
+from placement.policy.lifecycle.eviction import Eviction, may_leave
+from placement.policy.lifecycle.kv_pressure import relieve
+from placement.policy.lifecycle.preemption import holds, preempt
+from placement.policy.lifecycle.refusal import refusal
+
+TRIES = 12
+"""Groups that are looked at closely, each a fraction of a millisecond."""
+
+
+@dataclass(slots=True)
+class _Arrays:
+    """Of all groups, by the number that `row` has for each."""
+
+    groups: Sequence[Group]
+    row: dict[str, int]
+    now: Field
+    """With everybody where they are."""
+    gone: Field
+    """Without those who may leave."""
+    busy: Mask
+    """Somebody is awake who may not leave."""
+    idle_s: Floats
+    """The least of those who are awake and may leave; +inf: there are none."""
+    engines: Floats
+    """Engines that further models can have."""
+    engines_gone: Floats
+    """Engines that further models can have without those who may leave."""
+
+
+class Standing:
+    """What is on which group."""
+
+    def __init__(self, rules: LifecycleRules | None = None) -> None:
+        self._rules = rules or LifecycleRules()
+        self._groups: dict[str, Group] = {}
+        self._on: dict[str, Sequence[Resident]] = {}
+        self._with: dict[str, dict[str, None]] = {}
+        """Model -> the groups where it is, in any state."""
+        self._arrays: _Arrays | None = None
+        """None: the groups are other ones since."""
+        self._unbooked: dict[str, None] = {}
+        """Groups that were heard since, and are as before in the arrays."""
+
+    def __len__(self) -> int:
+        """How many groups are here."""
+        return len(self._groups)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a group of that name is here."""
+        return name in self._groups
+
+    @property
+    def groups(self) -> list[Group]:
+        return list(self._groups.values())
+
+    @property
+    def residents(self) -> list[Resident]:
+        """All that holds memory on the groups."""
+        return [resident for here in self._on.values() for resident in here]
+
+    def hear(self, group: Group, residents: Sequence[Resident]) -> None:
+        """Exactly these are on the group now, which may be new, or have other devices."""
+        if self._groups.get(group.name) != group:
+            self._groups[group.name] = group
+            self._arrays = None
+        for resident in self._on.get(group.name, ()):
+            name = resident.model.name
+            if (places := self._with.get(name)) is not None:  # a name may have been here twice
+                places.pop(group.name, None)
+                if not places:
+                    del self._with[name]
+        self._on[group.name] = residents
+        for resident in residents:
+            self._with.setdefault(resident.model.name, {})[group.name] = None
+        self._unbooked[group.name] = None
+
+    def lose(self, name: str) -> None:
+        """That group is gone; nothing if it never was here."""
+        if name in self._groups:
+            self.hear(self._groups[name], ())
+            del self._groups[name], self._on[name]
+            self._arrays = None
+
+    # --- decisions
+
+    def refused(self, model: Model, only: str | None = None) -> Refuse | None:
+        """Why no group could hold the model even if it were alone there; None if one could. `only`: the one group that
+        it is for."""
+        if self._could_hold(model, only).any():
+            return None
+        return refusal(model, [group for group in self.groups if only in (None, group.name)])
+
+    def activate(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> Activation:
+        """Where to bring up a model that is not active anywhere, and who has to leave for it. `only`: as above.
+        `closed`: groups that are promised to others."""
+        model = model.wanted(max(model.demand, LEAST_DEMAND))
+        refused = self.refused(model, only)
+        if refused is not None:
+            return Activation(refused)
+        at = self._at()
+        could_hold = self._could_hold(model, only)
+        could_hold[[at.row[name] for name in closed if name in at.row]] = False
+        homes = sorted(at.row[name] for name in self._with.get(model.name, ()) if could_hold[at.row[name]])
+        now = at.now.by_group(model)  # where nobody has to leave
+        bound, idle_s = at.gone.by_group(model), at.idle_s
+        now[at.engines < 1] = bound[at.engines_gone < 1] = inf
+        if self._rules.exclusive:
+            bound[at.busy] = now[at.busy | (at.idle_s < inf)] = inf
+        else:
+            fits = now < inf
+            bound[fits], idle_s = now[fits], np.where(fits, inf, idle_s)
+        for row in homes:  # what the model holds there itself is in the arrays
+            now[row] = bound[row] = inf
+        now[~could_hold] = bound[~could_hold] = inf
+        possible = int(np.count_nonzero(bound < inf))
+
+        found = [option for row in homes if (option := self._try(model, row)) is not None]
+        if len(now) and now.min() < inf:
+            found += self._tried(model, bound, int(now.argmin()))
+        most, tries = max(1, self._rules.explain), 0
+        while True:
+            least = bound.min(initial=inf)
+            if least == inf or sum(option.pressure <= least for option in found) >= most:
+                break
+            if found and tries >= TRIES:
+                break
+            tries += 1
+            ties = np.flatnonzero(bound == least)
+            found += self._tried(model, bound, int(ties[idle_s[ties].argmax()]))
+        if found:
+            return chosen(model, found, len(homes) + possible if tries < TRIES else len(found), self._rules)
+        rooms = np.where(could_hold, at.gone.nth_most(at.gone.room, model.parts), -inf)
+        nearest = dict.fromkeys([*homes, int(rooms.argmax())])
+        return wait(model, [lack(model, at.groups[row], self._here(row), self._rules) for row in nearest])
+
+    def keep(self, model: Model, waited_s: float, only: str) -> Activation | None:
+        """Keeps a promise: the same on that one group, where those leave too who have had their quantum; None: they do
+        not suffice yet."""
+        group = self._groups.get(only)
+        if group is None:
+            return None
+        model = model.wanted(max(model.demand, LEAST_DEMAND))
+        found = preempt(model, group, self._on[only], waited_s, self._rules)
+        return None if found is None else chosen(model, [found], 1, self._rules)
+
+    def to_promise(self, model: Model, only: str | None = None, closed: Collection[str] = ()) -> str | None:
+        """The group to be promised to a model that found no room on any: of those that could hold it without their
+        pinned models the one where those awake have the fewest requests that can still be on time."""
+        at = self._at()
+        rows: list[int] = np.flatnonzero(self._could_hold(model, only)).tolist()
+        open_ones = (at.groups[row] for row in rows if at.groups[row].name not in closed)
+        holding = (group for group in open_ones if holds(model, group, self._on[group.name]))
+        best = min(holding, key=lambda group: sum(r.claims for r in self._on[group.name]), default=None)
+        return None if best is None else best.name
+
+    def relieve(self, name: str) -> Eviction:
+        """Who leaves the group for the sake of KV there."""
+        return relieve(self._groups[name], self._on[name], self._rules)
+
+    def _tried(self, model: Model, bound: Floats, row: int) -> list[Found]:
+        bound[row] = inf
+        option = self._try(model, row)
+        return [] if option is None else [option]
+
+    def _try(self, model: Model, row: int) -> Found | None:
+        return attempt(model, self._at().groups[row], self._here(row), self._rules)
+
+    def _here(self, row: int) -> Sequence[Resident]:
+        return self._on[self._at().groups[row].name]
+
+    def _could_hold(self, model: Model, only: str | None) -> Mask:
+        at = self._at()
+        could_hold: Mask = at.now.nth_most(at.now.capacity, model.parts) >= model.needed
+        if only is not None:
+            others = np.ones(len(could_hold), dtype=np.bool_)
+            if only in at.row:
+                others[at.row[only]] = False
+            could_hold &= ~others
+        return could_hold
+
+    # --- arrays
+
+    def _at(self) -> _Arrays:
+        if self._arrays is None:
+            now, gone = Field(self.groups, {}), Field(self.groups, {})
+            groups, count = now.groups, len(self._groups)
+            row = {group.name: i for i, group in enumerate(groups)}
+            nobody = np.zeros(count, dtype=np.bool_)
+            idle_s, engines, engines_gone = (np.full(count, inf) for _ in range(3))
+            self._arrays = _Arrays(groups, row, now, gone, nobody, idle_s, engines, engines_gone)
+            self._unbooked = dict.fromkeys(self._groups)
+        for name in self._unbooked:
+            self._book(self._arrays, self._groups[name])
+        self._unbooked.clear()
+        return self._arrays
+
+    def _book(self, at: _Arrays, group: Group) -> None:
+        here = self._on[group.name]
+        leaving = [may_leave(resident, self._rules) for resident in here]
+        booked = [(resident.booked, resident.place.devices, goes) for resident, goes in zip(here, leaving, strict=True)]
+        for device in group.devices:
+            at.now.rebook(device.name, [model for model, devices, _ in booked if device.name in devices])
+            stay = [model for model, devices, goes in booked if device.name in devices and not goes]
+            at.gone.rebook(device.name, stay)
+        awake = [(r.idle_s, goes) for r, goes in zip(here, leaving, strict=True) if not r.hibernating]
+        row = at.row[group.name]
+        at.busy[row] = not all(goes for _, goes in awake)
+        engines = [(r.has_engine, goes) for r, goes in zip(here, leaving, strict=True)]
+        at.engines[row] = group.engines - sum(one for one, _ in engines)
+        at.engines_gone[row] = group.engines - sum(one for one, goes in engines if not goes)
+        at.idle_s[row] = min((idle_s for idle_s, goes in awake if goes), default=inf)
+
+
+def standing(
+    groups: Iterable[Group], residents: Iterable[Resident] = (), rules: LifecycleRules | None = None
+) -> Standing:
+    """One in which these are on these groups."""
+    made = Standing(rules)
+    by_group: dict[str, list[Resident]] = {}
+    for resident in residents:
+        by_group.setdefault(resident.place.group, []).append(resident)
+    for group in groups:
+        made.hear(group, by_group.get(group.name, []))
+    return made

@@ -1,0 +1,42 @@
+"""Idle models make way for KV.
+
+A device lacks KV memory when requests wait for some (`gpu_scheduler/policy/memory/kv_shortage.py`), or when running
+ones leave less than a share of it free: the next ones would then stop what runs. The first counts by itself: what idle
+models hold up to their floors is nobody else's, and is not in the sum of what is used. By that alone a model had its
+requests wait for half an hour beside six idle ones (24 hours of servegen48, simulated). What is lacking comes from
+weights of models that are idle there. They hibernate, those whose wake-up costs least for what they free first, and not
+more than is wanted; nobody goes cold for KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from placement.policy.kvpr import Group
+from placement.policy.lifecycle.decisions import LifecycleRules, Resident
+from placement.policy.lifecycle.eviction import Eviction, evict
+
+
+def relieve(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> Eviction:
+    """Who of those on the group leaves, and what is still lacking then. Nothing lacking: nobody."""
+    wanted = lacking(group, here, rules)
+    if not wanted:
+        return Eviction()
+    hungry = [r for r in here if r.kv_lacking] or [r for r in here if r.kv_used]
+    names = ", ".join(sorted(r.model.name for r in hungry))
+    leaving = replace(rules, idle_s=rules.kv_idle_s)
+    return evict(here, wanted, leaving, for_whom=f"KV of {names}", go_cold=False)
+
+
+def lacking(group: Group, here: Sequence[Resident], rules: LifecycleRules) -> dict[str, int]:
+    """Bytes by device, where there are any."""
+    found = {}
+    for device in group.devices:
+        there = [r for r in here if device.name in r.place.devices]
+        room = max(0, device.capacity - sum(r.booked.fixed for r in there))
+        used, more = sum(r.kv_used for r in there), sum(r.kv_lacking for r in there)
+        short = max(more, used + more - int(room * (1 - rules.headroom)))
+        if short > 0:
+            found[device.name] = short
+    return found

@@ -1,0 +1,57 @@
+"""Who of those that are busy makes way, on a group that is promised to a model that waits (`reservations.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+from placement.policy.kvpr import Books, Group, Model
+from placement.policy.lifecycle.activation import Found, attempt, engines_lacking
+from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, Resident
+
+_A_MOMENT_S = 1e-3
+"""Who is idle is so for more than nothing."""
+
+
+def holds(model: Model, group: Group, here: Sequence[Resident]) -> bool:
+    """Whether the group holds the model when all have left who ever may."""
+    books = Books([group])
+    for resident in here:
+        if resident.model.pinned:
+            books.book(resident.booked, resident.place.devices)
+    stay = [r for r in here if r.model.pinned and r.model.name != model.name]
+    return books.best(model, group)[0] < inf and not engines_lacking(group, stay)
+
+
+def preempt(
+    model: Model, group: Group, here: Sequence[Resident], waited_s: float, rules: LifecycleRules
+) -> Found | None:
+    """The model's place on the group with those sent to sleep who have had their quantum; None while that makes no
+    room."""
+    others = [r for r in here if r.model.name != model.name]
+    busy = [r for r in others if not r.hibernating and not r.model.pinned and r.stay_s >= rules.quantum_s]
+    busy.sort(key=lambda r: (r.claims, -r.stay_s, r.model.name))
+    for count in range(1, len(busy) + 1):
+        yielding = {r.model.name: r for r in busy[:count]}
+        pretended = [_as_if_idle(r, rules) if r.model.name in yielding else r for r in here]
+        found = attempt(model, group, pretended, rules)
+        if found is not None:
+            evictions = tuple(_told(e, yielding, waited_s, rules) for e in found.evictions)
+            return replace(found, evictions=evictions, idle_s=0.0)
+    return None
+
+
+def _as_if_idle(resident: Resident, rules: LifecycleRules) -> Resident:
+    return replace(resident, idle_s=max(resident.idle_s, rules.idle_s, _A_MOMENT_S), stay_s=inf)
+
+
+def _told(
+    eviction: Hibernate | GoCold, yielding: dict[str, Resident], waited_s: float, rules: LifecycleRules
+) -> Hibernate | GoCold:
+    resident = yielding.get(eviction.model)
+    if resident is None or 0.0 < resident.idle_s >= rules.idle_s:
+        return eviction
+    frees = eviction.reason.partition("; ")[2]
+    reason = f"awake for {resident.stay_s:.0f} s while another waited for {waited_s:.1f} s; {frees}"
+    return replace(eviction, reason=reason)

@@ -1,0 +1,173 @@
+import pytest
+
+from placement.policy.assignment.assign import Candidate, Kind, Reason, assign
+from placement.policy.assignment.moves import Move
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, Wanted, rebalance
+from placement.policy.kvpr import Device, Group, Model, Place
+from placement.policy.lifecycle.decisions import Resident
+
+GROUPS = [Group(name, (Device(name, 1000),)) for name in "AB"]
+RULES = RebalanceRules(least_pressure=0.05)
+
+
+def begin(*given):
+    """What of the round that is wanted can begin now."""
+    return list(rebalance(*given).begin)
+
+
+def resident(name, group, demand, hibernating=False):
+    return Resident(Model(name, demand, weights=200), Place(group, (group,)), hibernating=hibernating)
+
+
+def test_of_two_busy_models_on_one_group_one_moves_to_the_empty_one():
+    (wanted,) = begin(GROUPS, [resident("a", "A", 90.0), resident("b", "A", 60.0)], {}, 100.0, RULES)
+    assert wanted.move.source.group == "A" and wanted.move.target.group == "B"
+    assert wanted.reason.stay_pressure > RULES.least_pressure
+
+
+def test_below_the_least_pressure_nothing_moves():
+    assert begin(GROUPS, [resident("a", "A", 9.0), resident("b", "A", 6.0)], {}, 100.0, RULES) == []
+
+
+def test_a_model_that_would_bring_its_pressure_along_is_no_reason_to_look(monkeypatch):
+    looked = []
+    monkeypatch.setattr(
+        "placement.policy.assignment.rebalance.assign", lambda *given: looked.append(given) or assign(*given)
+    )
+    small = Resident(Model("b", 1.0, weights=20), Place("A", ("A",)))
+    rebalance(GROUPS, [resident("a", "A", 90.0), small], {}, 100.0, RULES)
+    assert not looked
+    rebalance(GROUPS, [resident("a", "A", 90.0), resident("b", "A", 60.0)], {}, 100.0, RULES)
+    assert looked
+
+
+def test_a_device_that_holds_more_than_it_has_is_looked_at_whatever_the_pressure_comes_from():
+    floor = Resident(Model("b", 1.0, weights=200, floor=700), Place("A", ("A",)))
+    (wanted,) = begin(GROUPS, [resident("a", "A", 90.0), floor], {}, 100.0, RULES)
+    assert wanted.move.model in "ab"
+
+
+def test_what_sleeps_does_not_move_and_one_group_has_nowhere_to_move_to():
+    asleep = [resident("a", "A", 90.0, hibernating=True), resident("b", "A", 60.0, hibernating=True)]
+    assert begin(GROUPS, asleep, {}, 100.0, RULES) == []
+    assert begin(GROUPS[:1], [resident("a", "A", 90.0)], {}, 100.0, RULES) == []
+
+
+def test_a_model_that_moved_lately_stays():
+    busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
+    assert begin(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES) == []
+
+
+def test_a_model_without_its_share_of_the_demand_is_not_worth_a_move():
+    busy = [resident("a", "A", 90.0), resident("b", "A", 60.0), resident("c", "A", 9.0)]
+    moved = {w.move.model for w in begin(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RULES)}
+    assert moved == set()
+    (wanted,) = begin(GROUPS, busy, {"a": 99.0, "b": 99.0}, 100.0, RebalanceRules(least_share=0.05))
+    assert wanted.move.model == "c"
+
+
+def test_a_model_that_nobody_asks_for_neither_moves_nor_is_in_the_way():
+    busy = [resident("a", "A", 90.0), resident("b", "A", 60.0)]
+    quiet = Resident(Model("quiet", 1.0, weights=900), Place("B", ("B",)), idle_s=30.0)
+    (wanted,) = begin(GROUPS, [*busy, quiet], {}, 100.0, RULES)
+    assert wanted.move.target.group == "B"
+    awake = Resident(quiet.model, quiet.place)
+    assert begin(GROUPS, [*busy, awake], {}, 100.0, RULES) == []
+
+
+# --- rounds: a and b are to change places; between the two moves B has 130 / 200 = 0.65, where A had 150 / 300 = 0.5
+
+FACTS = {"a": (60.0, 200), "b": (10.0, 200), "c": (60.0, 400), "d": (90.0, 500)}
+BEFORE = {"a": "A", "b": "B", "c": "B", "d": "A"}
+HALFWAY = BEFORE | {"a": "B"}
+
+
+def where(places, demands=None, asleep=()):
+    facts = {name: ((demands or {}).get(name, demand), weights) for name, (demand, weights) in FACTS.items()}
+    return [
+        Resident(Model(name, *facts[name]), Place(group, (group,)), hibernating=name in asleep)
+        for name, group in places.items()
+    ]
+
+
+def models(wanted):
+    return [each.move.model for each in wanted]
+
+
+def test_moves_that_are_one_change_begin_one_after_the_other():
+    found = rebalance(GROUPS, where(BEFORE), {}, 100.0, RULES)
+    assert models(found.moves) == ["a", "b"] and models(found.begin) == ["a"]
+    then = rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 110.0, RULES, found)
+    assert models(then.begin) == ["b"] and then.moves == found.moves
+    after = HALFWAY | {"b": "A"}
+    assert rebalance(GROUPS, where(after), {"a": 100.0, "b": 110.0}, 300.0, RULES, then) == NONE
+
+
+def test_what_was_begun_and_is_not_remembered_is_taken_back():
+    assert rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 110.0, RULES) == NONE
+    assert models(rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 200.0, RULES).begin) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("why", "residents", "moved_at"),
+    [
+        ("nothing of it was done", where(BEFORE, {"a": 10.0}), {}),
+        ("nobody is better off by the rest", where(HALFWAY, {"d": 300.0}), {"a": 100.0}),
+        ("who was to move is asleep", where(HALFWAY, asleep="b"), {"a": 100.0}),
+        ("it has not gone on for long", where(HALFWAY), {"a": 60.0}),
+    ],
+)
+def test_a_round_ends_early_where(why, residents, moved_at):
+    found = rebalance(GROUPS, where(BEFORE), {}, 50.0, RULES)
+    assert models(rebalance(GROUPS, residents, moved_at, 110.0, RULES, found).begin) != ["b"]
+
+
+def test_a_round_waits_for_who_may_not_move_yet_and_for_room():
+    """The target of b could not start it, and it is tried again in 5 s; the source of a has not said that it let go."""
+    found = rebalance(GROUPS, where(BEFORE), {}, 100.0, RULES)
+    failed = {"a": 100.0, "b": 110.0 + 5.0 - RULES.moves.cool_down_s}
+    then = rebalance(GROUPS, where(HALFWAY), failed, 110.0, RULES, found)
+    assert then == Round(found.moves)
+    assert models(rebalance(GROUPS, where(HALFWAY), failed, 116.0, RULES, then).begin) == ["b"]
+    tight = [Group("A", (Device("A", 890),)), Group("B", (Device("B", 1000),))]
+    both = [*where(BEFORE), *where({"a": "B"})]
+    then = rebalance(tight, both, {"a": 100.0}, 102.0, RULES, found)
+    assert then == Round(found.moves)
+    assert models(rebalance(tight, where(HALFWAY), {"a": 100.0}, 103.0, RULES, then).begin) == ["b"]
+
+
+def test_a_round_whose_target_is_gone_ends():
+    three = [*GROUPS, Group("C", (Device("C", 1000),))]
+    found = Round(
+        tuple(
+            Wanted(Move(name, Place(source, (source,)), Place(target, (target,))), Reason(Kind.MOVES, name, None, 1.0))
+            for name, source, target in (("a", "A", "B"), ("b", "B", "C"))
+        )
+    )
+    assert models(rebalance(three, where(HALFWAY), {"a": 100.0}, 110.0, RULES, found).begin) == ["b"]
+    assert rebalance(GROUPS, where(HALFWAY), {"a": 100.0}, 110.0, RULES, found) == NONE
+
+
+def test_a_change_that_cannot_be_made_to_its_end_is_not_begun():
+    """a and b of which neither finds room beside the other."""
+    full = {"a": (60.0, 300), "b": (10.0, 300), "c": (60.0, 500), "d": (90.0, 600)}
+    residents = [Resident(Model(name, *full[name]), Place(BEFORE[name], (BEFORE[name],))) for name in full]
+    target = assign(GROUPS, [Candidate(r.model, r.place) for r in residents], 100.0).places
+    assert {name for name, place in target.items() if place.group != BEFORE[name]} == {"a", "b"}
+    assert rebalance(GROUPS, residents, {}, 100.0, RULES) == NONE
+
+
+def test_where_no_change_can_be_made_to_its_end_one_move_that_helps_is():
+    """Many pairs whose exchange brings nothing come first by demand, and two models that share a device last."""
+    pairs, groups, residents = 40, [], []
+    for i in range(pairs):
+        for side, capacity, demand in (("A", 1000, 100.0), ("B", 1300, 99.0)):
+            name = f"{side}{i}"
+            groups.append(Group(name, (Device(name, capacity),)))
+            residents.append(Resident(Model(name.lower(), demand, 600), Place(name, (name,))))
+    groups += [Group(name, (Device(name, 100),)) for name in "CD"]
+    residents += [Resident(Model(name, 10.0, 45), Place("C", ("C",))) for name in ("x", "y")]
+    rules = RebalanceRules(least_pressure=0.05, least_share=0.0)
+    wanted = rebalance(groups, residents, {}, 100.0, rules)
+    assert models(wanted.begin) in (["x"], ["y"])
+    assert rebalance(groups, residents, {"x": 99.0, "y": 99.0}, 100.0, rules) == NONE

@@ -1,0 +1,213 @@
+"""Eviction under demand."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from placement.policy.kvpr import Model, Place
+from placement.policy.lifecycle.decisions import GoCold, Hibernate, LifecycleRules, Resident
+from placement.policy.lifecycle.eviction import evict
+
+PLACE = Place("g", ("d0",))
+
+
+def resident(name, weights=40, quota=10, idle_s=60.0, **facts):
+    model = Model(name, weights=weights, quota=quota, pinned=facts.pop("pinned", False))
+    return Resident(model, PLACE, idle_s=idle_s, **facts)
+
+
+def names(eviction):
+    return [(type(d).__name__, d.model) for d in eviction.decisions]
+
+
+def test_nobody_leaves_while_nothing_is_wanted():
+    assert evict([resident("a", idle_s=1e6)], {}).decisions == ()
+    assert evict([resident("a", idle_s=1e6)], {"d0": 0}).decisions == ()
+
+
+def test_nobody_leaves_who_was_busy_lately_or_is_pinned():
+    busy, pinned = resident("busy", idle_s=0.9), resident("pinned", pinned=True)
+    eviction = evict([busy, pinned], {"d0": 10})
+    assert (eviction.decisions, eviction.short, eviction.enough) == ((), {"d0": 10}, False)
+    assert names(evict([resident("idle", idle_s=1.0)], {"d0": 10})) == [("Hibernate", "idle")]
+
+
+def test_where_an_engine_is_wanted_one_model_goes_cold_and_one_that_sleeps_goes_first():
+    awake, asleep = resident("awake"), resident("asleep", hibernating=True, idle_s=5.0)
+    eviction = evict([awake, asleep], {}, engines_wanted=1)
+    assert (names(eviction), eviction.enough) == ([("GoCold", "asleep")], True)
+    assert eviction.decisions[0].reason.startswith("hibernating; frees 10 bytes and an engine for others; back in")
+    assert names(evict([awake], {}, engines_wanted=1)) == [("GoCold", "awake")]
+
+
+def test_an_engine_is_not_wanted_of_those_that_have_none_or_are_busy_or_pinned():
+    residents = [
+        resident("buried", has_engine=False),
+        resident("busy", idle_s=0.0),
+        resident("pinned", pinned=True, hibernating=True),
+    ]
+    eviction = evict(residents, {}, engines_wanted=1)
+    assert (eviction.decisions, eviction.enough, eviction.engines_short) == ((), False, 1)
+
+
+def test_a_model_that_frees_enough_bytes_and_its_engine_is_the_only_one_that_leaves():
+    residents = [resident("a", idle_s=50.0), resident("b", idle_s=60.0), resident("c", hibernating=True)]
+    eviction = evict(residents, {"d0": 40}, engines_wanted=1)
+    assert eviction.enough and len(eviction.decisions) <= 2
+    assert names(evict(residents[:1], {"d0": 40}, engines_wanted=1)) == [("GoCold", "a")]
+
+
+def test_who_is_busy_or_on_its_way_is_not_idle_even_where_every_idle_model_may_leave():
+    rules = LifecycleRules(idle_s=0.0, stay=0.0)
+    assert not evict([resident("busy", idle_s=0.0, stay_s=9.0)], {"d0": 10}, rules).decisions
+    assert not evict([resident("coming", idle_s=0.0, stay_s=0.0)], {"d0": 10}, rules).decisions
+    assert evict([resident("idle", idle_s=0.01)], {"d0": 10}, rules).enough
+
+
+def test_the_least_wake_up_time_per_byte_goes_first():
+    residents = [resident("slow", wake_s=2.0), resident("quick", wake_s=0.5), resident("small", 10, wake_s=0.4)]
+    assert names(evict(residents, {"d0": 40})) == [("Hibernate", "quick")]
+
+
+def test_of_equals_the_longest_idle_goes_first():
+    assert names(evict([resident("a", idle_s=50.0), resident("b", idle_s=70.0)], {"d0": 5})) == [("Hibernate", "b")]
+
+
+def test_of_two_that_cost_as_much_each_byte_and_second_idle_decides_how_long_they_were():
+    often, seldom = resident("often", idle_s=3.0, wake_s=0.2), resident("seldom", idle_s=90.0, wake_s=0.4)
+    assert names(evict([often, seldom], {"d0": 40})) == [("Hibernate", "seldom")]
+
+
+def test_who_has_hardly_come_stays_for_several_times_of_what_coming_back_takes():
+    rules = LifecycleRules(idle_s=1.0, stay=4.0)
+    assert not evict([resident("new", wake_s=2.0, stay_s=7.9)], {"d0": 10}, rules).decisions
+    assert evict([resident("new", wake_s=2.0, stay_s=8.0)], {"d0": 10}, rules).enough
+
+
+@pytest.mark.parametrize(("hibernate", "has_image"), [(False, True), (True, False)])
+def test_who_would_come_back_cold_stays_for_several_times_of_that(hibernate, has_image):
+    rules = LifecycleRules(idle_s=1.0, stay=4.0, hibernate=hibernate)
+    takes = {"wake_s": 0.3, "cold_s": 10.0, "has_image": has_image}
+    assert not evict([resident("new", stay_s=39.9, **takes)], {"d0": 10}, rules).decisions
+    assert evict([resident("new", stay_s=40.0, **takes)], {"d0": 10}, rules).enough
+
+
+def test_a_slow_first_start_keeps_nobody_from_sleeping_who_wakes_in_a_moment():
+    rules = LifecycleRules(idle_s=1.0, stay=4.0)
+    assert evict([resident("read for a minute", wake_s=0.3, cold_s=60.0, stay_s=1.3)], {"d0": 10}, rules).enough
+
+
+def test_who_has_an_image_to_wake_from_goes_before_those_that_would_be_read_from_their_checkpoint():
+    bare, slow = resident("bare", wake_s=0.2, cold_s=30.0, has_image=False), resident("slow", wake_s=2.0)
+    assert names(evict([bare, slow], {"d0": 40})) == [("Hibernate", "slow")]
+    both = evict([bare, slow], {"d0": 80})
+    assert sorted(names(both)) == [("Hibernate", "bare"), ("Hibernate", "slow")]
+    (told,) = (d.reason for d in both.decisions if d.model == "bare")
+    assert told.endswith("back in about 30 s, from its checkpoint: there is no image of its weights")
+
+
+def test_nobody_goes_cold_where_only_sleep_is_allowed():
+    residents = [resident("idle"), resident("asleep", hibernating=True)]
+    eviction = evict(residents, {"d0": 50}, go_cold=False)
+    assert names(eviction) == [("Hibernate", "idle")] and eviction.short == {"d0": 10}
+
+
+def test_a_model_that_another_makes_needless_stays():
+    residents = [resident("small", 30, wake_s=0.1), resident("large", 90, wake_s=1.0)]
+    assert names(evict(residents, {"d0": 80})) == [("Hibernate", "large")]
+
+
+def test_engines_go_cold_only_where_hibernation_is_not_enough():
+    residents = [resident("a", 40, quota=10, cold_s=20.0), resident("b", 40, quota=10, cold_s=10.0)]
+    assert names(evict(residents, {"d0": 80})) == [("Hibernate", "a"), ("Hibernate", "b")]
+    assert names(evict(residents, {"d0": 85})) == [("Hibernate", "a"), ("GoCold", "b")]
+    assert names(evict(residents, {"d0": 100})) == [("GoCold", "a"), ("GoCold", "b")]
+    assert evict(residents, {"d0": 101}).short == {"d0": 1}
+
+
+def test_a_sleeping_engine_goes_cold_before_an_idle_model_does():
+    asleep = resident("asleep", hibernating=True, quota=30, cold_s=5.0)
+    idle = resident("idle", 40, quota=10, cold_s=5.0)
+    assert names(evict([asleep, idle], {"d0": 60})) == [("Hibernate", "idle"), ("GoCold", "asleep")]
+
+
+def test_host_memory_is_freed_by_the_engines_that_sleep():
+    asleep = resident("asleep", hibernating=True, host_bytes=100)
+    idle = resident("idle", host_bytes=100)
+    assert names(evict([asleep, idle], {}, host_wanted=100)) == [("GoCold", "asleep")]
+    assert names(evict([asleep, idle], {}, host_wanted=150)) == [("GoCold", "asleep"), ("GoCold", "idle")]
+    assert evict([asleep, idle], {}, host_wanted=250).host_short == 50
+
+
+def test_only_models_on_a_device_that_is_short_leave():
+    here, there = resident("here"), Resident(Model("there", weights=40), Place("g", ("d1",)), idle_s=99.0)
+    assert names(evict([here, there], {"d0": 10})) == [("Hibernate", "here")]
+
+
+def test_a_tensor_parallel_model_frees_a_part_on_each_device():
+    tp = Resident(Model("tp", weights=80, parts=2), Place("g", ("d0", "d1")), idle_s=60.0)
+    assert evict([tp], {"d0": 40, "d1": 40}).enough
+    assert evict([tp], {"d0": 41}).short == {"d0": 1}
+
+
+def test_a_reason_says_what_it_frees_for_whom_and_what_it_costs():
+    (decision,) = evict([resident("a", 40, wake_s=0.3)], {"d0": 40}, for_whom="b").decisions
+    assert decision.reason == "idle for 60 s; frees 40 bytes for b; back in about 0.3 s"
+
+
+residents_of_all_kinds = st.lists(
+    st.tuples(
+        st.integers(1, 50), st.integers(0, 20), st.booleans(), st.booleans(), st.integers(0, 90), st.integers(1, 9)
+    ),
+    max_size=6,
+)
+
+
+@given(residents_of_all_kinds, st.integers(0, 200))
+def test_it_frees_enough_whenever_that_is_possible_and_nobody_leaves_in_vain(drawn, wanted):
+    residents = [
+        resident(f"m{i}", weights, quota, float(idle), hibernating=asleep, pinned=pinned, wake_s=wake / 10)
+        for i, (weights, quota, asleep, pinned, idle, wake) in enumerate(drawn)
+    ]
+    eviction = evict(residents, {"d0": wanted}, LifecycleRules(idle_s=45.0))
+    by_name = {r.model.name: r for r in residents}
+
+    def freed(decision):
+        r = by_name[decision.model]
+        sleep = 0 if r.hibernating else r.model.weights
+        return sleep + (r.model.quota if isinstance(decision, GoCold) else 0)
+
+    for decision in eviction.decisions:
+        r = by_name[decision.model]
+        assert not r.model.pinned
+        assert r.hibernating or r.idle_s >= 45.0
+        assert isinstance(decision, GoCold) or (isinstance(decision, Hibernate) and not r.hibernating)
+    total = sum(freed(d) for d in eviction.decisions)
+    most = sum((0 if r.hibernating else r.model.weights) + r.model.quota for r in residents if may_leave(r))
+    assert eviction.short == ({"d0": wanted - total} if total < wanted else {})
+    assert eviction.enough == (most >= wanted)
+    if eviction.enough:
+        n = len(eviction.decisions)
+        for fewer in combinations(eviction.decisions, n - 1) if n else ():
+            assert sum(freed(d) for d in fewer) < wanted
+    elif not eviction.enough:
+        assert total == most
+
+
+def may_leave(r):
+    return not r.model.pinned and (r.hibernating or r.idle_s >= 45.0)
+
+
+@pytest.mark.parametrize("wanted", [0, -5])
+def test_what_is_not_wanted_is_not_short(wanted):
+    assert evict([], {"d0": wanted}).enough
+
+
+def test_without_hibernation_who_leaves_goes_cold_and_only_as_many_as_it_takes():
+    residents = [resident("first", weights=30, quota=10, idle_s=90.0), resident("second", weights=60, idle_s=90.0)]
+    eviction = evict(residents, {"d0": 35}, LifecycleRules(hibernate=False))
+    assert [(type(d), d.model) for d in eviction.decisions] == [(GoCold, "second")]
+    eviction = evict(residents, {"d0": 80}, LifecycleRules(hibernate=False))
+    assert {(type(d), d.model) for d in eviction.decisions} == {(GoCold, "first"), (GoCold, "second")}
