@@ -1,2 +1,1 @@
-"""What placement knows of the cluster: groups, loaders, their catalogues as they were last heard, and the routes."""
-routes."""
+"""What placement knows of the cluster: groups, loaders, catalogues as they were last heard; and the routes of that."""
