@@ -8,20 +8,22 @@ from functools import partial
 
 import starlette.routing
 
-from gateway import app, keys, metrics
-from gateway.access import Access
-from gateway.activation import Activations
+from gateway import metrics
+from gateway.access import keys
+from gateway.access.access import Access
+from gateway.access.cors import Cors
+from gateway.access.keys import Keys
 from gateway.config import GatewayConfig
-from gateway.cors import Cors
-from gateway.groups import GroupLinks
-from gateway.http import Bodies
-from gateway.inference import InferenceServicer
-from gateway.keys import Keys
-from gateway.relay import Patience, Relay
-from gateway.routes import Route, RouteTable
-from gateway.server import HttpServer
+from gateway.grpc_api import InferenceServicer
+from gateway.http import app
+from gateway.http.messages import Bodies
+from gateway.http.server import HttpServer
+from gateway.routing.activation import Activations
+from gateway.routing.groups import GroupLinks
+from gateway.routing.relay import Patience, Relay
+from gateway.routing.routes import Route, RouteTable
 from gateway.serving import Serving
-from gateway.tokenizers import Tokenizers
+from gateway.text.tokenizers import Tokenizers
 from gateway.ui import access as ui_access
 from gateway.ui.live import Live
 from gateway.ui.look import Looker

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gateway import cors
+from gateway.access import cors
 from services.addresses import Address, HttpAddress
 from services.config import Config, ServerTls
 

@@ -41,7 +41,7 @@ class Count:
     """One request, which counts once, when it ends."""
 
     def __init__(self, path: str) -> None:
-        """`path`: one of few (`gateway/paths.py`), or a method of gRPC."""
+        """`path`: one of few (`gateway/http/paths.py`), or a method of gRPC."""
         self._path = path
         self._status = 0
         self._code = ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.tools.asked import Tools
+from gateway.tools.request import Tools
 from protos import common_pb2
 from services.spans import UNTRACED, Span
 

@@ -11,15 +11,17 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
-from gateway import defaults, echo, embedding, grammars, metrics, traces
-from gateway.access import ANYBODY, Caller
-from gateway.answer import Answer
+from gateway import metrics, traces
+from gateway.access.access import ANYBODY, Caller
+from gateway.access.quotas import UNSAID_TOKENS, Charge
 from gateway.errors import BadField, Late, ModelFaulty, TooMany
-from gateway.quotas import UNSAID_TOKENS, Charge
-from gateway.relay import Relay, Tokens
+from gateway.openai import vectors
 from gateway.request import Job, Prompt, Request
-from gateway.routes import Route, RouteTable
-from gateway.tokenizers import Tokenizers
+from gateway.routing.relay import Relay, Tokens
+from gateway.routing.routes import Route, RouteTable
+from gateway.text import echo, sampling_defaults, structured_outputs
+from gateway.text.answer import Answer
+from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
 from protos import common_pb2
@@ -68,11 +70,11 @@ class Serving:
         route = self.routes.get(request.model)
         if route.faulty:  # before its sizes are looked at: a broken checkpoint has none
             raise route.fault
-        embedding.check(request, route.model)
+        vectors.check(request, route.model)
         count = len(request.prompts) * request.choices
-        grammars.check(request.sampling, count, request.grammar_field)
+        structured_outputs.check(request.sampling, count, request.grammar_field)
         if request.embeds:
-            count = min(count, embedding.MOST_AT_ONCE)
+            count = min(count, vectors.MOST_AT_ONCE)
         self._take(count, caller)
         tokenizing = span.child("tokenize")
         try:
@@ -81,7 +83,7 @@ class Serving:
             form = calls.form(request.tools, tokenizer.template, route.model.tool_parser) if request.tools else None
             if request.tools and form and request.tools.answer is not None:
                 request.sampling.ebnf = tools_grammar.of(request.tools, form)
-                grammars.check(request.sampling, count, request.grammar_field)
+                structured_outputs.check(request.sampling, count, request.grammar_field)
             # Many short ones hold up others' streams as one long one does.
             together = sum(prompt.characters for prompt in request.prompts)
             prompts = [
@@ -258,7 +260,7 @@ class Serving:
             raise BadField(f"Token id {unknown[0]} is not in the model's vocabulary.", "stop_token_ids")
         asked = request.sampling
         if self._models_defaults:
-            asked = defaults.filled(asked, request.left_open, model)
+            asked = sampling_defaults.filled(asked, request.left_open, model)
         limit = asked.max_new_tokens
         if limit > room and request.limit_given and not self._cut_to_context:
             raise BadField(

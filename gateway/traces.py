@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.request import Request
-from gateway.routes import Place
+from gateway.routing.routes import Place
 from protos import common_pb2
 from services import enums, tracing
 from services.spans import Span

@@ -13,8 +13,8 @@ import pydantic
 import typer
 
 from balloond.config import BalloondConfig
+from gateway.access.keys import KeysFile, repeated
 from gateway.config import GatewayConfig
-from gateway.keys import KeysFile, repeated
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import Catalogue
 from loader.config import LoaderConfig

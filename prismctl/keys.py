@@ -8,7 +8,7 @@ from typing import Annotated
 import pydantic
 import typer
 
-from gateway.keys import Key, digest, new
+from gateway.access.keys import Key, digest, new
 from prismctl import commands
 from prismctl.system import USAGE, failed
 from prismctl.terminal import Json, show_json

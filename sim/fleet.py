@@ -33,7 +33,7 @@ from sim.standings import Standings
 _LOOK_S = 0.03
 """How long after something has changed on a group placement looks again (`placement/actuation/reconcile.py`)."""
 _REST_S = 0.1
-"""How long requests that an activation failed pause before they ask again, at first (`gateway/relay.py`)."""
+"""How long requests that an activation failed pause before they ask again, at first (`gateway/routing/relay.py`)."""
 
 
 class Fleet:

@@ -115,8 +115,8 @@ class Tokenizer:
         self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any], most: int | None = None
     ) -> list[int]:
         """Token ids of the prompt that the folder's chat template makes of `messages`, as they come from
-        `gateway.openai`. `options`: the template's own, by its names. Raises Invalid when there is no template or it
-        refuses the messages, chat.UnknownRole, and TooLong as `encode`."""
+        `gateway.openai.bodies`. `options`: the template's own, by its names. Raises Invalid when there is no template
+        or it refuses the messages, chat.UnknownRole, and TooLong as `encode`."""
         prompt = self._chat.render(messages, options)
         try:
             return self.encode(prompt, False, most)

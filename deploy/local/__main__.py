@@ -21,7 +21,7 @@ from deploy.local.models import named, read_all, write_catalogue
 from deploy.local.processes import StartFailed, System
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from deploy.local.warming import Warming, Watched
-from gateway import cors
+from gateway.access import cors
 from loader import catalogue
 from placement.client import PlacementClient
 from services import addresses, log, tasks

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from gateway.errors import BadField
-from gateway.tools.asked import Tools
+from gateway.tools.request import Tools
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-from gateway import grammars
 from gateway.errors import BadField
 from gateway.schemas import grammar
 from gateway.schemas.documents import Refused
 from gateway.schemas.ebnf import quoted
 from gateway.schemas.rules import Many, Part, Row
-from gateway.tools.asked import Tools
+from gateway.text import structured_outputs
 from gateway.tools.formats import Format
+from gateway.tools.request import Tools
 
 _ANY = {"type": "object"}
 _KNOWN = 64
@@ -26,13 +26,14 @@ def of(tools: Tools, form: Format) -> str:
         if function.name in tools.names:
             field = f"tools[{index}].function.parameters"
             try:
-                text = grammars.as_text(function.parameters or _ANY)
+                text = structured_outputs.as_text(function.parameters or _ANY)
             except ValueError as error:
                 raise _invalid(field, error) from None
             functions.append((field, function.name, text))
-    if (together := sum(len(text) for *_, text in functions)) > grammars.MOST_CHARACTERS:
+    most = structured_outputs.MOST_CHARACTERS
+    if (together := sum(len(text) for *_, text in functions)) > most:
         raise BadField(
-            f"The tools' parameters have {together} characters, at most {grammars.MOST_CHARACTERS} are compiled.",
+            f"The tools' parameters have {together} characters, at most {most} are compiled.",
             "tools",
         )
     return _made(tuple(functions), form, tools.parallel and not tools.name, tools.answer)
@@ -44,12 +45,12 @@ def _made(functions: tuple[tuple[str, str, str], ...], form: Format, several: bo
     parameters: list[Part] = []
     for field, _, text in functions:
         try:
-            parameters.append(builder.value(grammars.read(text), is_object=True))
+            parameters.append(builder.value(structured_outputs.read(text), is_object=True))
         except Refused as error:
             raise _invalid(field, error) from None
     if answer is not None:
         try:
-            parameters.append(builder.value(grammars.read(answer)))
+            parameters.append(builder.value(structured_outputs.read(answer)))
         except Refused as error:
             raise _invalid("response_format", error) from None
     for index, why in builder.impossible().items():

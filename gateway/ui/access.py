@@ -1,4 +1,5 @@
-"""Who may see the page, where there are no keys. (With keys, `gateway/access.py` has asked for an admin's before.)"""
+"""Who may see the page, where there are no keys. (With keys, `gateway/access/access.py` has asked for an admin's
+before.)"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from gateway import metrics
-from gateway.routes import RouteTable
+from gateway.routing.routes import RouteTable
 from gateway.ui.access import Access
 from gateway.ui.live import Live, View
 from gateway.ui.state import document

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from gateway.routes import Route
+from gateway.routing.routes import Route
 from gateway.ui.look import Told
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
 from services import enums

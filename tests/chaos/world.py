@@ -21,7 +21,7 @@ from balloond.client import BalloondClient
 from deploy.healthy import healthy
 from deploy.local.processes import System
 from deploy.local.topology import Local, Process, to_toml
-from gateway import keys as gateway_keys
+from gateway.access import keys as gateway_keys
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway import keys
-from gateway.endpoint import Reply
+from gateway.access import keys
+from gateway.openai.endpoint import Reply
 from gpu_scheduler.engines.echo.rule import embedding
 from protos import common_pb2
 from tests.gateway import tokenizers

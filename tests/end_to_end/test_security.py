@@ -22,7 +22,7 @@ import trustme
 
 from deploy.local.processes import System
 from deploy.local.topology import Local, Process
-from gateway import keys
+from gateway.access import keys
 from services import rpc, tasks
 from services.tls import Identity
 from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, catalogue, lists, print_ends, until

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gateway import keys
-from gateway.embeddings import EmbeddingRequest
+from gateway.access import keys
 from gateway.errors import BadField
-from gateway.openai import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai.embeddings import EmbeddingRequest
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader import catalogue, disk_file, weight_files
 from loader.errors import BrokenCheckpoint

@@ -15,7 +15,7 @@ from typing import Any
 
 from balloond.client import BalloondClient
 from deploy.healthy import healthy
-from gateway import keys
+from gateway.access import keys
 from services.errors import PrismError
 from tests.chaos.books import Books
 from tests.end_to_end.world import MODELS, World, world

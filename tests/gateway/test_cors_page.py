@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from gateway import http
-from gateway.server import HttpServer
+from gateway.http import messages
+from gateway.http.server import HttpServer
 from tests.gateway.browser import Tab, browser, empty_tab
 from tests.gateway.conftest import World
 from tests.gateway.test_keys_wire import entry
@@ -43,7 +43,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 async def a_page(scope: Scope, receive: Receive, send: Send) -> None:
-    await http.respond(send, 200, b"<title>a page</title>", kind=b"text/html")
+    await messages.respond(send, 200, b"<title>a page</title>", kind=b"text/html")
 
 
 @pytest.fixture(params=[0, 1], ids=["listed", "not listed"])

@@ -17,14 +17,14 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
-from gateway import keys
+from gateway.access import keys
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
 from services.log import PLAIN
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.test_app import refusal
+from tests.gateway.http.test_app import refusal
 
 OTHER = "org/other"
 

@@ -13,10 +13,10 @@ import httpx
 import pytest
 import trustme
 
-from gateway import http
 from gateway.__main__ import build
 from gateway.config import GatewayConfig
-from gateway.server import HttpServer
+from gateway.http import messages
+from gateway.http.server import HttpServer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.service import Service
 from services.tls import Identity
@@ -156,7 +156,7 @@ async def test_the_server_name_may_be_asked_for_or_not(files: Files, ca: trustme
     """A client that goes to an address sends no name; the newest certificate is shown to either."""
 
     async def hello(scope: Any, receive: Any, send: Any) -> None:
-        await http.respond(send, 200, b'"hello"')
+        await messages.respond(send, 200, b'"hello"')
 
     identity = Identity(files.server)
     server = HttpServer(hello, "127.0.0.1:0", identity)

@@ -12,13 +12,14 @@ import grpc
 import httpx
 import pytest
 
-from gateway import app, metrics, protocol, server
+from gateway import metrics
+from gateway.http import app, protocol, server
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services import rpc
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.test_app import refusal
-from tests.gateway.test_completions import events
+from tests.gateway.http.test_app import refusal
+from tests.gateway.openai.test_completions import events
 from tokenization.tokenizer import Tokenizer
 
 

@@ -7,7 +7,7 @@ from math import inf
 import orjson
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.routes import decode
+from gateway.routing.routes import decode
 from gateway.ui.look import Told
 from gateway.ui.state import attainment, document
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from gateway import routes as gateway_routes
+from gateway.routing import routes as gateway_routes
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines import engine
 from gpu_scheduler.engines.engine import Engine

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
 
-from gateway.openai import ChatRequest, parse
+from gateway.openai.bodies import ChatRequest, parse
 from services.errors import Invalid, Unmet
 from tests.tokenization import folders
 from tokenization import fidelity

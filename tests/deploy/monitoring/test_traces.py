@@ -9,7 +9,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (
     "gateway/traces.py",
-    "gateway/relay.py",
+    "gateway/routing/relay.py",
     "gpu_scheduler/report/traces.py",
     "gpu_scheduler/__main__.py",
     "services/otlp.py",

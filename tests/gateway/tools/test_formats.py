@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import BadField
 from gateway.tools import formats
-from gateway.tools.asked import Tool, Tools
 from gateway.tools.formats import ENFORCED, FORMATS, CallFinder, Format, form
+from gateway.tools.request import Tool, Tools
 
 NAMES = {"weather", "now"}
 BERN = '{"name": "weather", "arguments": {"city": "Bern {}<", "days": [1, 2]}}'

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 
 from gateway.tools import grammar
-from gateway.tools.asked import Tool, Tools
 from gateway.tools.formats import ENFORCED, FORMATS, CallFinder, Format
+from gateway.tools.request import Tool, Tools
 from tests.gateway.schemas.answers import Compiled
 
 pytestmark = pytest.mark.sglang

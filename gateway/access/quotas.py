@@ -1,0 +1,179 @@
+"""How much a key may ask for in a minute, and have under way at once.
+
+Counted by `limits`' sliding window counter: what was used in this minute of the clock, and of the one before as much as
+still reaches into the last 60 s. Two numbers a key, however many tokens; exact to within what an uneven minute makes of
+an average. Each gateway counts for itself, and from nothing when it starts.
+
+Tokens are those of prompt and answer. While an answer is made, the most that it was asked to be counts against the
+limit; when it has ended, what it was. So many requests at once cannot pass a limit, and a client that names a high
+`max_tokens` as most do pays for what it got. (OpenAI charges the estimate. A window that is only ever charged
+afterwards lets through, at once, whatever the requests of a minute may ask for.)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from limits.aio.storage import MemoryStorage
+
+from gateway.access.keys import Key
+from gateway.errors import Headers, OverLimit, TooMany
+from services import tasks
+from services.text import agreeing, counted
+
+MINUTE_S = 60
+UNSAID_TOKENS = 512
+"""What an answer counts while it is made if its client set no limit: the context would be a limit, and one request
+would take a key's whole minute."""
+
+
+class Window(NamedTuple):
+    """What was used: as `limits` has it."""
+
+    previous: int
+    previous_left_s: float
+    """For how long the previous minute reaches into the last 60 s; 0 where it has nothing."""
+    current: int
+    current_left_s: float
+    """Until nothing of the current minute counts any more."""
+
+    @property
+    def used(self) -> float:
+        return self.previous * self.previous_left_s / MINUTE_S + self.current
+
+    @property
+    def reset_s(self) -> float:
+        """Until all of it is forgotten, if nothing else comes."""
+        return self.current_left_s if self.current else self.previous_left_s
+
+    def wait_s(self, amount: int, limit: int) -> float:
+        """Until `amount` fits under `limit`, at most `limit` itself, if nothing else comes."""
+        room = limit - amount
+        if self.used <= room:
+            return 0.0
+        if self.current <= room:  # once the previous minute has faded so far
+            return self.previous_left_s - (room - self.current) * MINUTE_S / self.previous
+        return self.current_left_s - room * MINUTE_S / self.current
+
+
+class Meter:
+    """What one key has used of one thing."""
+
+    def __init__(self, storage: MemoryStorage, kind: str, name: str) -> None:
+        self._storage = storage
+        self._kind = kind
+        self._key = f"{kind}/{name}"
+        self.held = 0
+        """Of what is under way, the most that it may come to."""
+
+    async def window(self) -> Window:
+        return Window(*await self._storage.get_sliding_window(self._key, MINUTE_S))
+
+    async def use(self, amount: int) -> None:
+        """Counts what was used, also above a limit: it has happened."""
+        if amount:
+            await self._storage.acquire_sliding_window_entry(self._key, 1 << 62, MINUTE_S, amount)
+
+    async def check(self, amount: int, limit: int) -> None:
+        """Raises OverLimit unless `amount` more fits, beside what is held."""
+        window = await self.window()
+        if window.used + self.held + amount <= limit:
+            return
+        said = f"{self._kind} per min: Limit {limit}, "
+        headers = self._headers(limit, window)
+        if amount > limit:
+            raise OverLimit(f"Request too large on {said}Requested {amount}.", self._kind, headers, None)
+        # What is held ends when it ends: of that there is no time to tell.
+        again_s = max(1, math.ceil(window.wait_s(amount, limit)))
+        used = math.ceil(window.used) + self.held
+        raise OverLimit(
+            f"Rate limit reached on {said}Used {used}, Requested {amount}. Please try again in {again_s}s.",
+            self._kind,
+            headers,
+            again_s,
+        )
+
+    async def headers(self, limit: int) -> Headers:
+        return self._headers(limit, await self.window())
+
+    def _headers(self, limit: int, window: Window) -> Headers:
+        left = max(0, limit - math.ceil(window.used) - self.held)
+        values = {"limit": str(limit), "remaining": str(left), "reset": f"{window.reset_s:.3f}s"}
+        return [(f"x-ratelimit-{name}-{self._kind}".encode(), value.encode()) for name, value in values.items()]
+
+
+class Charge:
+    """The tokens of one request, from its start to its end."""
+
+    def __init__(self, meter: Meter | None = None, held: int = 0) -> None:
+        self._meter = meter
+        self._held = held
+
+    def settle(self, tokens: int) -> None:
+        """It has ended, having used so many."""
+        if self._meter is not None:
+            tasks.spawn(self._settle(self._meter, tokens), "count tokens")
+
+    async def _settle(self, meter: Meter, tokens: int) -> None:
+        await meter.use(tokens)
+        meter.held -= self._held
+
+
+class Quota:
+    """Of one key. What it has used stays when its limits change."""
+
+    def __init__(self, storage: MemoryStorage, name: str) -> None:
+        self._requests = Meter(storage, "requests", name)
+        self._tokens = Meter(storage, "tokens", name)
+        self.in_flight = 0
+        """Answers that are being made or waited for."""
+
+    def take_in_flight(self, key: Key, count: int) -> None:
+        """Counts answers that begin. Raises TooMany."""
+        if key.in_flight is not None and self.in_flight + count > key.in_flight:
+            raise TooMany(
+                f"{counted(self.in_flight, 'answer')} of the key '{key.name}' {agreeing(self.in_flight, 'is', 'are')} "
+                f"in flight and {count} more {agreeing(count, 'was', 'were')} asked for; at most {key.in_flight} "
+                f"{agreeing(key.in_flight, 'is', 'are')} taken"
+            )
+        self.in_flight += count
+
+    async def take_request(self, key: Key) -> None:
+        """Counts a request. Raises OverLimit; a refused one does not count."""
+        if key.requests_per_minute is not None:
+            await self._requests.check(1, key.requests_per_minute)
+            await self._requests.use(1)
+
+    async def hold(self, key: Key, prompt: int, answers: int, answers_said: bool) -> Charge:
+        """Holds the tokens of a prompt and of the most that its answers may be, if their client said it. Raises
+        OverLimit."""
+        if key.tokens_per_minute is None:
+            return Charge()
+        if not answers_said:
+            answers = min(answers, max(0, key.tokens_per_minute - prompt))
+        await self._tokens.check(prompt + answers, key.tokens_per_minute)
+        self._tokens.held += prompt + answers
+        return Charge(self._tokens, prompt + answers)
+
+    async def headers(self, key: Key) -> Headers:
+        """By OpenAI's names."""
+        headers: Headers = []
+        if key.requests_per_minute is not None:
+            headers += await self._requests.headers(key.requests_per_minute)
+        if key.tokens_per_minute is not None:
+            headers += await self._tokens.headers(key.tokens_per_minute)
+        return headers
+
+
+class Quotas:
+    """Of all keys, by name."""
+
+    def __init__(self) -> None:
+        self._storage = MemoryStorage()
+        self._quotas: dict[str, Quota] = {}
+
+    def of(self, key: Key) -> Quota:
+        if key.name not in self._quotas:
+            self._quotas[key.name] = Quota(self._storage, key.name)
+        return self._quotas[key.name]

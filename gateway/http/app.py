@@ -1,0 +1,268 @@
+"""The HTTP application: which path is what, and what every unexpected path, method or fault answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import orjson
+import prometheus_client
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gateway import errors
+from gateway.access.access import Access, Caller
+from gateway.access.cors import Cors
+from gateway.errors import BadField
+from gateway.http import messages, openapi, paths
+from gateway.metrics import Count
+from gateway.openai import bodies
+from gateway.openai.bodies import DetokenizeRequest, TokenizeRequest
+from gateway.openai.completions import ChatForm, CompletionForm, GenerateEndpoint
+from gateway.openai.embeddings import EmbeddingsEndpoint
+from gateway.openai.endpoint import Endpoint
+from gateway.routing.routes import Route as ModelRoute
+from gateway.serving import Serving
+from gateway.tools import formats as calls
+from protos import common_pb2
+from services import enums
+from services.errors import PrismError
+
+B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
+T = TypeVar("T")
+MOST_CHARACTERS = 1 << 21
+"""Of a text for /tokenize, which no context bounds."""
+
+
+def build(
+    serving: Serving,
+    access: Access,
+    bodies: messages.Bodies,
+    *,
+    page: Sequence[Route] = (),
+    cors: Cors | None = None,
+    waking_comment_s: float = 0.0,
+) -> ASGIApp:
+    """The application over `serving`, with the paths of its `page`. Whatever is asked for, `access` is asked first; but
+    a browser that asks by `cors` what a page may ask for has no key. `waking_comment_s`: see GatewayConfig."""
+    cors = cors or Cors()
+    other = Endpoints(serving, bodies)
+    hot: dict[str, Endpoint[Any]] = {
+        form.path: GenerateEndpoint(serving, form, bodies, waking_comment_s) for form in (ChatForm(), CompletionForm())
+    } | {EmbeddingsEndpoint.path: EmbeddingsEndpoint(serving, bodies)}
+    everything = Starlette(
+        routes=[
+            *(Route(path, endpoint, methods=["POST"]) for path, endpoint in hot.items()),
+            Route("/v1/models", other.models),
+            Route("/v1/models/{model:path}", other.model),
+            Route("/openapi.json", other.description),
+            Route("/health", other.health),
+            Route("/metrics", other.metrics),
+            Route("/tokenize", other.tokenize, methods=["POST"]),
+            Route("/detokenize", other.detokenize, methods=["POST"]),
+            *page,
+        ],
+        exception_handlers={
+            HTTPException: _http_error,
+            PrismError: _prism_error,
+            messages.ClientGone: _nobody,
+            500: _fault,
+        },
+    )
+    everything.router.redirect_slashes = False  # a path is plain when it comes there
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        # What an engine answers needs none of the layers that a general framework puts around a response, each of which
+        # every token's event would pass.
+        assert scope["type"] == "http"  # the server speaks nothing else
+        path = scope["path"] = paths.plain(scope["path"])
+        method, headers = scope["method"], messages.headers_of(scope)
+        count = scope[messages.COUNT] = Count(paths.label(path))
+        scope[messages.ANSWER_HEADERS] = cors.headers(path, headers)
+        try:
+            try:
+                if cors.asked(method, path, headers):
+                    await messages.respond_empty(_completing(scope, send), cors.answer(headers))
+                    return
+                scope[messages.CALLER] = access.of_http(path, headers)
+            except PrismError as error:
+                count.failed(error)
+                await messages.respond_error(_completing(scope, send), error)
+                return
+            receive = bodies.unpacked(headers, receive)
+            asked = hot.get(path) if method == "POST" else None
+            if asked is not None:
+                await asked(scope, receive, send)
+            else:
+                await everything(scope, receive, _completing(scope, send))
+        finally:
+            count.end()
+
+    return application
+
+
+def _completing(scope: Scope, send: Send) -> Send:
+    """`send` with the headers that any answer has, and what is counted of one."""
+
+    async def completing(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            messages.count_of(scope).answered(message["status"])
+            name = messages.request_id(messages.headers_of(scope))
+            message["headers"] = [*message.get("headers", ()), *messages.answer_headers(scope, name)]
+        await send(message)
+
+    return completing
+
+
+class Endpoints:
+    """All that does not generate."""
+
+    def __init__(self, serving: Serving, bodies: messages.Bodies) -> None:
+        self._serving = serving
+        self._bodies = bodies
+        self._created = int(time.time())
+        self._description = orjson.dumps(openapi.document())
+
+    async def models(self, request: Request) -> Response:
+        caller = _caller(request)
+        routes = [route for route in self._serving.routes.all() if caller.may_use(route.model.name)]
+        return _json({"object": "list", "data": [self._card(route) for route in routes]})
+
+    async def model(self, request: Request) -> Response:
+        return _json(self._card(self._route(request, request.path_params["model"])))
+
+    def _card(self, route: ModelRoute) -> dict[str, Any]:
+        model = route.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "prism",
+            "max_model_len": model.context_tokens,
+            "architecture": model.architecture,
+            "residency": enums.name(common_pb2.Residency, route.residency),
+            "groups": [place.group for place in route.places],
+            "error": route.error or self._serving.fault(route) or None,
+            "pinned": model.pinned,
+            "weights_bytes": model.weights_bytes,
+            "kv_bytes_per_token": model.kv_bytes_per_token,
+            "measured_weights_bytes": route.measured_weights_bytes or None,
+            "measured_private_bytes": route.measured_private_bytes or None,
+            "task": "embed" if model.HasField("embedding") else "generate",
+            "embedding_dimensions": model.embedding.dimensions or None,
+        }
+
+    async def description(self, request: Request) -> Response:
+        return Response(self._description, media_type="application/json")
+
+    async def health(self, request: Request) -> Response:
+        routes = self._serving.routes
+        if self._serving.leaving:
+            return _json({"status": "stopping"}, 503)
+        if not routes.known:
+            return _json({"status": "waiting for placement"}, 503)
+        return _json({"status": "ok", "placement": "ok" if routes.fresh else "away", "models": len(routes.all())})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(prometheus_client.generate_latest(), media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = await self._parse(request, TokenizeRequest)
+        prompt, field, called = asked.tokenized()
+        route = self._route(request, asked.model)
+        await _caller(request).take_request()
+        tokenizer = await self._serving.tokenizer(route)
+        if called is not None:
+            calls.form(called, tokenizer.template, route.model.tool_parser)
+        if (characters := prompt.characters) > MOST_CHARACTERS:
+            raise BadField(f"{characters} characters are too many: at most {MOST_CHARACTERS} are tokenized.", field)
+        ids = await _while_connected(request, self._serving.encode(tokenizer, prompt, field, characters, aside=True))
+        written = None
+        if asked.return_token_strs:
+            written = await _while_connected(request, self._serving.pieces(tokenizer, ids))
+        context = route.model.context_tokens
+        return _json({"tokens": list(ids), "token_strs": written, "count": len(ids), "max_model_len": context})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = await self._parse(request, DetokenizeRequest)
+        route = self._route(request, asked.model)
+        size = route.model.vocab_size
+        if size and (unknown := max(asked.tokens, default=0)) >= size:
+            raise BadField(f"Token id {unknown} is not in the model's vocabulary of {size}.", "tokens")
+        await _caller(request).take_request()
+        return _json({"prompt": await _while_connected(request, self._serving.text(route, asked.tokens, aside=True))})
+
+    async def _parse(self, request: Request, kind: type[B]) -> B:
+        """A checked body; it is counted for the model that it names. Raises BadField."""
+        data = await self._bodies.read(request.receive)
+        count, caller = messages.count_of(request.scope), _caller(request)
+        try:
+            asked = bodies.parse(kind, data)
+        except PrismError:
+            count.model = self._serving.known(bodies.model_of(data), caller)
+            raise
+        count.model = self._serving.known(asked.model, caller)
+        return asked
+
+    def _route(self, request: Request, model: str) -> ModelRoute:
+        """Raises UnknownModel."""
+        _caller(request).check_model(model)
+        route = self._serving.routes.get(model)
+        messages.count_of(request.scope).model = model
+        return route
+
+
+def _caller(request: Request) -> Caller:
+    caller = request.scope[messages.CALLER]
+    assert isinstance(caller, Caller)
+    return caller
+
+
+async def _while_connected(request: Request, work: Awaitable[T]) -> T:
+    """What `work` comes to. Raises ClientGone, and gives it up, when its client goes away."""
+    async with messages.WhileConnected(request.receive):
+        return await work
+    raise messages.ClientGone
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")
+
+
+async def _prism_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PrismError)
+    messages.count_of(request.scope).failed(error)
+    response = _json(errors.body(error), errors.shape(error).status)
+    response.raw_headers += errors.headers(error)
+    return response
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """No such path, or not by this method."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    message, code = {
+        404: (f"Unknown request URL: {asked}.", "unknown_url"),
+        405: (f"Not allowed: {asked}.", "method_not_allowed"),
+    }.get(error.status_code, (error.detail, None))
+    messages.count_of(request.scope).answered(error.status_code, code or "")
+    response = _json(errors.envelope(message, "invalid_request_error", code), error.status_code)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    """Whoever asked is gone: the server sends this nowhere."""
+    messages.count_of(request.scope).gone()
+    return Response(status_code=400)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    """A fault of ours; the server logs it with its trace."""
+    messages.count_of(request.scope).fault()
+    return _json(errors.envelope("Internal error.", "server_error", None), 500)

@@ -1,0 +1,176 @@
+"""The parts of HTTP that every endpoint needs: bodies, headers, clients that go away, errors in OpenAI's form."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from types import TracebackType
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from gateway import errors, metrics
+from gateway.errors import BadField, NoRoomForBody, TooSlow
+from gateway.http import decompression
+from gateway.http.decompression import Unpacked
+from protos import common_pb2
+from services import tasks
+from services.errors import PrismError
+
+JSON = b"application/json"
+CALLER = "prism.caller"
+"""Where a request's scope has who asks."""
+COUNT = "prism.count"
+"""Where it has what is counted of it."""
+ANSWER_HEADERS = "prism.answer_headers"
+"""Where it has the headers that any answer has beside its own."""
+BODY_TIME_OUT_S = 300.0
+"""For a whole body: 8 MiB at a quarter of a megabit a second."""
+SMALL_BODY_BYTES = 64 << 10
+"""So much of a body always has room: who sends many large ones slowly keeps out nobody else's prompts."""
+_LONGEST_ID = 128
+_MOST_MILLISECONDS = 10**9
+
+
+class ClientGone(Exception):
+    """The client closed its connection before it had asked for anything."""
+
+
+class Bodies:
+    """Reads bodies, and knows how much has come of those that are not all there."""
+
+    def __init__(self, most_bytes: int, most_together_bytes: int) -> None:
+        """`most_together_bytes`: of what bodies have beyond SMALL_BODY_BYTES."""
+        self._most = most_bytes
+        self._most_together = most_together_bytes
+        self._held = 0
+
+    def unpacked(self, headers: Headers, receive: Receive) -> Receive:
+        """`receive` of a request with such headers, with its body as it was before its client packed it."""
+        encodings = decompression.encodings(headers)
+        return Unpacked(receive, encodings, self._most) if encodings else receive
+
+    async def read(self, receive: Receive) -> bytes:
+        """A whole body. Raises TooLarge, TooSlow, NoRoomForBody, ClientGone. What is left of it then is not waited for:
+        such an answer ends the connection."""
+        try:
+            async with asyncio.timeout(BODY_TIME_OUT_S):
+                return await self._read(receive)
+        except TimeoutError:
+            raise TooSlow(f"The body did not come within {BODY_TIME_OUT_S:.0f} s.") from None
+
+    async def _read(self, receive: Receive) -> bytes:
+        parts: list[bytes] = []
+        size = counted = 0
+        try:
+            while True:
+                message = await receive()
+                if message["type"] != "http.request":
+                    raise ClientGone
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > self._most:
+                    raise decompression.too_large(self._most)
+                if not message.get("more_body", False):
+                    return parts[0] if len(parts) == 1 else b"".join(parts)
+                beyond = max(0, size - SMALL_BODY_BYTES)
+                self._held += beyond - counted
+                counted = beyond
+                if self._held > self._most_together:
+                    raise NoRoomForBody(f"{self._most_together} bytes of large bodies are on their way already")
+        finally:
+            self._held -= counted
+
+
+def request_id(headers: Headers) -> str:
+    """The client's own, if it can be echoed, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable() else uuid.uuid4().hex
+
+
+def slo(headers: Headers) -> common_pb2.Slo:
+    """The targets in the headers. Raises BadField that names the header."""
+    drop = headers.get("x-slo-drop", "")
+    if drop not in ("", "late"):
+        raise BadField(f"'x-slo-drop' is '{drop[:40]}': only 'late' has a meaning.", "x-slo-drop")
+    return common_pb2.Slo(
+        ttft_ms=_milliseconds(headers, "x-slo-ttft-ms"),
+        tpot_ms=_milliseconds(headers, "x-slo-tpot-ms"),
+        drop_late=drop == "late",
+    )
+
+
+def _milliseconds(headers: Headers, name: str) -> int:
+    given = headers.get(name)
+    if given is None:
+        return 0
+    if not (given.isascii() and given.isdigit() and len(given) <= 12 and 0 < int(given) < _MOST_MILLISECONDS):
+        raise BadField(f"'{name}' is '{given[:40]}': it must be a whole number of milliseconds above 0.", name)
+    return int(given)
+
+
+class WhileConnected:
+    """A block that is cancelled when the client goes away; afterwards `gone` says whether it did, and the block's
+    cancellation has been absorbed. Enter it after the body was read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.gone = False
+
+    async def __aenter__(self) -> WhileConnected:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._watcher = tasks.spawn(self._watch(), "watch a client")
+        return self
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone = True
+        self._task.cancel()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._watcher.cancel()
+        if not self.gone:
+            return False
+        absorbed = self._task.uncancel() == 0
+        return absorbed and kind is not None and issubclass(kind, asyncio.CancelledError)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None, kind: bytes = JSON
+) -> None:
+    """A whole response."""
+    fields = [(b"content-type", kind), (b"content-length", b"%d" % len(body)), *(headers or ())]
+    await send({"type": "http.response.start", "status": status, "headers": fields})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def respond_empty(send: Send, headers: errors.Headers) -> None:
+    """A response that says all in its headers."""
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body"})
+
+
+async def respond_error(send: Send, error: PrismError, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+    fields = [*(headers or ()), *errors.headers(error)]
+    await respond(send, errors.shape(error).status, errors.encode(error), fields)
+
+
+def headers_of(scope: Scope) -> Headers:
+    return Headers(scope=scope)
+
+
+def answer_headers(scope: Scope, request_id: str) -> errors.Headers:
+    """Headers that any answer has beside its own."""
+    return [(b"x-request-id", request_id.encode()), *scope[ANSWER_HEADERS]]
+
+
+def count_of(scope: Scope) -> metrics.Count:
+    """What is counted of a request."""
+    count = scope[COUNT]
+    assert isinstance(count, metrics.Count)
+    return count

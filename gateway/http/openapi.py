@@ -1,0 +1,220 @@
+"""/openapi.json: the HTTP API described for programs, from the same models that check its requests.
+
+What a request may say is exact but for fields that Prism refuses or ignores by name (`gateway/openai/bodies.py`); those
+are allowed by the description as OpenAI's clients send them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+from pydantic.json_schema import models_json_schema
+
+from gateway.openai.bodies import (
+    MOST_PROMPTS,
+    MOST_STOPS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from gateway.openai.embeddings import MOST_INPUTS, EmbeddingRequest
+
+Json = dict[str, Any]
+_TOKEN: Json = {"type": "integer", "minimum": 0, "exclusiveMaximum": 1 << 63}
+_TOKENS: Json = {"type": "array", "minItems": 1, "items": _TOKEN}
+_TEXT_PART: Json = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+
+
+def _prompts(most: int) -> Json:
+    """What `openai.prompts` takes."""
+    return {
+        "anyOf": [
+            {"type": "string"},
+            {"type": "array", "minItems": 1, "maxItems": most, "items": {"type": "string"}},
+            _TOKENS,
+            {"type": "array", "minItems": 1, "maxItems": most, "items": _TOKENS},
+        ]
+    }
+
+
+_STOP: Json = {"type": "string", "minLength": 1}
+_BY_HAND: dict[str, Json] = {
+    # What plain functions check says nothing about itself.
+    "stop": {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MOST_STOPS}, {"type": "null"}]},
+    "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": _TEXT_PART}, {"type": "null"}]},
+    "prompt": _prompts(MOST_PROMPTS),
+    "input": _prompts(MOST_INPUTS),
+}
+_NAME = "#/components/schemas/{model}"
+_HEADERS: list[Json] = [
+    {"name": "x-request-id", "in": "header", "schema": {"type": "string"}},
+    *(
+        {"name": name, "in": "header", "schema": {"type": "integer", "minimum": 1, "exclusiveMaximum": 10**9}}
+        for name in ("x-slo-ttft-ms", "x-slo-tpot-ms")
+    ),
+    {"name": "x-slo-drop", "in": "header", "schema": {"type": "string", "enum": ["", "late"]}},
+]
+_ERROR: Json = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_CARD: Json = {
+    "type": "object",
+    "required": ["id", "object", "created", "owned_by"],
+    "properties": {
+        "id": {"type": "string"},
+        "object": {"const": "model"},
+        "created": {"type": "integer"},
+        "owned_by": {"type": "string"},
+        "max_model_len": {"type": "integer"},
+        "residency": {"type": "string"},
+        "task": {"enum": ["generate", "embed"]},
+        "groups": {"type": "array", "items": {"type": "string"}},
+        "error": {"type": ["string", "null"]},
+    },
+}
+_USAGE: Json = {
+    "type": "object",
+    "required": ["prompt_tokens", "completion_tokens", "total_tokens"],
+    "additionalProperties": True,
+}
+_BODY_REFUSED = (400, 404, 408, 413, 415, 429, 503, 504)
+_ANY_REFUSED = (401, 403)
+
+
+def _answer(kind: str, choice: str) -> Json:
+    return {
+        "type": "object",
+        "required": ["id", "object", "created", "model", "choices", "usage"],
+        "properties": {
+            "id": {"type": "string"},
+            "object": {"const": kind},
+            "created": {"type": "integer"},
+            "model": {"type": "string"},
+            "choices": {"type": "array", "minItems": 1, "items": {"type": "object", "required": ["index", choice]}},
+            "usage": _USAGE,
+        },
+    }
+
+
+def _object(**properties: Json) -> Json:
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+_VECTOR = _object(
+    object={"const": "embedding"},
+    index={"type": "integer"},
+    embedding={"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string", "format": "byte"}]},
+)
+_ANSWERS: dict[str, Json] = {
+    "ChatAnswer": _answer("chat.completion", "message"),
+    "CompletionAnswer": _answer("text_completion", "text"),
+    "Embeddings": _object(
+        object={"const": "list"},
+        data={"type": "array", "minItems": 1, "items": _VECTOR},
+        model={"type": "string"},
+        usage=_object(prompt_tokens={"type": "integer"}, total_tokens={"type": "integer"}),
+    ),
+    "Card": _CARD,
+    "Cards": _object(object={"const": "list"}, data={"type": "array", "items": _CARD}),
+    "Tokens": _object(
+        tokens={"type": "array", "items": {"type": "integer"}},
+        token_strs={"type": ["array", "null"], "items": {"type": "string"}},
+        count={"type": "integer"},
+        max_model_len={"type": "integer"},
+    ),
+    "Text": _object(prompt={"type": "string"}),
+    "Health": _object(status={"type": "string"}),
+    "Error": _ERROR,
+}
+
+
+def _json(schema: str) -> Json:
+    return {"application/json": {"schema": {"$ref": _NAME.format(model=schema)}}}
+
+
+def _refusals(*statuses: int) -> Json:
+    return {str(status): {"description": "refused", "content": _json("Error")} for status in statuses}
+
+
+def _post(summary: str, body: str, answer: str, stream: bool = False, parameters: list[Json] | None = None) -> Json:
+    content = _json(answer)
+    if stream:
+        content |= {"text/event-stream": {}}
+    return {
+        "post": {
+            "summary": summary,
+            "parameters": parameters or [],
+            "requestBody": {"required": True, "content": _json(body)},
+            "responses": {
+                "200": {"description": "the answer", "content": content},
+                **_refusals(*_ANY_REFUSED, *_BODY_REFUSED),
+            },
+        }
+    }
+
+
+def _get(summary: str, answer: str, *refusals: int, parameters: list[Json] | None = None, plain: bool = False) -> Json:
+    content = {"text/plain": {"schema": {"type": "string"}}} if plain else _json(answer)
+    return {
+        "get": {
+            "summary": summary,
+            "parameters": parameters or [],
+            "responses": {"200": {"description": "the answer", "content": content}, **_refusals(*refusals)},
+        }
+    }
+
+
+def document() -> Json:
+    """OpenAPI 3.1 of all paths but the page's."""
+    kinds: list[type[pydantic.BaseModel]] = [
+        ChatRequest,
+        CompletionRequest,
+        EmbeddingRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
+    ]
+    _, found = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_NAME)
+    schemas: Json = {**found["$defs"], **_ANSWERS}
+    for schema in schemas.values():
+        for field, said in schema.get("properties", {}).items():
+            if field in _BY_HAND and not said.keys() & {"type", "anyOf"}:
+                said.update(_BY_HAND[field])
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    health = _get("Whether it serves", "Health")
+    health["get"]["responses"]["503"] = {"description": "not now", "content": _json("Health")}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Prism", "version": "1"},
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}],
+        "paths": {
+            "/v1/chat/completions": _post("Chat", "ChatRequest", "ChatAnswer", True, _HEADERS),
+            "/v1/completions": _post("Completion", "CompletionRequest", "CompletionAnswer", True, _HEADERS),
+            "/v1/embeddings": _post("Embeddings", "EmbeddingRequest", "Embeddings", parameters=_HEADERS),
+            "/v1/models": _get("All models that the key may use", "Cards", *_ANY_REFUSED),
+            "/v1/models/{model}": _get("One of them", "Card", *_ANY_REFUSED, 404, parameters=[name]),
+            "/tokenize": _post("Tokens of a prompt", "TokenizeRequest", "Tokens"),
+            "/detokenize": _post("Text of tokens", "DetokenizeRequest", "Text"),
+            "/health": health,
+            "/metrics": _get("Prometheus text", "", *_ANY_REFUSED, plain=True),
+        },
+    }

@@ -1,0 +1,97 @@
+"""The HTTP server: uvicorn inside a process whose signals and logging are the chassis'."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from gateway.http.protocol import BoundedProtocol
+from services import addresses, tasks
+from services.errors import Unavailable
+from services.tls import Identity
+
+_BACKLOG = 2048
+_KEEP_ALIVE_S = 75
+_FIRST_REQUEST_S = 1.0
+"""How long a connection that was taken before a stop has for its request: who made it has it on the way."""
+
+
+class _Protocol(BoundedProtocol):
+    def shutdown(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.loop.call_later(_FIRST_REQUEST_S, super().shutdown)
+        else:
+            super().shutdown()
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The process has its own handlers."""
+        yield
+
+
+class HttpServer:
+    """Serves `app` on "host:port", with TLS where there is an `identity`."""
+
+    def __init__(self, app: ASGIApp, address: str, identity: Identity | None = None) -> None:
+        self._address = address
+        self._uvicorn = _Uvicorn(
+            uvicorn.Config(
+                app,
+                loop="none",
+                http=_Protocol,
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                log_level="warning",
+                proxy_headers=False,
+                server_header=False,
+                date_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                backlog=_BACKLOG,
+                ssl_context_factory=None if identity is None else lambda config, default: identity.server_context(),
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+        self.port = 0
+        """The port in use, once started."""
+
+    async def start(self, listener: socket.socket | None = None) -> None:
+        """On `listener`, which somebody else opened, or else at the address. Raises Unavailable with one line when that
+        cannot be had."""
+        if listener is None:
+            listener = self._listen()
+        self.port = listener.getsockname()[1]
+        self._serving = tasks.spawn(self._uvicorn.serve(sockets=[listener]), "http server")
+
+    def _listen(self) -> socket.socket:
+        host, port = addresses.host_and_port(self._address)
+        listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(_BACKLOG)  # who connects from now on waits, and is not refused
+        except OSError as error:
+            listener.close()
+            raise Unavailable(f"cannot serve HTTP on {self._address}: {error.strerror or error}") from None
+        return listener
+
+    def withdraw(self) -> None:
+        """From now on every connection ends with its next response. Unasked, one that a client keeps would be closed
+        at the stop, maybe under a request that is on its way."""
+        self._uvicorn.config.encoded_headers.append((b"connection", b"close"))
+        self._uvicorn.server_state.default_headers = list(self._uvicorn.config.encoded_headers)
+
+    async def stop(self) -> None:
+        """Takes no more connections, closes those that had a request and have none, waits for the others' responses.
+        Cancelling it cuts those off."""
+        self._uvicorn.should_exit = True
+        if self._serving is not None:
+            await self._serving

@@ -1,0 +1,1 @@
+"""OpenAI's API: bodies that are checked, and the endpoints for text, chats and embeddings."""

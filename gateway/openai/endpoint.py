@@ -1,0 +1,192 @@
+"""What requests for something of a model have in common: one is read, checked, answered, and traced; whatever goes
+wrong is its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import orjson
+from starlette.types import Receive, Scope, Send
+
+from gateway import errors, metrics, traces
+from gateway.access.access import Caller
+from gateway.http import messages, sse
+from gateway.metrics import Count
+from gateway.openai import bodies
+from gateway.request import Request
+from gateway.serving import Choice, Serving
+from protos import common_pb2
+from services import log
+from services.errors import PrismError
+from services.spans import Span
+
+_log = log.get(__name__)
+_EVENT_STREAM = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies that collect a response first would deliver a stream all at once
+]
+
+
+class Body(Protocol):
+    """A checked body."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def streams(self) -> bool: ...
+
+    def request(self, request_id: str, slo: common_pb2.Slo, arrival_s: float) -> Request: ...
+
+
+B = TypeVar("B", bound=Body)
+
+
+class Endpoint(Generic[B]):
+    """The ASGI app of one path."""
+
+    path: str
+    operation: str
+    """In GenAI's words."""
+
+    def __init__(self, serving: Serving, bodies: messages.Bodies) -> None:
+        self._serving = serving
+        self._bodies = bodies
+
+    def _parse(self, data: bytes) -> B:
+        """Raises BadField."""
+        raise NotImplementedError
+
+    async def _answer(self, body: B, request: Request, reply: Reply, caller: Caller) -> None:
+        """Raises PrismError, which is answered then."""
+        raise NotImplementedError
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrival_s = time.monotonic()
+        headers = messages.headers_of(scope)
+        request_id = messages.request_id(headers)
+        span = traces.of_http(self.path, headers, arrival_s)
+        caller: Caller = scope[messages.CALLER]
+        log.bind(request_id=request_id, **caller.log_fields, **span.log_fields)
+        count = messages.count_of(scope)
+        reply = Reply(send, messages.answer_headers(scope, request_id), span, count)
+        try:
+            data = await self._bodies.read(receive)
+            try:
+                body = self._parse(data)
+            except PrismError:
+                count.model = self._serving.known(bodies.model_of(data), caller)
+                raise
+            count.model = self._serving.known(body.model, caller)
+            request = body.request(request_id, messages.slo(headers), arrival_s)
+            traces.asked(span, request, self.operation, streams=body.streams)
+            async with messages.WhileConnected(receive) as client:
+                await self._answer(body, request, reply, caller)
+            if client.gone:
+                reply.gone()
+        except messages.ClientGone:
+            reply.gone()
+        except PrismError as error:
+            await reply.fail(error)
+        except Exception:  # the outermost edge of a request: it gets an answer, the log the trace
+            _log.exception("request failed")
+            await reply.fault()
+        finally:
+            span.end()
+
+
+class Reply:
+    """The response to one request, in whichever form it turns out to need."""
+
+    def __init__(self, send: Send, headers: errors.Headers, span: Span, count: Count) -> None:
+        """`headers`: those that it has in any form."""
+        self.span = span
+        self._send = send
+        self._headers = headers
+        self._count = count
+        self._streaming = False
+        self._ended = False
+        self.said = False
+        """Whether there were events since this was last set to false."""
+
+    def add(self, headers: errors.Headers) -> None:
+        """To those of a response that has not begun."""
+        self._headers += headers
+
+    async def whole(self, body: bytes) -> None:
+        self._count.answered(200)
+        self._ended = True
+        traces.replied(self.span, 200)
+        await messages.respond(self._send, 200, body, self._headers)
+
+    async def events(self, events: bytes, more: bool = True) -> None:
+        self.said = True
+        if not more:
+            self._ended = True
+        if not self._streaming:
+            await self._begin()
+        await self._send({"type": "http.response.body", "body": events, "more_body": more})
+
+    async def comment(self) -> None:
+        """Says that the model wakes. It may begin the stream; once there is an answer it does nothing."""
+        if not self._ended and not self._streaming:
+            await self._begin()
+        if not self._ended:
+            await self._send({"type": "http.response.body", "body": sse.WAKING, "more_body": True})
+
+    async def _begin(self) -> None:
+        self._streaming = True
+        self._count.answered(200)
+        traces.replied(self.span, 200)
+        headers = [*_EVENT_STREAM, *self._headers]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def fail(self, error: PrismError) -> None:
+        """By its status, or as an event once the response has begun: OpenAI's clients raise that."""
+        self._count.failed(error)
+        status = errors.shape(error).status
+        if self._streaming or status >= 500:  # what its client did wrong is no failure of a server
+            self.span.fail(type(error).__name__, str(error))
+        if self._streaming:
+            await self.events(sse.error(errors.encode(error)) + sse.DONE, more=False)
+        else:
+            self._ended = True
+            traces.replied(self.span, status)
+            await messages.respond_error(self._send, error, self._headers)
+
+    async def fault(self) -> None:
+        """By a fault of ours."""
+        self._count.fault()
+        self.span.fail("fault")
+        body = orjson.dumps(errors.envelope("Internal error.", "server_error", None))
+        if self._streaming:
+            await self.events(sse.error(body) + sse.DONE, more=False)
+        else:
+            self._ended = True
+            traces.replied(self.span, 500)
+            await messages.respond(self._send, 500, body, self._headers)
+
+    def gone(self) -> None:
+        """To its client's leaving; nothing if that had all of it."""
+        if not self._ended:
+            self.span.fail(metrics.GONE)
+            self._count.gone()
+
+
+async def each(work: Callable[[Choice], Coroutine[Any, Any, None]], choices: Sequence[Choice]) -> None:
+    """Does `work` for each choice at the same time; the first failure ends the others."""
+    if len(choices) == 1:
+        await work(choices[0])
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            for choice in choices:
+                group.create_task(work(choice))
+    except* PrismError as failures:
+        first = failures.exceptions[0]
+        assert isinstance(first, PrismError)  # no group inside a group: the tasks raise single errors
+        raise first from None

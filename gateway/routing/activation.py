@@ -1,0 +1,43 @@
+"""Asking placement to bring a model up: one call at a time for each model, however many requests wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from gateway.routing.routes import Place, decode_place
+from protos import placement_pb2, placement_pb2_grpc
+from services import tasks
+from services.errors import PrismError
+from services.status import from_rpc
+
+
+class Activations:
+    """The calls of `Activate` that are under way."""
+
+    def __init__(self, placement: placement_pb2_grpc.PlacementStub, *, time_out_s: float) -> None:
+        self._placement = placement
+        self._time_out_s = time_out_s
+        self._under_way: dict[str, asyncio.Task[Place | PrismError]] = {}
+
+    async def activate(self, model: str, ttft_left_ms: int) -> Place:
+        """The group chosen for `model`, which has begun to bring it up. Raises the PrismError that placement answered,
+        Unavailable when it is away. Cancelling one waiter leaves the call to the others."""
+        call = self._under_way.get(model)
+        if call is None:
+            call = self._under_way[model] = tasks.spawn(self._call(model, ttft_left_ms), f"activate {model}")
+            call.add_done_callback(lambda _: self._under_way.pop(model, None))
+        outcome = await asyncio.shield(call)
+        if isinstance(outcome, PrismError):
+            raise outcome
+        return outcome
+
+    async def _call(self, model: str, ttft_left_ms: int) -> Place | PrismError:
+        """An error is a value here: it is the answer to all who wait, not a failure of this task."""
+        request = placement_pb2.ActivateRequest(model=model, ttft_left_ms=ttft_left_ms)
+        try:
+            answer = await self._placement.Activate(request, timeout=self._time_out_s)
+        except grpc.aio.AioRpcError as error:
+            return from_rpc(error)
+        return decode_place(answer.place)

@@ -1,0 +1,1 @@
+"""From token ids to the text of an answer: detokenizing, stop strings, echo; sampling defaults; structured outputs."""

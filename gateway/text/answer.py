@@ -1,0 +1,149 @@
+"""One answer while it arrives: tokens to text, stop strings, counts, log-probabilities. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.text.detokenizer import detokenizer
+from gateway.text.stops import StopMatcher
+from gateway.tools.formats import Call, CallFinder
+from protos import common_pb2
+from tokenization.tokenizer import Tokenizer
+
+_REASONS = {common_pb2.STOP: "stop", common_pb2.LENGTH: "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token with its log-probability and the best ones in its place."""
+
+    token: int
+    logprob: float | None
+    """None of a prompt's first token."""
+    top: Sequence[tuple[int, float]] | None
+    offset: int
+    """Characters of the answer, and of its prompt where that is part of it, before it."""
+
+    @classmethod
+    def of(cls, token: int, scores: common_pb2.TokenLogprob, offset: int) -> Scored:
+        return cls(token, scores.logprob, [(best.token_id, best.logprob) for best in scores.top], offset)
+
+
+class Answer:
+    """Fed with a request's chunks across however many attempts; they are one row of tokens."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        before: Sequence[int] = (),
+        stops: Sequence[str] = (),
+        show_special: bool = False,
+        finder: CallFinder | None = None,
+    ) -> None:
+        """`before`: the prompt's ids. `finder`: of calls of tools, in an answer that may have some."""
+        shown = finder.marks if finder is not None else ()
+        self._detokenizer = detokenizer(tokenizer, before=before, show_special=show_special, shown=shown)
+        self._finder = finder
+        self._calls: list[Call] = []
+        self._stops = StopMatcher(stops) if stops else None
+        self._scored: list[Scored] = []
+        self._prompt_scores: list[common_pb2.TokenLogprob] = []
+        self._decoded = 0  # characters, those that the stop matcher holds included
+        self._given = 0
+        self.tokens = 0
+        """Output tokens, those of a matched stop string included."""
+        self.latest: Sequence[int] = ()
+        """The tokens of the last push, as far as they count."""
+        self.cached_tokens = 0
+        self.embedding: Sequence[float] = ()
+        """Of a request for one, once it has ended."""
+        self.finish_reason: str | None = None
+        """OpenAI's word once the answer has ended; "stop" with a matched stop string, though the engine may go on;
+        "tool_calls" where it called some."""
+
+    def follow(self, text: str) -> None:
+        """It will be told behind `text`, so that its offsets count from there. Before the first push."""
+        self._decoded = self._given = len(text)
+
+    def push(self, chunk: common_pb2.TokenChunk) -> str:
+        """The text that may be given out now. Once there is a `finish_reason` nothing more may be pushed."""
+        if not self.tokens:  # what a later attempt found cached was partly answer
+            self.cached_tokens = self.cached_tokens or chunk.cached_tokens
+        ids, finish = chunk.token_ids, chunk.finish
+        self._prompt_scores += chunk.prompt_logprobs
+        if self._stops is None and not chunk.logprobs:
+            self.latest = ids
+            text = self._detokenizer.push(ids)
+            self._decoded += len(text)
+        else:
+            text = self._push_singly(chunk)
+        self.tokens += len(self.latest)
+        if finish and self.finish_reason is None:
+            self.embedding = chunk.embedding
+            self.finish_reason = _REASONS.get(finish, "stop")
+            text += self._end()
+        self._given += len(text)
+        return text if self._finder is None else self._without_calls(text, self._finder)
+
+    def _without_calls(self, text: str, finder: CallFinder) -> str:
+        text, calls = finder.push(text)
+        self._calls += calls
+        if self.finish_reason is not None:
+            text += finder.finish()
+            if finder.found and self.finish_reason == "stop":
+                self.finish_reason = "tool_calls"
+        return text
+
+    def take_calls(self) -> list[Call]:
+        """Those that were complete since the last call."""
+        calls, self._calls = self._calls, []
+        return calls
+
+    def _push_singly(self, chunk: common_pb2.TokenChunk) -> str:
+        """Token by token: a stop string in the middle of a chunk ends the answer there, and each token has an
+        offset."""
+        told: list[str] = []
+        self.latest = taken = []
+        for index, token in enumerate(chunk.token_ids):
+            if chunk.logprobs:
+                self._scored.append(Scored.of(token, chunk.logprobs[index], self._decoded))
+            taken.append(token)
+            text = self._detokenizer.push((token,))
+            self._decoded += len(text)
+            if self._stop_in(text, told):
+                break
+        return "".join(told)
+
+    def _stop_in(self, text: str, told: list[str]) -> bool:
+        """Passes `text` on to `told` as far as the stop strings let it; whether one of them ended the answer."""
+        if self._stops is None:
+            told.append(text)
+            return False
+        text, stopped = self._stops.push(text)
+        told.append(text)
+        if stopped:
+            self.finish_reason = "stop"
+            end = self._given + sum(map(len, told))
+            self._scored = [scored for scored in self._scored if scored.offset < end]
+        return stopped
+
+    def _end(self) -> str:
+        told: list[str] = []
+        if not self._stop_in(self._detokenizer.finish(), told) and self._stops is not None:
+            told.append(self._stops.finish())
+        return "".join(told)
+
+    def take_prompt_scores(self) -> list[common_pb2.TokenLogprob]:
+        """Of the prompt's tokens, those that came since the last call."""
+        scores, self._prompt_scores = self._prompt_scores, []
+        return scores
+
+    def take_scored(self) -> list[Scored]:
+        """The scored tokens whose text was begun to be given out since the last call; at the end all that are left."""
+        count = len(self._scored)
+        if self.finish_reason is None:
+            count = next((n for n, one in enumerate(self._scored) if one.offset >= self._given), count)
+        scored, self._scored = self._scored[:count], self._scored[count:]
+        return scored

@@ -1,0 +1,88 @@
+"""What /openapi.json says of the paths and bodies is what the gateway takes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gateway.errors import BadField
+from gateway.http import openapi
+from gateway.http.app import build
+from gateway.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
+from gateway.openai.embeddings import EmbeddingRequest
+from tests.gateway.conftest import World
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (ChatRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+}
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def fits(kind: str, body: Any) -> bool:
+    told = openapi.document()
+    checker = jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{kind}", **told})
+    return bool(checker.is_valid(body))
+
+
+def taken(kind: str, body: Any) -> bool:
+    try:
+        parse(KINDS[kind], json.dumps(body).encode())
+    except BadField:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "right"),
+    [
+        ("ChatRequest", CHAT, True),
+        ("ChatRequest", {**CHAT, "stop": ["a", "b"], "n": 2, "unknown": 1}, True),
+        ("ChatRequest", {**CHAT, "messages": []}, False),
+        ("ChatRequest", {**CHAT, "stop": [""]}, False),
+        ("ChatRequest", {**CHAT, "max_tokens": 1 << 63}, False),
+        ("ChatRequest", {**CHAT, "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, True),
+        ("ChatRequest", {**CHAT, "messages": [{"role": "user", "content": [{"type": "image"}]}]}, False),
+        ("CompletionRequest", {"model": "m", "prompt": [[1, 2], [3]]}, True),
+        ("CompletionRequest", {"model": "m", "prompt": [[1, 2], []]}, False),
+        ("CompletionRequest", {"model": "m", "prompt": "a", "stop_token_ids": [-1]}, False),
+        ("EmbeddingRequest", {"model": "m", "input": [[1, 2], [3]], "dimensions": 2}, True),
+        ("EmbeddingRequest", {"model": "m", "input": ["a"] * 2049}, False),
+        ("EmbeddingRequest", {"model": "m", "input": [], "encoding_format": "base64"}, False),
+        ("EmbeddingRequest", {"model": "m", "input": "a", "encoding_format": "int8"}, False),
+        ("TokenizeRequest", {"model": "m", "messages": []}, False),
+        ("DetokenizeRequest", {"model": "m", "tokens": [1 << 32]}, False),
+    ],
+)
+def test_what_the_description_allows_is_taken_and_the_other_refused(kind: str, body: Any, right: bool) -> None:
+    assert (fits(kind, body), taken(kind, body)) == (right, right)
+
+
+async def test_each_path_is_one_that_is_served_and_the_other_way_round(world: World) -> None:
+    told = (await world.http.get("/openapi.json")).json()
+    assert told == json.loads(json.dumps(openapi.document()))
+    for path, methods in told["paths"].items():
+        for method in methods:
+            answer = await world.http.request(method, path.replace("{model}", "org/tiny"), content=b"{}")
+            assert answer.status_code == (400 if method == "post" else 200), path
+    assert set(told["paths"]) == {path for path in served() if path != "/openapi.json"}
+
+
+def served() -> set[str]:
+    """The paths that the application knows."""
+    found: set[str] = set()
+
+    class Routes(Exception):
+        pass
+
+    def kept(routes: Any, exception_handlers: Any) -> None:
+        found.update(route.path.replace(":path", "") for route in routes)
+        raise Routes
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Routes):
+        patch.setattr("gateway.http.app.Starlette", kept)
+        build(None, None, None)  # type: ignore[arg-type]
+    return found

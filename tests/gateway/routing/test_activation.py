@@ -1,0 +1,69 @@
+"""Activation: one call for all who wait."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from gateway.routing.activation import Activations
+from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from services import rpc
+from services.errors import Refused, TimedOut, Unavailable
+from tests.gateway.fakes import FakePlacement
+
+
+@pytest.fixture
+async def placement(tmp_path: Path) -> AsyncIterator[FakePlacement]:
+    placement = FakePlacement(str(tmp_path / "placement.sock"))
+    await placement.start()
+    yield placement
+    await placement.die()
+
+
+async def test_one_who_gives_up_leaves_the_call_to_the_others(placement: FakePlacement) -> None:
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def choose(_: Any) -> placement_pb2.Place:
+        asked.set()
+        await answer.wait()
+        return placement_pb2.Place(group="g", address="a", residency=common_pb2.WAKING)
+
+    placement.activate = choose
+    async with rpc.channel(placement.address) as channel:
+        activations = Activations(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
+        impatient, patient = (asyncio.get_running_loop().create_task(activations.activate("m", 0)) for _ in range(2))
+        await asyncio.wait_for(asked.wait(), 10)
+        impatient.cancel()
+        answer.set()
+        assert (await patient).address == "a"
+        assert len(placement.activations) == 1
+        await activations.activate("m", 0)
+        assert len(placement.activations) == 2
+
+
+async def test_a_refusal_is_an_answer_to_all(placement: FakePlacement) -> None:
+    placement.refusal = (grpc.StatusCode.RESOURCE_EXHAUSTED, "needs 5, free 3")
+    async with rpc.channel(placement.address) as channel:
+        activations = Activations(placement_pb2_grpc.PlacementStub(channel), time_out_s=10)
+        answers = await asyncio.gather(*(activations.activate("m", 0) for _ in range(3)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [Refused] * 3
+    assert str(answers[0]) == "needs 5, free 3"
+    assert len(placement.activations) == 1
+
+
+async def test_placement_away_or_silent_is_unavailable(placement: FakePlacement, tmp_path: Path) -> None:
+    async def never(_: Any) -> placement_pb2.Place:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    placement.activate = never
+    async with rpc.channel(placement.address) as there, rpc.channel(f"unix:{tmp_path}/none.sock") as nowhere:
+        with pytest.raises(TimedOut):
+            await Activations(placement_pb2_grpc.PlacementStub(there), time_out_s=0.05).activate("m", 0)
+        with pytest.raises(Unavailable):
+            await Activations(placement_pb2_grpc.PlacementStub(nowhere), time_out_s=10).activate("m", 0)

@@ -1,0 +1,127 @@
+"""One stream to a group: what it carries, and what happens when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.routing import groups
+from gateway.routing.groups import GroupLinks
+from protos import common_pb2, gpu_scheduler_pb2
+from tests.gateway.fakes import FakeGroup, Output, Running
+
+
+class Collector:
+    """A receiver that remembers."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.lost_with: tuple[str, bool] | None = None
+        self.ended = asyncio.Event()
+
+    def deliver(self, chunk: common_pb2.TokenChunk) -> None:
+        self.tokens += chunk.token_ids
+        if chunk.finish:
+            self.ended.set()
+
+    def lost(self, reason: str, was_sent: bool) -> None:
+        self.lost_with = (reason, was_sent)
+        self.ended.set()
+
+
+def submit(name: str) -> gpu_scheduler_pb2.Submit:
+    return gpu_scheduler_pb2.Submit(request_id=name, sampling=common_pb2.Sampling(max_new_tokens=9))
+
+
+@pytest.fixture(params=["on the node", "over gRPC"])
+async def group(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[FakeGroup]:
+    where = str(tmp_path / "group.sock") if request.param == "on the node" else "127.0.0.1:0"
+    group = FakeGroup(where, Output([1, 2, 3]))
+    await group.start()
+    yield group
+    await group.die()
+
+
+@pytest.fixture
+async def links(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[GroupLinks]:
+    monkeypatch.setattr(groups, "_CONNECT_S", 60.0)
+    links = GroupLinks()
+    yield links
+    await links.close()
+
+
+async def hold(running: Running) -> None:
+    await running.cancelled.wait()
+
+
+async def test_many_requests_share_one_stream(group: FakeGroup, links: GroupLinks) -> None:
+    collectors = [Collector() for _ in range(20)]
+    for number, collector in enumerate(collectors):
+        links.get(group.address).submit(submit(str(number)), collector)
+    for collector in collectors:
+        await asyncio.wait_for(collector.ended.wait(), 10)
+        assert collector.tokens == [1, 2, 3]
+    assert group.streams == 1
+    assert links.get(group.address).in_flight == 0
+
+
+async def test_a_cancelled_request_is_cancelled_there_and_heard_of_no_more(group: FakeGroup, links: GroupLinks) -> None:
+    group.script = hold
+    link, collector = links.get(group.address), Collector()
+    link.submit(submit("a"), collector)
+    running = await asyncio.wait_for(group.arrived(1), 10)
+    link.cancel("a")
+    await asyncio.wait_for(running.cancelled.wait(), 10)
+    running.tokens([5])
+    other = Collector()
+    group.script = Output([7])
+    link.submit(submit("b"), other)
+    await asyncio.wait_for(other.ended.wait(), 10)
+    assert (collector.tokens, collector.lost_with, other.tokens) == ([], None, [7])
+
+
+async def test_a_broken_stream_loses_all_its_requests_and_comes_back(group: FakeGroup, links: GroupLinks) -> None:
+    group.script = hold
+    link, collectors = links.get(group.address), [Collector(), Collector()]
+    for number, collector in enumerate(collectors):
+        link.submit(submit(str(number)), collector)
+    await asyncio.wait_for(group.arrived(2), 10)
+    await group.die()
+    for collector in collectors:
+        await asyncio.wait_for(collector.ended.wait(), 10)
+        assert collector.lost_with is not None
+        assert collector.lost_with[1] is True
+    again = FakeGroup(group.address.removeprefix("unix:"), Output([4]))
+    await again.start()
+    after = Collector()
+    link.submit(submit("after"), after)
+    await asyncio.wait_for(after.ended.wait(), 10)
+    assert after.tokens == [4]
+    await again.die()
+
+
+async def test_a_request_to_a_group_that_is_not_there_is_lost_unsent(
+    tmp_path: Path, links: GroupLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_CONNECT_S", 0.5)
+    collector = Collector()
+    links.get(f"unix:{tmp_path}/nobody.sock").submit(submit("a"), collector)
+    await asyncio.wait_for(collector.ended.wait(), 10)
+    assert collector.lost_with is not None
+    assert collector.lost_with[1] is False
+
+
+async def test_links_open_with_the_routes_and_close_when_idle_and_unnamed(group: FakeGroup, links: GroupLinks) -> None:
+    group.script = hold
+    links.keep([group.address])
+    link, collector = links.get(group.address), Collector()
+    link.submit(submit("a"), collector)
+    await asyncio.wait_for(group.arrived(1), 10)
+    links.keep([])
+    assert links.get(group.address) is link  # it has a request
+    link.cancel("a")
+    links.keep([])
+    assert links.get(group.address) is not link

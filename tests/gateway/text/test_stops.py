@@ -1,0 +1,63 @@
+"""Stop strings end an answer at the same character however it is cut into chunks."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.text.stops import StopMatcher
+
+SMALL = st.text(alphabet="ab\n", max_size=30)
+
+
+def _obvious(text: str, stops: list[str]) -> str:
+    """Character by character: the first one that completes a stop string."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))]
+    return text
+
+
+@settings(max_examples=500)
+@given(
+    chunks=st.lists(SMALL, max_size=10),
+    stops=st.lists(st.text(alphabet="ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
+)
+def test_any_cutting_gives_the_same_text(chunks: list[str], stops: list[str]) -> None:
+    matcher = StopMatcher(stops)
+    told = ""
+    for chunk in chunks:
+        text, stopped = matcher.push(chunk)
+        told += text
+        if stopped:
+            break
+    else:
+        told += matcher.finish()
+    assert told == _obvious("".join(chunks), stops)
+
+
+def test_the_beginning_of_a_stop_string_is_held_until_it_is_none() -> None:
+    matcher = StopMatcher(["STOP"])
+    assert matcher.push("go ST") == ("go ", False)
+    assert matcher.push("A") == ("STA", False)
+
+
+def test_what_was_held_is_given_out_at_the_end() -> None:
+    matcher = StopMatcher(["STOP"])
+    assert matcher.push("ST") == ("", False)
+    assert matcher.finish() == "ST"
+
+
+def test_nothing_of_the_stop_string_is_given_out() -> None:
+    matcher = StopMatcher(["\n\n"])
+    assert matcher.push("line\n") == ("line", False)
+    assert matcher.push("\nnext") == ("", True)
+
+
+def test_of_two_that_end_together_the_longer_one_is_cut() -> None:
+    assert StopMatcher(["bc", "abc"]).push("xabc") == ("x", True)
+
+
+def test_the_one_that_is_complete_first_ends_the_answer() -> None:
+    assert StopMatcher(["abcd", "bc"]).push("abcd") == ("a", True)
