@@ -27,9 +27,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
-from loader import disk_file, image_memory
-from loader.disk_file import BLOCK_BYTES, Header
-from loader.image_memory import Image
+from loader.images import disk_file, image_memory
+from loader.images.disk_file import BLOCK_BYTES, Header
+from loader.images.image_memory import Image
 from services.checksum import checksum
 
 GIB = 1 << 30

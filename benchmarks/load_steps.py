@@ -19,9 +19,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
+from loader.copies.threads import Moved, counted
 from loader.metrics import COPIED
 from loader.policy.chunks import Chunk, plan
-from loader.threads import Moved, counted
 from loader.transfers.lanes import Lanes, Move
 
 CHUNK_BYTES = 32 << 20

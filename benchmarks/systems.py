@@ -27,7 +27,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from loader import checkpoint
+from loader.checkpoints import checkpoint
 from loader.policy.floor import floor_bytes
 from placement.policy import kvpr
 from placement.policy.assignment.partition import Part, partition

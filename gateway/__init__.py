@@ -2,13 +2,12 @@
 
 How a request is served, step by step:
 
-    1. http/app.py, openai/ or grpc_api.py      a body or message comes in, and access/ says whether it may
-    2. openai/bodies.py             it is checked and becomes a `request`
-    3. serving.py                   its route is looked up, its prompt tokenized (text/tokenizers.py), its limits checked
-    4. routing/relay.py             a place is found: in the routes that placement streams, or by an activation
-    5. routing/groups.py            it travels over the one stream to its group; tokens of all come back on it
-    6. text/answer.py               tokens become text, cut at stop strings; calls of tools are found in it (tools/)
-    7. http/sse.py                  text becomes events
+    1. http/app.py, openai/ or grpc_api.py      a body or message comes in, and access/ says whether it may 2.
+    openai/bodies.py             it is checked and becomes a `request` 3. serving.py                   its route is
+    looked up, its prompt tokenized (text/tokenizers.py), its limits checked 4. routing/relay.py             a place is
+    found: in the routes that placement streams, or by an activation 5. routing/groups.py            it travels over the
+    one stream to its group; tokens of all come back on it 6. text/answer.py               tokens become text, cut at
+    stop strings; calls of tools are found in it (tools/) 7. http/sse.py                  text becomes events
 
 Beside that way, `ui/` is a page for people who look at the system.
 

@@ -8,22 +8,23 @@ import signal
 import time
 
 from balloond.keeper_client import KeeperClient
-from loader import added, metrics, pins, wire
+from loader import metrics, wire
+from loader.catalogue import added, pins
+from loader.catalogue.models import Model, Models, Sizes
+from loader.catalogue.pins import Pins
+from loader.catalogue.relisting import Looking
+from loader.checkpoints.text_trials import TextTrials
 from loader.config import LoaderConfig
-from loader.copying import Copying
-from loader.disk import DiskImages
-from loader.handoff_client import HandoffClient
-from loader.image_jobs import ImageJobs
-from loader.image_memory import OWNER, Image
-from loader.image_room import ImageRoom
-from loader.images import Images
-from loader.jobs import Jobs
-from loader.kv_copies import KvCopies
-from loader.looking import Looking
-from loader.models import Model, Models, Sizes
-from loader.pins import Pins
+from loader.copies.copying import Copying
+from loader.copies.handoff_client import HandoffClient
+from loader.copies.jobs import Jobs
+from loader.copies.kv_copies import KvCopies
+from loader.images.disk import DiskImages
+from loader.images.image_jobs import ImageJobs
+from loader.images.image_memory import OWNER, Image
+from loader.images.image_room import ImageRoom
+from loader.images.images import Images
 from loader.server import NAME, LoaderServicer
-from loader.text_trials import TextTrials
 from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
 from services import log

@@ -14,7 +14,7 @@ class LoaderConfig(Config):
     """One node's loader."""
 
     catalogue: str
-    """The operator's file of models (loader/catalogue.py)."""
+    """The operator's file of models (loader/catalogue/catalogue.py)."""
     keeper: SocketPath
     """Path of the keeper's SEQPACKET socket."""
     handoff: SocketPath

@@ -7,14 +7,14 @@ from contextlib import aclosing
 from typing import Any
 
 from loader import wire
-from loader.disk import DiskImages
-from loader.image_jobs import ImageJobs
-from loader.image_room import ImageRoom
-from loader.images import Images
-from loader.jobs import At, Jobs, What
-from loader.kv_copies import KvCopies
-from loader.models import Models
-from loader.pins import Pins
+from loader.catalogue.models import Models
+from loader.catalogue.pins import Pins
+from loader.copies.jobs import At, Jobs, What
+from loader.copies.kv_copies import KvCopies
+from loader.images.disk import DiskImages
+from loader.images.image_jobs import ImageJobs
+from loader.images.image_room import ImageRoom
+from loader.images.images import Images
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
 from services import log
 from services.errors import Unmet

@@ -8,11 +8,11 @@ from pathlib import Path
 import pydantic
 from google.protobuf.message import DecodeError
 
-from loader.catalogue import Listed, Name
-from loader.disk import Stored
-from loader.image_memory import Image
-from loader.jobs import At, Job, Result
-from loader.models import Model
+from loader.catalogue.catalogue import Listed, Name
+from loader.catalogue.models import Model
+from loader.copies.jobs import At, Job, Result
+from loader.images.disk import Stored
+from loader.images.image_memory import Image
 from protos import common_pb2, engine_pb2, loader_pb2
 from services.config import faults
 from services.errors import Invalid

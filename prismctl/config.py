@@ -16,9 +16,9 @@ from balloond.config import BalloondConfig
 from gateway.access.keys import KeysFile, repeated
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader.catalogue import Catalogue
+from loader.catalogue.catalogue import Catalogue
+from loader.catalogue.models import Sizes, read_model
 from loader.config import LoaderConfig
-from loader.models import Sizes, read_model
 from placement.config import PlacementConfig
 from prismctl import commands, reference
 from prismctl.agreement import Given, disagreements

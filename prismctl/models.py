@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pydantic
 import typer
 
-from loader.catalogue import Listed
+from loader.catalogue.catalogue import Listed
 from prismctl import commands, views
 from prismctl.sizes import parse_size, size
 from prismctl.system import System, run

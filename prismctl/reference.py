@@ -49,7 +49,7 @@ Every service reads one TOML file, which its command line names: `python -m gate
 - `a.b` is the key `b` of the table `[a]`, and `a[].b` that of each `[[a]]`. What a table requires it requires where it
   is there at all. A default of none: as if it were not there.
 - The keeper has no file: `python -m balloond.keeper --socket PATH`. What a catalogue lists: the head of
-  `loader/catalogue.py`. Keys: docs/security.md.
+  `loader/catalogue/catalogue.py`. Keys: docs/security.md.
 """
 _MARKDOWN = re.compile(r"\\|\*(?=\S)|(?<=\S)\*|<(?=[A-Za-z/!?])")
 """What it would not print as it is."""

@@ -54,7 +54,7 @@ from benchmarks.gpu.bench_serving import Load, load
 from benchmarks.gpu.residency import told
 from benchmarks.host_pulse import HostPulse
 from gpu_scheduler.engines.sglang.base.options import kind_of
-from loader import checkpoint
+from loader.checkpoints import checkpoint
 from protos import common_pb2
 from services import log
 from tests.end_to_end.world import FOLDER, World, world

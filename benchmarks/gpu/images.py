@@ -6,7 +6,7 @@ import asyncio
 import mmap
 from collections.abc import Callable, Sequence
 
-from loader.handoff_client import HandoffClient
+from loader.copies.handoff_client import HandoffClient
 from loader.policy.chunks import Chunk, plan
 from loader.transfers import Transfers
 from loader.transfers.base import Borrowed, Tidy

@@ -22,7 +22,7 @@ from deploy.local.processes import StartFailed, System
 from deploy.local.topology import GPU_DTYPE_BYTES, Local
 from deploy.local.warming import Warming, Watched
 from gateway.access import cors
-from loader import catalogue
+from loader.catalogue import catalogue
 from placement.client import PlacementClient
 from services import addresses, log, tasks
 from services.errors import PrismError

@@ -10,10 +10,11 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from deploy.local import bundled
-from loader import catalogue, checkpoint
+from loader.catalogue import catalogue
+from loader.catalogue.models import Model, Sizes, read_model
+from loader.checkpoints import checkpoint
+from loader.checkpoints.errors import BrokenCheckpoint
 from loader.config import LoaderConfig
-from loader.errors import BrokenCheckpoint
-from loader.models import Model, Sizes, read_model
 from services.errors import Invalid
 
 _NAME = TypeAdapter[str](catalogue.Name)

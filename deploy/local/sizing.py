@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deploy.local.devices import MIB
-from loader.models import Model
+from loader.catalogue.models import Model
 from services.errors import Unavailable
 
 SMALL = ((27,), (13,))

@@ -41,9 +41,9 @@ def nothing() -> None:
 class Transfer(Protocol):
     """Copies for one device, each over all links that reach it and are no other running copy's own. All run in a thread
     of the caller's, block, and begin the plan in its order; over several links it ends in another. `done` is called in
-    that thread with each part of the plan once its bytes are where they belong, and may raise (loader.threads.Stopped).
-    However a call ends, no byte is touched any more when it has. One that raises has tidied up after itself. Raises
-    OSError when the device or the memory fails."""
+    that thread with each part of the plan once its bytes are where they belong, and may raise
+    (loader.copies.threads.Stopped). However a call ends, no byte is touched any more when it has. One that raises has
+    tidied up after itself. Raises OSError when the device or the memory fails."""
 
     def out_of(
         self, extents: Sequence[Borrowed], image: memoryview, plan: Sequence[Chunk], done: Callable[[Chunk], None]

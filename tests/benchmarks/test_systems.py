@@ -12,8 +12,9 @@ from benchmarks.gpu.slices import SLICES, Cut, cut, load
 from benchmarks.systems import CPU, SYSTEMS, Model, listed, local, plan
 from deploy.local.topology import Local
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader import catalogue, checkpoint
-from loader.models import Sizes, read_model
+from loader.catalogue import catalogue
+from loader.catalogue.models import Sizes, read_model
+from loader.checkpoints import checkpoint
 from placement.config import PlacementConfig
 from services.config import parse
 from sim.request import Request

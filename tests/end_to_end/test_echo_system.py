@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from balloond.client import WARM_ENGINES, BalloondClient
 from gpu_scheduler.engines.echo.rule import embedding
 from loader.client import LoaderClient
-from loader.handoff_client import HandoffClient
+from loader.copies.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
 from services import tasks

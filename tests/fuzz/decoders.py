@@ -13,8 +13,10 @@ from gateway.errors import BadField
 from gateway.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from gateway.openai.embeddings import EmbeddingRequest
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader import catalogue, disk_file, weight_files
-from loader.errors import BrokenCheckpoint
+from loader.catalogue import catalogue
+from loader.checkpoints import weight_files
+from loader.checkpoints.errors import BrokenCheckpoint
+from loader.images import disk_file
 from protos import common_pb2, engine_pb2
 from services import config
 from services.errors import Unavailable

@@ -11,8 +11,8 @@ import pytest
 
 from balloond.backends import maker
 from loader.client import LoaderClient
+from loader.copies.threads import Stopped
 from loader.policy.chunks import pairs, plan
-from loader.threads import Stopped
 from loader.transfers import Transfers
 from loader.transfers.base import Borrowed
 from protos import engine_pb2
@@ -21,7 +21,7 @@ from services.checksum import checksum as checksum_of
 from services.errors import Unmet
 from tests.balloond.conftest import ROOT, TIMEOUT_S
 from tests.gpu.conftest import DEVICE, MIB
-from tests.loader import checkpoints
+from tests.loader import checkpoint_files
 
 SIZES = [64 * MIB, 64 * MIB, 6 * MIB]
 TOTAL = 130 * MIB + 4321
@@ -192,7 +192,7 @@ class Loader:
     def __init__(self, node, folder):
         self.folder = folder
         self.address = f"unix:{folder}/l.sock"
-        checkpoints.write(folder / "m")
+        checkpoint_files.write(folder / "m")
         (folder / "c.toml").write_text('[[model]]\nname = "m"\npath = "m"\n')
         (folder / "l.toml").write_text(
             f'name = "loader"\nlisten = "{self.address}"\ncatalogue = "{folder}/c.toml"\n'

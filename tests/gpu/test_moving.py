@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from balloond.client import BalloondClient
-from loader.handoff_client import HandoffClient
-from loader.kv_copies import KvCopies
+from loader.copies.handoff_client import HandoffClient
+from loader.copies.kv_copies import KvCopies
 from loader.transfers import Transfers
 from protos import common_pb2, engine_pb2
 from services import tasks

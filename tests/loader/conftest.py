@@ -19,12 +19,12 @@ from balloond.backends.cpu import CpuMapper
 from balloond.client import BalloondClient
 from balloond.driver.lease import Lease
 from balloond.driver.weights import WeightsRange
-from loader.checkpoint import fingerprint
+from loader.checkpoints.checkpoint import fingerprint
 from loader.client import LoaderClient
 from protos import common_pb2, loader_pb2
 from services import rpc
 from services.checksum import checksum
-from tests.loader import checkpoints
+from tests.loader import checkpoint_files
 from tests.loader.fakes import manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,7 +156,7 @@ class Node:
         await self.balloond.close()
 
     def checkpoint(self, name: str, **changes: Any) -> Path:
-        return checkpoints.write(self.folder / "models" / name, **changes)
+        return checkpoint_files.write(self.folder / "models" / name, **changes)
 
     def list_models(self, *names: str) -> None:
         self.catalogue.write_text("".join(f'[[model]]\nname = "{name}"\npath = "models/{name}"\n' for name in names))

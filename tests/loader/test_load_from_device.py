@@ -8,15 +8,15 @@ from contextlib import aclosing
 
 import pytest
 
-from loader import jobs
-from loader.catalogue import Listed
-from loader.copying import Copying
-from loader.disk import DiskImages
-from loader.handoff_client import HandoffClient
-from loader.image_jobs import ImageJobs
-from loader.images import Images
-from loader.jobs import Jobs, Result, What
-from loader.models import Models, Sizes
+from loader.catalogue.catalogue import Listed
+from loader.catalogue.models import Models, Sizes
+from loader.copies import jobs
+from loader.copies.copying import Copying
+from loader.copies.handoff_client import HandoffClient
+from loader.copies.jobs import Jobs, Result, What
+from loader.images.disk import DiskImages
+from loader.images.image_jobs import ImageJobs
+from loader.images.images import Images
 from loader.transfers import Transfers
 from protos import engine_pb2
 from services import tasks

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from loader.catalogue import Listed
-from loader.errors import BrokenCheckpoint, PassingFault
-from loader.models import Models, Sizes
-from loader.text_trials import TextFault
-from tests.loader import checkpoints
+from loader.catalogue.catalogue import Listed
+from loader.catalogue.models import Models, Sizes
+from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
+from loader.checkpoints.text_trials import TextFault
+from tests.loader import checkpoint_files
 from tests.loader.fakes import FakeKeeper
 
 SIZES = Sizes(dtype_bytes=4, kv_extent_bytes=10_000, quota_bytes=0)
@@ -43,7 +43,7 @@ def listed(folder):
 
 
 async def test_one_that_is_added_is_refused_with_the_reason_and_so_is_a_check(catalogue, tmp_path):
-    folder = checkpoints.write(tmp_path / "m")
+    folder = checkpoint_files.write(tmp_path / "m")
     catalogue.faults["m"] = TextFault("its chat template does not compile")
     for call in (catalogue.models.inspect, catalogue.models.add):
         with pytest.raises(BrokenCheckpoint, match="its chat template does not compile"):
@@ -57,7 +57,7 @@ async def test_one_that_is_added_is_refused_with_the_reason_and_so_is_a_check(ca
 
 
 async def test_those_of_a_catalogue_are_listed_at_once_and_in_error_when_they_have_been_tried(catalogue, tmp_path):
-    folders = [checkpoints.write(tmp_path / name) for name in ("good", "bad")]
+    folders = [checkpoint_files.write(tmp_path / name) for name in ("good", "bad")]
     catalogue.faults["bad"] = TextFault("its tokenizer cannot be used")
     file = tmp_path / "catalogue.toml"
     file.write_text("".join(f'[[model]]\nname = "{folder.name}"\npath = "{folder}"\n' for folder in folders))
@@ -69,7 +69,7 @@ async def test_those_of_a_catalogue_are_listed_at_once_and_in_error_when_they_ha
 
 
 async def test_a_look_at_one_in_error_tries_again_and_serves_it_only_if_that_is_well(catalogue, tmp_path):
-    folder = checkpoints.write(tmp_path / "m")
+    folder = checkpoint_files.write(tmp_path / "m")
     model = await catalogue.models.add(listed(folder))
     catalogue.faults["m"] = TextFault("its tokenizer cannot be used")
     file = tmp_path / "catalogue.toml"
@@ -85,7 +85,7 @@ async def test_a_look_at_one_in_error_tries_again_and_serves_it_only_if_that_is_
 
 
 async def test_one_that_was_read_anew_meanwhile_keeps_what_that_said(catalogue, tmp_path):
-    folder = checkpoints.write(tmp_path / "m")
+    folder = checkpoint_files.write(tmp_path / "m")
     go = asyncio.Event()
 
     async def slow(path, generation):

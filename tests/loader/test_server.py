@@ -7,7 +7,7 @@ import pytest
 
 from protos import common_pb2
 from services.errors import Exists, Invalid, NotFound, Refused, Unavailable, Unmet
-from tests.loader import checkpoints
+from tests.loader import checkpoint_files
 from tests.loader.fakes import manifest
 
 CONTENT = os.urandom(1_300_000)
@@ -64,7 +64,7 @@ async def test_an_impossible_model_is_invalid_by_its_field(node, name, path, rea
 
 async def test_a_broken_checkpoint_is_refused_when_it_is_added_with_its_reason(node):
     path = node.checkpoint("broken")
-    os.truncate(path / checkpoints.SINGLE, 3000)
+    os.truncate(path / checkpoint_files.SINGLE, 3000)
     for call in (node.client.inspect, node.client.add):
         with pytest.raises(Unmet, match="model.safetensors is truncated"):
             await call(common_pb2.ModelListing(name="broken", path=str(path)))
@@ -72,8 +72,8 @@ async def test_a_broken_checkpoint_is_refused_when_it_is_added_with_its_reason(n
 
 async def test_a_reload_shows_changed_and_broken_checkpoints_and_serves_the_others(node):
     before = {name: (await node.entry(name)).model.generation for name in "ab"}
-    os.truncate(node.folder / "models" / "a" / checkpoints.SINGLE, 3000)
-    checkpoints.change_config(node.folder / "models" / "b", max_position_embeddings=32)
+    os.truncate(node.folder / "models" / "a" / checkpoint_files.SINGLE, 3000)
+    checkpoint_files.change_config(node.folder / "models" / "b", max_position_embeddings=32)
     node.reload()
     catalogue = await node.until(lambda catalogue: catalogue.entries[0].error)
     a, b = catalogue.entries
@@ -117,7 +117,7 @@ async def test_a_folder_that_is_away_when_the_loader_starts_is_noticed_when_it_i
 
 
 async def test_a_model_that_can_have_no_image_says_so_and_is_not_pinned(node):
-    folder = checkpoints.write(node.folder / "models" / "wide", intermediate_size=48_000)
+    folder = checkpoint_files.write(node.folder / "models" / "wide", intermediate_size=48_000)
     spec = await node.add("wide", str(folder))
     assert spec.weights_bytes > 16 << 20
     entry = await node.entry("wide")
@@ -195,7 +195,7 @@ async def test_an_image_of_changed_files_is_not_shown_but_still_wakes_who_was_ma
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
     await node.save(engine, spec)
-    checkpoints.change_config(node.folder / "models" / "a", max_position_embeddings=32)
+    checkpoint_files.change_config(node.folder / "models" / "a", max_position_embeddings=32)
     node.reload()
     catalogue = await node.until(lambda catalogue: catalogue.entries[0].model.generation != spec.generation)
     assert not catalogue.entries[0].has_image
@@ -207,7 +207,7 @@ async def test_an_image_of_changed_files_is_not_shown_but_still_wakes_who_was_ma
 async def test_no_image_is_made_of_files_that_changed_since_the_catalogue_was_read(node):
     spec = (await node.entry("a")).model
     engine = await node.engine("a", CONTENT)
-    os.utime(node.folder / "models" / "a" / checkpoints.SINGLE)
+    os.utime(node.folder / "models" / "a" / checkpoint_files.SINGLE)
     with pytest.raises(Unmet, match="the files of a have changed since the catalogue was read"):
         await node.save(engine, spec)
     catalogue = await node.until(lambda catalogue: True)

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from loader import image_memory, wire
-from loader.catalogue import Listed
-from loader.checkpoint import Checkpoint
-from loader.embedding import Embedding
-from loader.jobs import Result
-from loader.models import Model, Sizes
-from loader.sampling import SamplingDefaults
+from loader import wire
+from loader.catalogue.catalogue import Listed
+from loader.catalogue.models import Model, Sizes
+from loader.checkpoints.checkpoint import Checkpoint
+from loader.checkpoints.embedding import Embedding
+from loader.checkpoints.generation_defaults import SamplingDefaults
+from loader.copies.jobs import Result
+from loader.images import image_memory
 from protos import common_pb2, engine_pb2
 from services.errors import Invalid
 

@@ -15,7 +15,7 @@ import yaml
 from balloond.config import BalloondConfig
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader import catalogue
+from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from services.config import parse

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loader import checkpoints
+from tests.loader import checkpoint_files
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,7 +81,7 @@ async def test_impossible_arguments_are_one_clear_line(arguments, words):
 
 
 async def test_models_that_the_host_cannot_hold_are_one_clear_line(tmp_path):
-    folder = checkpoints.write(tmp_path / "huge")
+    folder = checkpoint_files.write(tmp_path / "huge")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 30}))
     status, out = await start("--state", str(tmp_path), "--models", str(folder))

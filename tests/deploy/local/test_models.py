@@ -5,13 +5,14 @@ import pytest
 
 from deploy.local.bundled import BUNDLED
 from deploy.local.models import named, read_all, write_catalogue
-from loader import catalogue, checkpoint
+from loader.catalogue import catalogue
+from loader.checkpoints import checkpoint
 from services.errors import Invalid
-from tests.loader import checkpoints
+from tests.loader import checkpoint_files
 
 
 def test_a_model_is_named_as_its_folder_unless_told_otherwise(tmp_path):
-    one, other = checkpoints.write(tmp_path / "small-1b"), checkpoints.write(tmp_path / "a b")
+    one, other = checkpoint_files.write(tmp_path / "small-1b"), checkpoint_files.write(tmp_path / "a b")
     write_catalogue([str(one), f"large={other}"], tmp_path / "c.toml", 2)
     listed = catalogue.read(tmp_path / "c.toml")
     assert [(model.name, model.path) for model in listed] == [("small-1b", str(one)), ("large", str(other))]
@@ -57,7 +58,7 @@ def test_a_word_stands_for_its_folder_and_a_path_never_does(monkeypatch, tmp_pat
 
 
 def test_models_of_a_catalogue_are_read_as_a_loader_on_the_cpu_reads_them(tmp_path):
-    folder = checkpoints.write(tmp_path / "m")
+    folder = checkpoint_files.write(tmp_path / "m")
     (tmp_path / "c.toml").write_text(
         f'[[model]]\nname = "m"\npath = "{folder}"\n[[model]]\nname = "away"\npath = "/nowhere"\n'
     )
@@ -76,15 +77,15 @@ def test_what_could_be_a_name_and_is_a_folder_is_that_folder(tmp_path, monkeypat
 
 
 def test_a_link_gives_its_own_name(tmp_path):
-    (tmp_path / "current").symlink_to(checkpoints.write(tmp_path / "v3"))
+    (tmp_path / "current").symlink_to(checkpoint_files.write(tmp_path / "v3"))
     assert named(str(tmp_path / "current")) == ("current", tmp_path / "current")
 
 
 def test_a_folder_that_is_no_model_is_an_error_of_its_model_with_its_path(tmp_path):
     (tmp_path / "empty").mkdir()
-    cut = checkpoints.write(tmp_path / "cut")
+    cut = checkpoint_files.write(tmp_path / "cut")
     (cut / "model.safetensors").unlink()
-    good = checkpoints.write(tmp_path / "v=3")
+    good = checkpoint_files.write(tmp_path / "v=3")
     models = [f"e={tmp_path}/empty", f"g={good}", str(cut), "/nowhere"]
     assert write_catalogue(models, tmp_path / "c.toml", 2) == {
         "e": f"{tmp_path}/empty: its folder is empty",
@@ -106,7 +107,7 @@ def test_where_no_folder_is_a_model_each_is_named(tmp_path):
 
 
 def test_a_path_of_any_characters_is_listed_as_it_is(tmp_path):
-    folder = checkpoints.write(tmp_path / 'a "b" \\ é 😀')
+    folder = checkpoint_files.write(tmp_path / 'a "b" \\ é 😀')
     write_catalogue([f"m={folder}"], tmp_path / "c.toml", 2)
     (listed,) = catalogue.read(tmp_path / "c.toml")
     assert listed.path == str(folder)
@@ -123,7 +124,7 @@ def test_a_path_of_any_characters_is_listed_as_it_is(tmp_path):
     ],
 )
 def test_names_that_cannot_be_are_one_clear_line(tmp_path, arguments, says):
-    folder = checkpoints.write(tmp_path / "m")
+    folder = checkpoint_files.write(tmp_path / "m")
     with pytest.raises(Invalid) as error:
         write_catalogue([argument.format(folder) for argument in arguments], tmp_path / "c.toml", 2)
     assert str(error.value) == says.format(folder)

@@ -1,9 +1,9 @@
 import pytest
 
 from deploy.local.sizing import SMALL, needed_mib, sized
-from loader.catalogue import Listed
-from loader.checkpoint import Checkpoint
-from loader.models import Model, Sizes
+from loader.catalogue.catalogue import Listed
+from loader.catalogue.models import Model, Sizes
+from loader.checkpoints.checkpoint import Checkpoint
 from services.errors import Unavailable
 
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from balloond.config import BalloondConfig
 from deploy.local.topology import to_toml
 from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
-from loader import catalogue
+from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl.agreement import Given, disagreements

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from loader.copies.threads import Stopped
 from loader.policy.chunks import pairs, plan
-from loader.threads import Stopped
 from loader.transfers.base import Borrowed
 from loader.transfers.cpu import CpuTransfer
 from services.errors import Unmet

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from loader.threads import Stopped
+from loader.copies.threads import Stopped
 from loader.transfers.lanes import Lanes
 
 A, B, C = "cpu:0", "cpu:1", "cpu:2"

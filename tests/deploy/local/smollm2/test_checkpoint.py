@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from deploy.local.smollm2 import checkpoint, folder
-from loader import checkpoint as loaders
+from loader.checkpoints import checkpoint as loaders
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import psutil
 
 from balloond.client import BalloondClient
 from gpu_scheduler.engines import processes
-from loader.handoff_client import HandoffClient
+from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services import children
 from services.errors import PrismError

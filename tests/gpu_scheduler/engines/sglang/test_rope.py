@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from loader.checkpoint import read
+from loader.checkpoints.checkpoint import read
 from protos import common_pb2, engine_pb2
 from tests.gpu_scheduler.engines.sglang import checkpoints
 from tests.gpu_scheduler.engines.sglang.harness import EngineEnd, Node, load, node

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from loader.handoff_client import HandoffClient
+from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
 from services import tasks
 from tests.gpu_scheduler.engines.sglang.checkpoints import CONTEXT

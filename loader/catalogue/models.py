@@ -1,0 +1,364 @@
+"""The models of this node: what the operator's file and callers of Add name, with what their checkpoints say."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from balloond.keeper_client import KeeperClient, Kept
+from loader.catalogue import added, catalogue
+from loader.catalogue.added import Called
+from loader.catalogue.catalogue import Listed
+from loader.checkpoints import checkpoint
+from loader.checkpoints.checkpoint import Checkpoint
+from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
+from loader.checkpoints.text_trials import TextFault
+from loader.policy.floor import floor_bytes
+from protos import keeper_pb2
+from services import log, tasks
+from services.errors import Exists, NotFound, Unavailable, Unmet
+
+_log = log.get(__name__)
+_LOOKS_AT_ONCE = 4
+_REMOVED = 1000
+"""Of so many removed names the number is kept, the latest: a loader that was away while more were removed, and had one
+of those before, brings it back."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What an entry that gives none gets; see LoaderConfig."""
+
+    dtype_bytes: int
+    kv_extent_bytes: int
+    quota_bytes: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model. Either its checkpoint could be read, or `error` says why not: then it has no sizes, unless it could be
+    read before and the fault may pass."""
+
+    listed: Listed
+    sizes: Sizes
+    checkpoint: Checkpoint | None
+    error: str = ""
+    added: bool = False
+    """By a call, not by the file."""
+    may_pass: bool = False
+    """Of an error: the files may do later as they are."""
+    seen: int = 0
+    """Of an error: the generation of the files that have it; 0: they could not be told."""
+    reading: int = field(default=0, compare=False)
+    """Another number each time that its files were read afresh."""
+
+    @property
+    def generation(self) -> int:
+        return self.checkpoint.generation if self.checkpoint is not None else 0
+
+    @property
+    def context_tokens(self) -> int:
+        if self.checkpoint is None:
+            return 0
+        return self.listed.context_tokens or self.checkpoint.context_tokens
+
+    @property
+    def floor_bytes(self) -> int:
+        """KV on each device, see `policy/floor.py`; 0 without a checkpoint."""
+        if self.checkpoint is None:
+            return 0
+        each = self.checkpoint.kv_bytes_per_token
+        return floor_bytes(self.context_tokens, self.listed.floor_tokens, each, self.sizes.kv_extent_bytes)
+
+    @property
+    def quota_bytes(self) -> int:
+        return self.sizes.quota_bytes if self.listed.quota_bytes is None else self.listed.quota_bytes
+
+
+def read_model(listed: Listed, sizes: Sizes, added: bool = False) -> Model:
+    """Reads the checkpoint. Blocks on the file system, never fails: what is wrong is the model's error."""
+    seen = _generation(listed)
+    try:
+        found = checkpoint.read(listed.path, sizes.dtype_bytes, listed.devices, listed.task)
+        _check_lengths(listed, found)
+    except BrokenCheckpoint as error:
+        return Model(listed, sizes, None, " ".join(str(error).split()), added, error.may_pass, seen)
+    return Model(listed, sizes, found, "", added)
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What a look at a model's files has shown."""
+
+    model: Model
+    changed: bool = False
+    """They are whole, and others than those that the model was read from."""
+
+
+def look_again(model: Model, thorough: bool) -> Looked:
+    """The same model where its files are what they were, and as well as they were: by their names, sizes and times, or,
+    if it is to be `thorough`, by reading. Else as they are now, but that files which have changed and are whole change
+    nothing: a catalogue says what it was read from. Blocks on the file system."""
+    now = _generation(model.listed)
+    if not thorough:
+        if not model.error and now == model.generation:
+            return Looked(model)
+        if model.error and not model.may_pass and now == model.seen:
+            return Looked(model)
+    found = _read_again(model)
+    if not found.error:
+        return Looked(found) if model.error else Looked(model, found.generation != model.generation)
+    if found.may_pass:  # its image, if there is one, stays its image
+        found = replace(found, checkpoint=model.checkpoint)
+    return Looked(replace(found, reading=model.reading))
+
+
+def _read_again(model: Model) -> Model:
+    return read_model(model.listed, model.sizes, model.added)
+
+
+def _generation(listed: Listed) -> int:
+    """0: they cannot be read."""
+    try:
+        return checkpoint.fingerprint(Path(listed.path), listed.devices, listed.task)
+    except OSError:
+        return 0
+
+
+def _check_lengths(listed: Listed, found: Checkpoint) -> None:
+    if listed.context_tokens > found.context_tokens:
+        raise BrokenCheckpoint(
+            f"the catalogue gives it context_tokens {listed.context_tokens}, its checkpoint has {found.context_tokens}"
+        )
+    context = listed.context_tokens or found.context_tokens
+    if listed.floor_tokens and listed.floor_tokens < context:
+        raise BrokenCheckpoint(
+            f"the catalogue gives it floor_tokens {listed.floor_tokens}, less than one request of {context} tokens;"
+            " give it context_tokens to serve shorter ones"
+        )
+
+
+class Models:
+    """All models by name. Files are read in threads; changes are made one after the other. The keeper knows those that
+    were added by calls."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        on_change: Callable[[], None],
+        keeper: KeeperClient,
+        readings: Iterator[int] | None = None,
+        text_fault: Callable[[str, int], Awaitable[TextFault | None]] | None = None,
+    ) -> None:
+        """`readings`: numbers of readings; those of two processes must differ. Left out: from the time of day.
+        `text_fault`: see TextTrials; left out: tokenizers and chat templates are not tried."""
+        self._sizes = sizes
+        self._on_change = on_change
+        self._keeper = keeper
+        self._text_fault = text_fault
+        self._models: dict[str, Model] = {}
+        self._changes: dict[str, int] = {}
+        """Names whose last change was a call, with its number: models that were added, and what was removed."""
+        self._changing = asyncio.Lock()
+        self._refused: dict[str, int] = {}
+        """Models whose files an engine could not use, with the reading of these."""
+        self._readings = itertools.count(time.time_ns()) if readings is None else readings
+        # A file system that hangs keeps these, and nobody else.
+        self._looking = ThreadPoolExecutor(_LOOKS_AT_ONCE, thread_name_prefix="look")
+
+    def all(self) -> Sequence[Model]:
+        return list(self._models.values())
+
+    def find(self, name: str) -> Model | None:
+        return self._models.get(name)
+
+    def change(self, name: str) -> int:
+        """The number of the call that changed it last; 0: none did."""
+        return self._changes.get(name, 0)
+
+    @property
+    def removed(self) -> dict[str, int]:
+        """Names that calls took out, with the numbers of these."""
+        return {name: change for name, change in self._changes.items() if name not in self._models}
+
+    def get(self, name: str) -> Model:
+        """Raises NotFound."""
+        model = self._models.get(name)
+        if model is None:
+            raise NotFound(f"no model {name!r} in the catalogue")
+        return model
+
+    async def check_unchanged(self, name: str) -> None:
+        """Raises Unmet where the files of a model are others than those that the catalogue speaks of, Unavailable where
+        they cannot be told now, NotFound."""
+        model = self.get(name)
+        now = await asyncio.to_thread(_generation, model.listed)
+        if not now:
+            raise Unavailable(f"the files of {name} cannot be read now, and may be others than the catalogue's")
+        if now != model.generation:
+            raise Unmet(f"the files of {name} have changed since the catalogue was read, which has to be reloaded")
+
+    def is_refused(self, name: str) -> bool:
+        """Whether an engine could not use its files, as they were read last: it has to be looked at whether they are
+        others."""
+        model = self._models.get(name)
+        return model is not None and self._refused.get(name) == model.reading
+
+    async def look(self, name: str, thorough: bool = False, refused: bool = False) -> Looked:
+        """The model as its files are now (`look_again`), which the catalogue has then; also of files that have changed,
+        where an engine has `refused` those before them. Raises NotFound."""
+        before = self.get(name)
+        if refused and not before.error and not self.is_refused(name):
+            self._refused[name] = before.reading
+            self._on_change()
+        looked = await asyncio.get_running_loop().run_in_executor(self._looking, look_again, before, thorough)
+        if looked.changed and self.is_refused(name):
+            again = await asyncio.get_running_loop().run_in_executor(self._looking, _read_again, before)
+            looked = replace(looked, model=again)
+        found = looked.model if looked.model is before else await self._tried(looked.model)
+        if found == before or self._models.get(name) is not before:
+            return replace(looked, model=self.get(name))  # nothing is new, or it was read otherwise meanwhile
+        if not found.error:
+            found = replace(found, reading=next(self._readings))
+            _log.info("model can be served again", model=name, path=found.listed.path)
+        elif found.error != before.error:
+            _log.warning("model cannot be served", model=name, path=found.listed.path, why=found.error)
+        self._models[name] = found
+        self._on_change()
+        return replace(looked, model=found)
+
+    async def _tried(self, model: Model) -> Model:
+        """The model; in error where its files are whole and its tokenizer, chat template or configuration cannot be
+        used."""
+        if model.error or self._text_fault is None:
+            return model
+        fault = await self._text_fault(model.listed.path, model.generation)
+        if fault is None:
+            return model
+        seen = model.generation
+        return replace(model, checkpoint=None, error=fault.why, may_pass=fault.may_pass, seen=seen)
+
+    async def _try_all(self, models: Sequence[Model]) -> None:
+        """Of a whole catalogue, whose models are served meanwhile: each takes a second."""
+        for model in models:
+            found = await self._tried(model)
+            if found is not model and self._models.get(model.listed.name) is model:
+                _log.warning("model cannot be served", model=model.listed.name, path=model.listed.path, why=found.error)
+                self._models[model.listed.name] = found
+                self._on_change()
+
+    async def inspect(self, listed: Listed) -> Model:
+        """What adding it would give; nothing changes. Raises BrokenCheckpoint."""
+        model = await self._tried(await asyncio.to_thread(read_model, listed, self._sizes))
+        if model.error:
+            raise (PassingFault if model.may_pass else BrokenCheckpoint)(model.error)
+        return model
+
+    async def add(self, listed: Listed, change: int = 0) -> Model:
+        """Adds it, for the successors of this process too: returns once the keeper knows. Of the same path as one that
+        is there it reads the files afresh; the settings of one that the file lists stay the operator's. `change`: see
+        protos/loader.proto. Raises Exists for another path, BrokenCheckpoint."""
+        async with self._changing:
+            present = self._models.get(listed.name)
+            if present is not None:
+                if os.path.realpath(present.listed.path) != os.path.realpath(listed.path):
+                    raise Exists(f"the name {listed.name!r} is taken by the model at {present.listed.path}")
+                listed = listed if present.added else present.listed
+            model = await self.inspect(listed)
+            model = replace(model, added=present is None or present.added, reading=next(self._readings))
+            self._models[listed.name] = model
+            if model.added:
+                self._changes[listed.name] = change or 1 + max(self._changes.values(), default=0)
+            _log.info("model added", model=listed.name, path=listed.path)
+            self._on_change()
+            if model.added:
+                await self._keeper.keep([self._kept(listed.name)])
+        return model
+
+    async def remove(self, name: str, change: int = 0) -> None:
+        """Raises NotFound. One that the file lists is back at the next start or reload. Of any other a `change` is
+        kept, also for the successors of this process."""
+        async with self._changing:
+            model = self._models.pop(name, None)
+            if model is None or model.added:
+                self._changes.pop(name, None)
+                if change:
+                    self._changes[name] = change
+                elif model is not None:
+                    self._keeper.forget_soon([added.record_id(name)])
+            if model is not None:
+                _log.info("model removed", model=name)
+            self._forget_oldest()
+            self._on_change()
+            if name in self._changes:
+                await self._keeper.keep([self._kept(name)])
+            if model is None:
+                raise NotFound(f"no model {name!r} in the catalogue")
+
+    def _forget_oldest(self) -> None:
+        removed = self.removed
+        oldest = sorted(removed, key=removed.__getitem__)[:-_REMOVED]
+        self._keeper.forget_soon([added.record_id(name) for name in oldest])
+        for name in oldest:
+            del self._changes[name]
+
+    async def reload(self, path: str) -> None:
+        """Makes the catalogue what the file at `path` says now, plus what was added by calls and the file does not
+        name, and reads all checkpoints afresh. Raises ValueError with one line when the file cannot be used: then
+        nothing has changed."""
+        async with self._changing:
+            listed = await asyncio.to_thread(catalogue.read, path)
+            called = [model.listed for model in self._models.values() if model.added]
+            self._models = await self._read(listed, self._unlisted(called, {one.name for one in listed}))
+        _log.info("catalogue read", path=path, models=len(self._models), broken=sum(bool(m.error) for m in self.all()))
+        self._on_change()
+
+    async def restore(self, records: Iterable[keeper_pb2.Record]) -> None:
+        """Takes in what calls added to a predecessor, after the file was read; what cannot be understood is
+        forgotten."""
+        called: list[Called] = []
+        for record in records:
+            try:
+                called.append(added.restore(record))
+            except ValueError as error:
+                _log.warning("added model not understood, forgotten", why=str(error))
+                self._keeper.forget_soon([record.id])
+        async with self._changing:
+            self._changes |= {one.name: one.change for one in called}
+            listed = [one.listed for one in called if one.listed is not None]
+            self._models |= await self._read((), self._unlisted(listed, set(self._models)))
+        self._on_change()
+
+    def _unlisted(self, called: Sequence[Listed], names: Container[str]) -> Sequence[Listed]:
+        """Those of `called` that the file, with its `names`, leaves to calls; the others are the operator's now, and so
+        are names that were removed."""
+        taken = [name for name in self._changes if name in names]
+        self._keeper.forget_soon([added.record_id(name) for name in taken])
+        for name in taken:
+            del self._changes[name]
+        return [one for one in called if one.name not in names]
+
+    async def _read(self, listed: Iterable[Listed], called: Iterable[Listed]) -> dict[str, Model]:
+        reads = [asyncio.to_thread(read_model, one, self._sizes) for one in listed]
+        reads += [asyncio.to_thread(read_model, one, self._sizes, True) for one in called]
+        models = await asyncio.gather(*reads)
+        for model in models:
+            if model.error:
+                _log.warning("model cannot be served", model=model.listed.name, path=model.listed.path, why=model.error)
+        read = {model.listed.name: replace(model, reading=next(self._readings)) for model in models}
+        tasks.spawn(self._try_all(list(read.values())), "try the catalogue's tokenizers")
+        return read
+
+    def everything(self) -> Iterable[Kept]:
+        """For a keeper that came back empty."""
+        return [self._kept(name) for name in self._changes]
+
+    def _kept(self, name: str) -> Kept:
+        model = self._models.get(name)
+        return added.record(Called(name, self._changes[name], None if model is None else model.listed)), None

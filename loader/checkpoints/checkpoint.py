@@ -1,0 +1,202 @@
+"""Reading a Hugging Face folder: what its model would need, or why it cannot be served.
+
+Headers and small files are read, no weights; nothing is kept open.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from loader.checkpoints import embedding, families, generation_defaults
+from loader.checkpoints.embedding import Embedding
+from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
+from loader.checkpoints.generation_defaults import SamplingDefaults
+from loader.checkpoints.weight_files import (
+    FLOATS,
+    INDEX,
+    SINGLE,
+    Tensor,
+    check_fetched,
+    other_weights,
+    read_json,
+    tensors_of,
+)
+from services.text import counted
+
+ALIGN_BYTES = 256
+"""Engines begin every tensor of a weights range at a multiple of this."""
+_VOCABULARY_ROWS = 64
+"""Engines pad embeddings to a multiple of this many rows."""
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
+_FIRST_BYTES = 64
+_OF_A_GENERATION = (".json", ".safetensors", ".model", ".txt", ".jinja")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What the headers say. Sizes are of one device's part, which holds weights and KV in floats of one size."""
+
+    generation: int
+    """Another number whenever a file of the folder was changed or replaced, and for each number of devices; never
+    0."""
+    architecture: str
+    context_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    weights_bytes: int
+    """What an engine lays out, as near as headers tell; it measures the exact number when it loads."""
+    kv_bytes_per_token: int
+    embedding: Embedding | None = None
+    """What it makes instead of text."""
+    sampling: SamplingDefaults = SamplingDefaults()
+
+
+def read(folder: str | os.PathLike[str], dtype_bytes: int, devices: int = 1, task: str = "") -> Checkpoint:
+    """Reads and checks a folder; `dtype_bytes` is the size of a float on the device, of which there are so many;
+    `task`: see `catalogue`. Blocks on the file system. Raises BrokenCheckpoint with one line that names what is
+    wrong."""
+    folder = Path(folder)
+    try:
+        _check_kind(folder)
+        # First of all: files that change while they are read belong to the next generation.
+        generation = fingerprint(folder, devices, task)
+        return _read(folder, dtype_bytes, devices, task, generation)
+    except OSError as error:
+        where = Path(os.fsdecode(error.filename)).name if error.filename else ""
+        what = "its folder" if where in ("", folder.name) else where
+        raise PassingFault(f"{what}: {error.strerror or error}") from None
+    except MemoryError:
+        raise PassingFault("host memory is short") from None
+
+
+def fingerprint(folder: Path, devices: int = 1, task: str = "") -> int:
+    """A number that tells one state of a checkpoint's files from another by name, size, time of change and inode, by
+    among how many devices it is divided, and by what it makes."""
+    digest = hashlib.blake2b(f"{devices}\0".encode() if devices > 1 else b"", digest_size=8)
+    if embedding.embeds(folder, task):
+        digest.update(b"embed\0")
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _OF_A_GENERATION and path.is_file():
+            stat = path.stat()  # of what a link points to
+            digest.update(f"{path.name}\0{stat.st_size}\0{stat.st_mtime_ns}\0{stat.st_ino}\0".encode())
+    return (int.from_bytes(digest.digest(), "little") >> 1) or 1
+
+
+def _check_kind(folder: Path) -> None:
+    """Raises BrokenCheckpoint for what is no Hugging Face folder of a whole model, by the name of what it is."""
+    if not folder.is_dir():
+        if not folder.exists():
+            raise PassingFault("its folder does not exist")
+        kind = "a GGUF file, which is not supported" if folder.suffix.lower() == ".gguf" else "a file"
+        raise BrokenCheckpoint(f"it is {kind}: give a Hugging Face folder with safetensors")
+    whole = (folder / SINGLE).exists() or (folder / INDEX).exists()
+    if (folder / "adapter_config.json").is_file() and not whole:
+        raise BrokenCheckpoint(f"it is an adapter (LoRA){_base(folder)}, not a whole model: merge it into its model")
+    if (folder / "config.json").exists():
+        return
+    if (folder / "model_index.json").is_file():
+        raise BrokenCheckpoint("it is a pipeline of diffusers (model_index.json), not a model of text")
+    if (folder / "snapshots").is_dir():
+        raise BrokenCheckpoint("it is a repository in Hugging Face's cache: give one of the folders in its snapshots")
+    if (folder / "params.json").is_file():
+        raise BrokenCheckpoint("it has its publisher's own format (params.json): give the Hugging Face folder")
+    if (why := other_weights(folder)) is not None:
+        raise BrokenCheckpoint(f"it has no config.json, and {why}")
+    raise PassingFault("its folder is empty" if not any(folder.iterdir()) else "its folder has no config.json")
+
+
+def _base(folder: Path) -> str:
+    """The model that an adapter is for, as it says itself."""
+    config = read_json(folder / "adapter_config.json")
+    base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    # A path of the machine on which it was trained tells nobody anything.
+    return f" for {base}" if isinstance(base, str) and base and not base.startswith(("/", ".", "~")) else ""
+
+
+def _read(folder: Path, dtype_bytes: int, devices: int, task: str, generation: int) -> Checkpoint:
+    config = read_json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise BrokenCheckpoint("config.json is not a JSON object")
+    refused = families.refusal(config)
+    if refused is not None:
+        raise BrokenCheckpoint(refused)
+    shape = families.read_shape(config)
+    if shape.heads % devices or max(shape.kv_heads, devices) % min(shape.kv_heads, devices):
+        raise BrokenCheckpoint(
+            f"{shape.heads} attention heads with {shape.kv_heads} key-value heads do not divide among {devices} devices"
+        )
+    expected = families.expected_tensors(shape, config)
+    _check_tensors(families.named(tensors_of(folder), shape), expected)
+    _check_tokenizer(folder)
+    made = embedding.read(folder, config, shape.hidden) if embedding.embeds(folder, task) else None
+    return Checkpoint(
+        generation=generation,
+        architecture=shape.architecture,
+        context_tokens=shape.context_tokens,
+        layers=shape.layers,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocabulary=shape.vocabulary,
+        weights_bytes=sum(
+            _held_bytes(name, size, dtype_bytes, _parts(name, size, shape, devices)) for name, size in expected.items()
+        ),
+        # With more devices than heads, several have the same.
+        kv_bytes_per_token=2 * shape.layers * -(-shape.kv_heads // devices) * shape.head_dim * dtype_bytes,
+        embedding=made,
+        sampling=generation_defaults.read(folder),
+    )
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], expected: dict[str, tuple[int, ...]]) -> None:
+    missing = [name for name in expected if name not in tensors]
+    if missing:
+        others = f" and {counted(len(missing) - 1, 'other tensor')}" if len(missing) > 1 else ""
+        raise BrokenCheckpoint(f"the weights lack {missing[0]}{others}")
+    for name, size in expected.items():
+        tensor = tensors[name]
+        if tensor.shape != size:
+            raise BrokenCheckpoint(
+                f"{tensor.file}: {name} is {list(tensor.shape)} where config.json makes it {list(size)}"
+            )
+        if tensor.dtype not in FLOATS:
+            raise BrokenCheckpoint(f"{tensor.file}: {name} is {tensor.dtype}: quantised weights are not supported")
+
+
+def _parts(name: str, size: tuple[int, ...], shape: families.Shape, devices: int) -> int:
+    """Into how many parts a tensor is divided; where there are more devices, several have the same."""
+    if "k_proj" in name or "v_proj" in name:
+        return min(devices, shape.kv_heads)
+    whole = len(size) == 1 and not ("q_proj" in name or "gate_proj" in name or "up_proj" in name)
+    return 1 if whole else devices
+
+
+def _held_bytes(name: str, size: tuple[int, ...], dtype_bytes: int, parts: int) -> int:
+    elements = 1
+    for length in size:
+        elements *= length
+    if name in ("model.embed_tokens.weight", "lm_head.weight"):
+        elements = -(-size[0] // _VOCABULARY_ROWS) * _VOCABULARY_ROWS * size[1]
+    return -(-elements * dtype_bytes // (parts * ALIGN_BYTES)) * ALIGN_BYTES
+
+
+def _check_tokenizer(folder: Path) -> None:
+    for files in _TOKENIZERS:
+        if all((folder / file).is_file() for file in files):
+            break
+    else:
+        raise PassingFault("no tokenizer: neither tokenizer.json, tokenizer.model nor vocab.json with merges.txt")
+    for file in files:
+        if not file.endswith(".json"):
+            with open(folder / file, "rb") as opened:
+                first = opened.read(_FIRST_BYTES)
+            if not first:
+                raise PassingFault(f"{file} is empty")
+            check_fetched(first, file)
+        elif not isinstance(read_json(folder / file), dict):
+            raise BrokenCheckpoint(f"{file} is not a JSON object")

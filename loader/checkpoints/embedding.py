@@ -1,0 +1,73 @@
+"""Whether a folder's model makes embeddings, and of what kind: by the files that sentence-transformers puts beside a
+checkpoint, and by config.json.
+
+Engines take the last token's hidden state and bring it to length 1; a model that wants another one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from loader.checkpoints.errors import BrokenCheckpoint
+from loader.checkpoints.weight_files import read_json
+
+MODULES = "modules.json"
+_LAST = "lasttoken"
+_UNDERSTOOD = ("Transformer", "Pooling", "Normalize")
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """What a model makes of a prompt."""
+
+    dimensions: int
+    shortens: bool = False
+    """The first ones of a vector are an embedding too, by config.json's `is_matryoshka` or `matryoshka_dimensions`."""
+    shorter: tuple[int, ...] = ()
+    """How many; empty: any."""
+
+
+def embeds(folder: Path, task: str) -> bool:
+    """`task`: the catalogue's word; where it says nothing, what sentence-transformers can read makes embeddings."""
+    return task == "embed" or (not task and (folder / MODULES).is_file())
+
+
+def read(folder: Path, config: Mapping[str, Any], hidden: int) -> Embedding:
+    """Of a model that makes them, with `hidden` values in a hidden state. Raises BrokenCheckpoint."""
+    if (folder / MODULES).is_file():
+        _check_modules(folder, read_json(folder / MODULES))
+    shorter = config.get("matryoshka_dimensions") or []
+    if not isinstance(shorter, list) or not all(type(one) is int and 0 < one <= hidden for one in shorter):
+        raise BrokenCheckpoint(
+            f"config.json: matryoshka_dimensions = {shorter!r} is not a list of numbers from 1 to {hidden}"
+        )
+    return Embedding(hidden, bool(shorter) or config.get("is_matryoshka") is True, tuple(sorted(shorter)))
+
+
+def _check_modules(folder: Path, modules: Any) -> None:
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BrokenCheckpoint(f"{MODULES} is not a list of modules")
+    for module in modules:
+        kind = str(module.get("type", "")).rpartition(".")[2]
+        if kind not in _UNDERSTOOD:
+            raise BrokenCheckpoint(
+                f"{MODULES}: a module of type {kind or '?'} is not supported; these are: {', '.join(_UNDERSTOOD)}"
+            )
+        if kind == "Pooling":
+            _check_pooling(folder / str(module.get("path", "")) / "config.json")
+
+
+def _check_pooling(path: Path) -> None:
+    name = f"{path.parent.name}/{path.name}"
+    pooling = read_json(path)
+    if not isinstance(pooling, dict):
+        raise BrokenCheckpoint(f"{name} is not a JSON object")
+    before = "pooling_mode_"
+    modes = [key.removeprefix(before) for key, value in pooling.items() if key.startswith(before) and value is True]
+    if isinstance(pooling.get("pooling_mode"), str):
+        modes.append(pooling["pooling_mode"])
+    if modes != [_LAST]:
+        raise BrokenCheckpoint(f"{name}: pooling by {', '.join(modes) or 'nothing'} is not supported, only {_LAST}")

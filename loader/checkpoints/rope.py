@@ -1,0 +1,98 @@
+"""For how many positions a model's rotary embedding is made, by config.json: its context, which is longer than
+`max_position_embeddings` where positions are stretched by a factor that this key does not have yet.
+
+Published models write it down in several ways: `rope_scaling`, or `rope_parameters` since Transformers 5; the kind as
+`rope_type` or `type`; the length that is stretched there, beside it, or as `max_position_embeddings`. They are
+understood as Transformers does. Engines see to it that theirs agree (`gpu_scheduler/engines/sglang/rope.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loader.checkpoints.config_values import check, check_given
+from loader.checkpoints.errors import BrokenCheckpoint
+from services.values import COUNT, FLAG, FRACTION, POSITIVE, Kind, at_least, is_number
+
+_FILE = "config.json"
+_WHERE = ("rope_scaling", "rope_parameters")
+"""The first that says something counts."""
+_ORIGINAL = "original_max_position_embeddings"
+_FACTOR = {"factor": at_least(1)}
+_NEEDS: dict[str, Mapping[str, Kind]] = {
+    "default": {},
+    "linear": _FACTOR,
+    "dynamic": _FACTOR,
+    "yarn": _FACTOR,
+    "llama3": {**_FACTOR, "low_freq_factor": POSITIVE, "high_freq_factor": POSITIVE},
+    "longrope": {},
+    "su": {},  # what longrope was called at first
+}
+"""The kinds that are known, and what each has to have."""
+_MAY_HAVE: Mapping[str, Kind] = {"rope_theta": POSITIVE, "partial_rotary_factor": FRACTION}
+"""What engines read of any kind, if it is there."""
+_LONGROPE = {**_FACTOR, "attention_factor": at_least(0)}
+_KIND_MAY_HAVE: Mapping[str, Mapping[str, Kind]] = {
+    "yarn": {
+        "beta_fast": POSITIVE,
+        "beta_slow": POSITIVE,
+        "attention_factor": at_least(0),
+        "mscale": at_least(0),
+        "mscale_all_dim": at_least(0),
+        "truncate": FLAG,
+    },
+    "longrope": _LONGROPE,
+    "su": _LONGROPE,
+}
+"""What they read of these beside that."""
+
+
+def context_tokens(config: Mapping[str, Any], positions: int) -> int:
+    """The longest prompt with its answer that a model can take whose `max_position_embeddings` is `positions`. Raises
+    BrokenCheckpoint naming the key that is wrong."""
+    where, kind, rope = _written(config)
+    original = config.get(_ORIGINAL) or rope.get(_ORIGINAL) or positions
+    check(_FILE, _ORIGINAL, original, COUNT)
+    if kind == "yarn" and rope.get("factor") is None:
+        return max(original, positions)
+    for key, needed in _NEEDS[kind].items():
+        check(_FILE, f"{where}.{key}", rope.get(key), needed)
+    match kind:
+        case "linear" | "dynamic":
+            return int(rope["factor"] * positions)
+        case "yarn":
+            return int(rope["factor"] * original)
+        case _:  # the others have their stretched length in max_position_embeddings
+            return positions
+
+
+def check_factors(config: Mapping[str, Any], head_dim: int) -> None:
+    """Raises BrokenCheckpoint for lists of factors that do not suit heads of that size, and for what else engines read
+    and could not compute with."""
+    where, kind, rope = _written(config)
+    check_given(_FILE, rope, {**_MAY_HAVE, **_KIND_MAY_HAVE.get(kind, {})}, where)
+    if kind in ("longrope", "su"):
+        for key in ("short_factor", "long_factor"):
+            _check_list(rope.get(key), f"{where}.{key}", head_dim // 2)
+
+
+def _written(config: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
+    """The key that counts, the kind of embedding, and what is said of it."""
+    where = next((key for key in _WHERE if config.get(key)), _WHERE[0])
+    rope = config.get(where) or {}
+    if not isinstance(rope, dict):
+        raise BrokenCheckpoint(f"config.json: {where} = {rope!r} is not an object")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise BrokenCheckpoint(f"config.json: {where} differs by kind of layer, which is not supported")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if not isinstance(kind, str) or kind not in _NEEDS:
+        raise BrokenCheckpoint(
+            f"config.json: {where} is of type {kind!r}, which is not supported; these are: {', '.join(_NEEDS)}"
+        )
+    return where, kind, rope
+
+
+def _check_list(value: Any, key: str, length: int) -> None:
+    if not isinstance(value, list) or len(value) != length or not all(map(is_number, value)):
+        raise BrokenCheckpoint(f"config.json: {key} is not a list of {length} numbers, one for each pair of a head")

@@ -1,0 +1,282 @@
+"""Saving and loading images, and loading from another lease that holds the same: extents are borrowed, bytes copied in
+a thread, what was mapped for that is taken away and extents are given back, whatever happens between.
+
+A load says that it is done when the last byte has arrived: an engine waits for that. It tidies up when it is asked for
+more, and gives the extents back only then, because what is mapped here must not be anybody else's yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from loader.catalogue.models import Models
+from loader.copies.handoff_client import HandoffClient
+from loader.copies.threads import Moved, counted, finished
+from loader.images.image_memory import Image
+from loader.images.images import Images
+from loader.metrics import COPIED, SECONDS
+from loader.policy import chunks
+from loader.policy.chunks import Chunk
+from loader.policy.links import Work
+from loader.policy.sources import Content, Source, Sources
+from loader.transfers.base import Borrowed, Tidy, Transfer
+from services import log
+from services.checksum import Checksum
+from services.errors import NotFound, PrismError, Unavailable, Unmet
+
+_log = log.get(__name__)
+
+_BETWEEN = 2
+"""Chunks between two devices, which come several times as fast, are so many times as large. Larger ones would let
+extents wait that are mapped meanwhile."""
+_Move = Callable[[Callable[[Any], None]], Tidy]
+"""A transfer's, but for who is told of the parts that are done."""
+Step = int | Image
+"""Of a copy under way: the bytes done so far; in the end the image."""
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """So much of what a lease holds has come to another."""
+
+    source: Source
+    done: int
+
+
+class Copying:
+    """Several copies run at a time, each in a thread; a closed or cancelled iteration stops its copy and waits for the
+    thread, so that nothing is given back that is still written to."""
+
+    def __init__(
+        self,
+        models: Models,
+        images: Images,
+        handoff: HandoffClient,
+        transfer_for: Callable[[str], Transfer],
+        has_way: Callable[[str, str], bool],
+        *,
+        chunk_bytes: int,
+        threads: int,
+        answer_timeout_s: float,
+    ) -> None:
+        """`transfer_for` a device, by name; `has_way` from one device to another that is faster than an image's."""
+        self._models = models
+        self._images = images
+        self._handoff = handoff
+        self._transfer_for = transfer_for
+        self._has_way = has_way
+        self._sources = Sources()
+        self._chunk_bytes = chunk_bytes
+        self._answer_timeout_s = answer_timeout_s
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="copy")
+        self._saving: WeakValueDictionary[tuple[str, int], asyncio.Lock] = WeakValueDictionary()
+
+    async def save(
+        self,
+        model: str,
+        generation: int,
+        lease_id: str,
+        manifest: bytes,
+        total_bytes: int,
+        checksum: str,
+        rank: int = 0,
+    ) -> AsyncGenerator[Step, None]:
+        """Makes the image of a model, or a rank's part of it, out of a lease's weights; one that is there already is
+        kept. Ends with the image, which the keeper holds by then.
+
+        Raises NotFound (model, lease), Unmet when the checkpoint is of another generation by now, its files are, the
+        lease does not hold what the manifest says or the checksum differs, Refused when host memory is short,
+        Unavailable while balloond or the keeper are away."""
+        present = self._models.get(model).generation
+        if generation != present:
+            raise Unmet(f"{model} is of generation {present} by now, the engine's weights are of {generation}")
+        # A second one for the same waits, and then finds the image.
+        lock = self._saving.setdefault((model, rank), asyncio.Lock())
+        async with lock:
+            image = self._images.get(model, rank)
+            if image is not None and (image.generation, image.manifest) == (generation, manifest):
+                _agree(model, checksum, image.checksum)
+                yield image
+                return
+            # Whoever read others may have read some of the old and some of the new.
+            await self._models.check_unchanged(model)
+            async with self._handoff.borrowed(lease_id) as extents:
+                plan = self._plan(extents, total_bytes, lease_id)
+                with self._images.blank(model, generation, total_bytes, manifest, rank) as image:
+                    with image.weights() as weights:
+                        seen = _Seen(weights)
+                        transfer = self._transfer_for(extents[0].device)
+                        move = partial(transfer.out_of, extents, weights, plan)
+                        async with self._copy(move, "save", seen.add) as steps:
+                            async for step in steps:
+                                yield step
+                    _agree(model, checksum, seen.checksum.text())
+                    await self._images.publish_within(self._answer_timeout_s, image, seen.checksum.text())
+                    self._filled(lease_id, extents, Content(model, generation, rank, manifest), image.checksum)
+            _log.info("image saved", model=model, bytes=image.total_bytes, checksum=image.checksum)
+            yield image
+
+    async def load(
+        self, model: str, generation: int, lease_id: str, manifest: bytes, total_bytes: int, rank: int = 0
+    ) -> AsyncGenerator[Step, None]:
+        """Copies the image of a model, or a rank's part of it, into a lease's weights. Ends with the image, when
+        all has arrived and before it has tidied up.
+
+        Raises Unmet when there is no image of this generation and manifest, or the lease is too small for it, NotFound
+        when the lease is gone, Unavailable while balloond is away."""
+        image = self._images.get(model, rank)
+        if image is None:
+            raise Unmet(f"there is no image of {model}")
+        if image.generation != generation:
+            raise Unmet(f"the image of {model} is of generation {image.generation}, not of {generation}")
+        if image.manifest != manifest:
+            raise Unmet(f"the image of {model} was made by an engine that lays its weights out in another way")
+        with self._images.using(image) as weights:
+            async with self._handoff.borrowed(lease_id) as extents:
+                plan = self._plan(extents, total_bytes, lease_id)
+                self._sources.forget(lease_id)
+                transfer = self._transfer_for(extents[0].device)
+                async with self._copy(partial(transfer.into, extents, weights, plan), "load") as steps:
+                    async for step in steps:
+                        yield step
+                    content = Content(model, generation, rank, image.manifest)
+                    self._filled(lease_id, extents, content, image.checksum)
+                    yield image
+
+    async def load_from_device(
+        self, content: Content, lease_id: str, total_bytes: int, checksum: str = ""
+    ) -> AsyncGenerator[Arrived | Source, None]:
+        """Copies the weights of another lease that holds the content into this one: the device's own engine may be
+        serving from them. `checksum` is that of the content's image, where it is known. Ends, before it has tidied up,
+        with the source that all of it came from, or without one when there is none, or none could be read to its end:
+        then the lease's weights may hold anything.
+
+        Raises Unmet when the lease is too small, NotFound when it is gone, Unavailable while balloond is away."""
+        if all(source.lease_id == lease_id for source in self._sources.of(content, checksum)):
+            return
+        async with self._handoff.borrowed(lease_id) as targets:
+            self._plan(targets, total_bytes, lease_id)
+            # Before a source is chosen: a lease that waits for one is none itself, so no two wait for each other.
+            self._sources.forget(lease_id)
+            for source in self._sources.of(content, checksum):
+                if not self._has_way(source.device, targets[0].device):
+                    continue
+                try:
+                    async with self._between(source, targets, total_bytes) as steps:
+                        async for step in steps:
+                            yield Arrived(source, step)
+                        if source in self._sources:  # nobody doubted it meanwhile
+                            self._filled(lease_id, targets, content, source.checksum)
+                        yield source
+                        return
+                except PrismError as error:
+                    gone = isinstance(error, (NotFound, Unmet))  # as expected of a lease that ended or slept
+                    (_log.info if gone else _log.warning)(
+                        "weights do not come from another lease",
+                        model=content.model,
+                        source=source.lease_id,
+                        device=source.device,
+                        why=str(error),
+                    )
+
+    def doubt(self, content: Content) -> None:
+        """What an engine got from another lease did not verify: none is copied from until it was filled anew."""
+        self._sources.doubt(content)
+
+    # --- parts
+
+    def _plan(self, extents: Sequence[Borrowed], total_bytes: int, lease_id: str) -> Sequence[Chunk]:
+        try:
+            return chunks.plan([extent.nbytes for extent in extents], total_bytes, self._chunk_bytes)
+        except ValueError as error:
+            raise Unmet(f"lease {lease_id}: {error}") from None
+
+    @asynccontextmanager
+    async def _between(
+        self, source: Source, targets: Sequence[Borrowed], total_bytes: int
+    ) -> AsyncIterator[AsyncIterator[int]]:
+        """As `_copy`. Raises NotFound when the source's lease is gone, Unmet when it holds something else by now."""
+        try:
+            async with self._handoff.borrowed(source.lease_id) as sources:
+                if source not in self._sources or source.extent_ids != _ids(sources):
+                    raise Unmet(f"lease {source.lease_id} holds other weights by now")
+                sizes, target_sizes = ([extent.nbytes for extent in extents] for extents in (sources, targets))
+                plan = chunks.pairs(sizes, target_sizes, total_bytes, _BETWEEN * self._chunk_bytes)
+                transfer = self._transfer_for(source.device)
+                async with self._copy(partial(transfer.between, sources, targets, plan), "between") as steps:
+                    yield steps
+        except (NotFound, Unmet):
+            if source in self._sources:
+                self._sources.forget(source.lease_id)
+            raise
+
+    def _filled(self, lease_id: str, extents: Sequence[Borrowed], content: Content, checksum: str) -> None:
+        self._sources.filled(Source(lease_id, extents[0].device, _ids(extents), content, checksum))
+
+    @asynccontextmanager
+    async def _copy(
+        self,
+        move: _Move,
+        direction: str,
+        each: Callable[[Any], None] = lambda part: None,
+    ) -> AsyncIterator[AsyncIterator[int]]:
+        """Runs `move` in a thread and gives the bytes done, as they grow, to their end; tidies up at its own. `each` is
+        called in the thread with every part of the plan."""
+        copied = COPIED.labels(direction)
+        left_to_do: list[Tidy] = []
+
+        def work(moved: Moved) -> None:
+            def told(part: Work) -> None:
+                each(part)
+                copied.inc(part.nbytes)
+                moved(part.nbytes)
+
+            began = time.monotonic()
+            left_to_do.append(move(told))
+            SECONDS.labels(direction).observe(time.monotonic() - began)
+
+        try:
+            async with aclosing(counted(work, self._threads)) as steps:
+                yield steps
+        except OSError as error:
+            raise Unavailable(f"the copy failed: {error.strerror or error}") from None
+        finally:
+            for tidy in left_to_do:
+                await _tidied(tidy)
+
+
+async def _tidied(tidy: Tidy) -> None:
+    """In a thread of its own: other copies wait for those that copy."""
+    try:
+        await finished(tidy)
+    except OSError as error:
+        _log.error("extents stay mapped after a copy", why=error.strerror or str(error))
+
+
+def _ids(extents: Sequence[Borrowed]) -> tuple[int, ...]:
+    return tuple(extent.id for extent in extents)
+
+
+class _Seen:
+    """The checksum of an image, computed in the copying thread while the bytes are warm."""
+
+    def __init__(self, weights: memoryview) -> None:
+        self._weights = weights
+        self.checksum = Checksum()
+
+    def add(self, chunk: Chunk) -> None:
+        with self._weights[chunk.at : chunk.at + chunk.nbytes] as part:
+            self.checksum.add(chunk.at, part)
+
+
+def _agree(model: str, theirs: str, ours: str) -> None:
+    if theirs and theirs != ours:
+        raise Unmet(f"the weights of {model} have checksum {ours}, their engine said {theirs}")

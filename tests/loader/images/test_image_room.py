@@ -1,0 +1,85 @@
+"""Which models can have an image beside the others."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from loader.catalogue.catalogue import Listed
+from loader.catalogue.models import Model, Sizes
+from loader.images.image_room import ImageRoom
+from services.errors import Refused
+
+MIB = 1 << 20
+
+
+class World:
+    """Models by name with MiB of weights, of which some have an image."""
+
+    def __init__(self, capacity_mib, pinned=(), images=(), devices=1, **weights_mib):
+        sizes = Sizes(4, 1, 0)
+        self.models = {
+            name: Model(
+                Listed(name=name, path="/m", devices=devices),
+                sizes,
+                SimpleNamespace(generation=7, weights_bytes=mib * MIB // devices),
+            )
+            for name, mib in weights_mib.items()
+        }
+        held = {
+            name: [SimpleNamespace(generation=generation, held_bytes=mib * MIB)] for name, generation, mib in images
+        }
+        self.room = ImageRoom(
+            SimpleNamespace(all=lambda: list(self.models.values())),
+            SimpleNamespace(capacity_bytes=capacity_mib * MIB, parts=lambda name: held.get(name, [])),
+            lambda model: model.listed.name in pinned,
+        )
+
+    def why(self, name):
+        return self.room.why_none(self.models[name])
+
+    def pin(self, name):
+        self.room.check_pin(self.models[name])
+
+
+def test_weights_larger_than_all_images_have_none():
+    world = World(256, a=513, b=256)
+    assert world.why("a") == "its weights take 513.0 MiB, all images together may take 256.0 MiB"
+    assert world.why("b") == ""
+    with pytest.raises(Refused, match="^a is not pinned, since it can have no image to stay: its weights take 513.0"):
+        world.pin("a")
+    world.pin("b")
+
+
+def test_of_several_devices_all_parts_count():
+    assert World(256, devices=2, a=300).why("a") and not World(300, devices=2, a=300).why("a")
+
+
+def test_images_that_are_pinned_leave_so_much_less_and_others_give_way():
+    images = [("big", 7, 200), ("other", 7, 50)]
+    world = World(256, pinned={"big"}, images=images, big=200, other=50, a=60)
+    assert world.why("a") == (
+        "its weights take 60.0 MiB, all images together may take 256.0 MiB, 200.0 MiB of it for what is pinned (big)"
+    )
+    assert World(256, images=images, big=200, other=50, a=60).why("a") == ""
+    assert World(256, pinned={"big"}, big=200, a=60).why("a") == "", "there is no image of it yet"
+
+
+def test_one_that_has_an_image_has_one():
+    world = World(100, images=[("a", 7, 120)], a=120)
+    assert world.why("a") == ""
+    assert World(100, images=[("a", 6, 120)], a=120).why("a"), "of other files"
+
+
+def test_more_than_fits_is_not_pinned_but_what_is_stays():
+    world = World(256, pinned={"big", "huge"}, big=200, huge=1000, a=60, b=50)
+    with pytest.raises(Refused, match=r"200.0 MiB of it for what is pinned \(big\)"):
+        world.pin("a")
+    world.pin("b")
+    world.pin("huge")
+
+
+def test_of_a_model_in_error_nothing_is_known():
+    world = World(1, a=5)
+    world.models["a"] = Model(Listed(name="a", path="/m"), Sizes(4, 1, 0), None, "broken")
+    assert world.why("a") == ""
+    world.pin("a")
