@@ -6,15 +6,16 @@ import itertools
 import secrets
 import time
 
-from balloond import devices, metrics, records, recovery, remembered
+from balloond import metrics
 from balloond.config import BalloondConfig
-from balloond.custody import Custody
-from balloond.daemon import Daemon
-from balloond.handoff import HandoffServer
-from balloond.keeper import allow_descriptors
-from balloond.keeper_client import KeeperClient
+from balloond.keeper.client import KeeperClient
+from balloond.keeper.keeper import allow_descriptors
+from balloond.node import devices, records, recovery, saved_capacity
+from balloond.node.daemon import Daemon
+from balloond.node.extent_store import Custody
 from balloond.policy.device import Device
-from balloond.server import NAME, BalloondServicer
+from balloond.wire.handoff import HandoffServer
+from balloond.wire.server import NAME, BalloondServicer
 from protos import balloond_pb2_grpc
 from services.service import Service, read_arguments, run
 
@@ -31,7 +32,7 @@ async def build(service: Service) -> None:
     found = recovery.sort(await keeper.start(config.keeper_timeout_s))
     service.on_stop(keeper.close)
     capacities = devices.capacities(config, hardware, found)
-    remembered.write(config.handoff, capacities)
+    saved_capacity.write(config.handoff, capacities)
     devices.check_descriptors(config, capacities, keeper)
     makers, given_out = devices.open_makers(config, capacities)
     # Microseconds since 1970 are ahead of every id that a predecessor gave out, also when the keeper lost them.

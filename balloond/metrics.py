@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from services.metrics import QUICK_BUCKETS_S, Published, gauge
 
 if TYPE_CHECKING:
-    from balloond.daemon import Daemon
+    from balloond.node.daemon import Daemon
 
 _EVERY_S = 1.0
 _STATES = ("leased", "free", "booked", "stranded", "capacity")

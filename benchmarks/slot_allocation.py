@@ -92,7 +92,10 @@ def lease() -> Iterator[Lease]:
             f'keeper = "{folder}/k.sock"\nlog_level = "error"\n'
             f'[[devices]]\nname = "cpu:0"\ncapacity_bytes = {4 << 30}\n'
         )
-        for arguments in (["balloond.keeper", "--socket", f"{folder}/k.sock"], ["balloond", "--config", str(config)]):
+        for arguments in (
+            ["balloond.keeper", "--socket", f"{folder}/k.sock"],
+            ["balloond", "--config", str(config)],
+        ):
             process = subprocess.Popen([sys.executable, "-m", *arguments])
             stack.callback(process.wait)
             stack.callback(process.terminate)

@@ -7,7 +7,7 @@ import resource
 import signal
 import time
 
-from balloond.keeper_client import KeeperClient
+from balloond.keeper.client import KeeperClient
 from loader import metrics, wire
 from loader.catalogue import added, pins
 from loader.catalogue.models import Model, Models, Sizes

@@ -1,7 +1,7 @@
 """That somebody holds memory, for a balloond whose keeper died with its predecessor.
 
 Beside the handoff socket lies a file. Whoever has a lease holds a shared lock on it, which the kernel drops with the
-process; balloond keeps in it what each device had to give out (`balloond.remembered`).
+process; balloond keeps in it what each device had to give out (`balloond.node.saved_capacity`).
 """
 
 from __future__ import annotations

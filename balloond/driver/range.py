@@ -26,9 +26,9 @@ import numpy as np
 
 from balloond.backends.base import Fence, Mapper
 from balloond.driver.lease import KV, Done, Granted, GrowRefused, Lease
-from balloond.driver.marks import IDLE_S, Marks
 from balloond.driver.reports import Reports
 from balloond.driver.reserve import Reserve
+from balloond.driver.watermarks import IDLE_S, Marks
 from balloond.policy.extents import LARGE
 
 _FENCE_LOOK_S = 0.002

@@ -31,7 +31,8 @@ class Check:
 
 
 _PRISM_IMPORTS = """
-import balloond.keeper, deploy.local.kernels, gateway.http.app, gpu_scheduler.server, loader.server, placement.server
+import balloond.keeper.keeper, deploy.local.kernels, gateway.http.app
+import gpu_scheduler.server, loader.server, placement.server
 import uvicorn
 from importlib.metadata import entry_points
 assert any(each.name == "prism" for each in entry_points(group="sglang.srt.plugins")), "the plugin is not installed"

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from balloond.keeper_client import KeeperClient, Kept
+from balloond.keeper.client import KeeperClient, Kept
 from loader.catalogue import added, catalogue
 from loader.catalogue.added import Called
 from loader.catalogue.catalogue import Listed

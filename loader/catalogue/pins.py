@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from balloond.keeper_client import KeeperClient, Kept
+from balloond.keeper.client import KeeperClient, Kept
 from loader.images.image_memory import OWNER
 from protos import keeper_pb2
 

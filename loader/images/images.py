@@ -8,7 +8,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from balloond.keeper_client import KeeperClient, Kept
+from balloond.keeper.client import KeeperClient, Kept
 from loader.images import image_memory
 from loader.images.image_memory import Image
 from loader.policy import residency

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from balloond.backends import maker, mapper
+from balloond.node.extent_pool import Spares
 from balloond.policy.capacity import check
-from balloond.spares import Spares
 from tests.balloond.conftest import TIMEOUT_S
 from tests.gpu.conftest import DEVICE, MIB, free_bytes, taken, until_free
 

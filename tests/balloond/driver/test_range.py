@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMapper
-from balloond.driver import marks
 from balloond.driver import range as driver_range
+from balloond.driver import watermarks
 from balloond.driver.range import ElasticRange, _runs
 from tests import descriptors
 from tests.balloond.conftest import TIMEOUT_S
@@ -32,7 +32,7 @@ def make(lease, low=0, high=0, extents=64, poison=False, mapper=None, large=1):
 @pytest.fixture
 def lease(monkeypatch):
     # Between two steps of a test its engine is not idle, however long they take.
-    monkeypatch.setattr(marks, "IDLE_S", 1e6)
+    monkeypatch.setattr(watermarks, "IDLE_S", 1e6)
     monkeypatch.setattr(driver_range, "IDLE_S", 1e6)
     lease = FakeLease()
     yield lease

@@ -115,7 +115,11 @@ def test_an_image_has_all_of_the_tree_that_services_need(name, tmp_path):
     left_out = shutil.ignore_patterns(*(pattern.removeprefix("**/").removeprefix("protos/") for pattern in ignored))
     shutil.copytree(ROOT, tmp_path / "prism", ignore=left_out)
     (generate,) = re.findall(r"-m grpc_tools\.protoc [^\\\n]*", (FOLDER / name).read_text())
-    modules = [f"{module}.__main__" for module in KINDS] + ["balloond.keeper", "prismctl.__main__", "deploy.healthy"]
+    modules = [f"{module}.__main__" for module in KINDS] + [
+        "balloond.keeper",
+        "prismctl.__main__",
+        "deploy.healthy",
+    ]
     command = (
         f"{sys.executable} {generate}&& {sys.executable} -c 'import {', '.join(modules)}; print(balloond.__file__)'"
     )

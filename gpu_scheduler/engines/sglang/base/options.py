@@ -36,7 +36,7 @@ class Options:
     """Addresses reserved for KV: the most that a limit can ever let this instance map. Costs a byte of memory per
     page."""
     reserve_low: int = 1
-    """The least that the driver keeps mapped ahead of need while requests run (balloond/driver/marks.py)."""
+    """The least that the driver keeps mapped ahead of need while requests run (balloond/driver/watermarks.py)."""
     reserve_high: int = 4
     """The most, where growth is fast."""
     large_extent: int = 8

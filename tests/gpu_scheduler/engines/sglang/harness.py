@@ -66,7 +66,10 @@ async def node(
         + "".join(f'[[devices]]\nname = "{name}"\ncapacity_bytes = {nbytes}\n' for name, nbytes in devices.items())
     )
     with contextlib.ExitStack() as stack:
-        for arguments in (["balloond.keeper", "--socket", f"{folder}/k.sock"], ["balloond", "--config", str(config)]):
+        for arguments in (
+            ["balloond.keeper", "--socket", f"{folder}/k.sock"],
+            ["balloond", "--config", str(config)],
+        ):
             process = subprocess.Popen([sys.executable, "-m", *arguments])
             stack.callback(_end, process)
         client = BalloondClient(f"unix:{folder}/b.sock")

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from balloond.keeper import Keeper
+from balloond.keeper.keeper import Keeper
 from protos import keeper_pb2
 from services import seqpacket
 from tests import descriptors

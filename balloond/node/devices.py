@@ -6,15 +6,16 @@ from __future__ import annotations
 import resource
 from collections.abc import Mapping
 
-from balloond import backends, remembered
+from balloond import backends
 from balloond.backends.base import ExtentMaker
 from balloond.config import BalloondConfig, DeviceConfig
 from balloond.driver import alive
-from balloond.keeper_client import KeeperClient
+from balloond.keeper.client import KeeperClient
+from balloond.node import saved_capacity
+from balloond.node.extent_pool import Spares
+from balloond.node.recovery import Found
 from balloond.policy import capacity
 from balloond.policy.capacity import Hardware
-from balloond.recovery import Found
-from balloond.spares import Spares
 from services import log
 from services.errors import Unavailable
 
@@ -42,7 +43,7 @@ def _look(name: str) -> Hardware:
 def capacities(config: BalloondConfig, hardware: Mapping[str, Hardware], found: Found) -> dict[str, int]:
     """What may be taken of each device. Of one that a predecessor gave out it is what it was: what is free by now says
     nothing. Raises Refused."""
-    known = remembered.read(config.handoff)
+    known = saved_capacity.read(config.handoff)
     living = alive.anybody(config.handoff)
 
     def of(device: DeviceConfig) -> int:

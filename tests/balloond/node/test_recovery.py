@@ -1,9 +1,9 @@
 import os
 
-from balloond import records, recovery
+from balloond.node import records, recovery
+from balloond.node.processes import Process
+from balloond.node.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from balloond.policy.ledger import Booking
-from balloond.processes import Process
-from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
 
 LEASE = LeaseFacts("a", "cpu:0", "m", "token", Process(1, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from balloond.events import Event
+from balloond.node.events import Event
 from balloond.policy.claims import Report, RoomAnswer, Wanted, Why
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Kind, Lease

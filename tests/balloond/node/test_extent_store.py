@@ -3,9 +3,9 @@ import os
 
 import pytest
 
-from balloond import records
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
-from balloond.custody import Custody
+from balloond.node import records
+from balloond.node.extent_store import Custody
 from balloond.policy.ledger import Extent
 from services import tasks
 from tests import descriptors

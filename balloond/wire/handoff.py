@@ -8,14 +8,15 @@ from collections.abc import Sequence
 
 from google.protobuf.message import DecodeError
 
-from balloond import processes, wire
-from balloond.daemon import Daemon
 from balloond.metrics import GROWTH
+from balloond.node import processes
+from balloond.node.daemon import Daemon
+from balloond.node.processes import Process
+from balloond.node.records import LeaseFacts
 from balloond.policy.claims import Why
 from balloond.policy.ledger import Extent
 from balloond.policy.limits import Limit
-from balloond.processes import Process
-from balloond.records import LeaseFacts
+from balloond.wire import messages
 from protos import handoff_pb2
 from services import log, seqpacket
 from services.errors import NotFound, PrismError, Unavailable, Unmet
@@ -125,7 +126,7 @@ class _Session:
         if first is None or not first.HasField("attach"):
             return False
         attach = first.attach
-        if max(len(attach.token), len(attach.model)) > wire.LONGEST_NAME:
+        if max(len(attach.token), len(attach.model)) > messages.LONGEST_NAME:
             return False
         while attach.more:
             following = await self._receive()
@@ -153,7 +154,7 @@ class _Session:
             raise Unavailable(str(error)) from None
 
     async def _attach_engine(self, attach: handoff_pb2.Attach) -> None:
-        held = [(extent.id, extent.bytes, wire.kind(extent.kind)) for extent in attach.held]
+        held = [(extent.id, extent.bytes, messages.kind(extent.kind)) for extent in attach.held]
         facts = self._daemon.known(attach.token) if attach.token else None
         if facts is None and attach.token:
             facts = await self._daemon.adopt(self._process, attach.device, attach.model, attach.token, held)
@@ -169,7 +170,7 @@ class _Session:
         limit, floor, page_bytes = self._daemon.limit_of(facts)
         self._send(
             attached=handoff_pb2.Attached(
-                lease_id=facts.id, token=facts.token, page_bytes=page_bytes, limit=wire.handoff_limit(limit, floor)
+                lease_id=facts.id, token=facts.token, page_bytes=page_bytes, limit=messages.handoff_limit(limit, floor)
             )
         )
 
@@ -186,13 +187,13 @@ class _Session:
             self.refused(0, "unknown", 0, f"{kind} without a lease")
         elif kind == "grow":
             grow = message.grow
-            wanted = wire.wanted(grow)
+            wanted = messages.wanted(grow)
             self._asked[grow.request_id] = self._daemon.now(), wanted.kind
             self._daemon.grow(self._lease_id, grow.request_id, wanted)
         elif kind == "return":
             self._daemon.give_back(self._lease_id, getattr(message, "return").extent_ids)
         elif kind == "report":
-            self._daemon.report(self._lease_id, wire.report(message.report, self._daemon.now()))
+            self._daemon.report(self._lease_id, messages.report(message.report, self._daemon.now()))
         elif kind == "detach":
             lease_id, self._lease_id = self._lease_id, ""
             self._send(detached=handoff_pb2.Detached())
@@ -221,7 +222,9 @@ class _Session:
             part = slice(start, start + _TOGETHER)
             granted = handoff_pb2.Granted(
                 request_id=request_id,
-                extents=[handoff_pb2.Extent(id=e.id, bytes=e.bytes, kind=wire.KINDS[e.kind]) for e in extents[part]],
+                extents=[
+                    handoff_pb2.Extent(id=e.id, bytes=e.bytes, kind=messages.KINDS[e.kind]) for e in extents[part]
+                ],
                 last=last and start + _TOGETHER >= len(extents),
                 device=device,
             )
@@ -239,7 +242,7 @@ class _Session:
         self._answered(request_id, "refused")
 
     def limit(self, limit: Limit, floor: int) -> None:
-        self._send(limit=wire.handoff_limit(limit, floor))
+        self._send(limit=messages.handoff_limit(limit, floor))
 
     def reclaim(self, reclaim_id: int, nbytes: int, deep: bool) -> None:
         self._send(reclaim=handoff_pb2.Reclaim(reclaim_id=reclaim_id, bytes=nbytes, deep=deep))
@@ -250,7 +253,7 @@ class _Session:
 
 def _refusal(request_id: int, why: Why, short: int, detail: str) -> bytes:
     refused = handoff_pb2.Refused(
-        request_id=request_id, why=wire.WHYS[why], short_bytes=wire.bytes_of(short), detail=detail
+        request_id=request_id, why=messages.WHYS[why], short_bytes=messages.bytes_of(short), detail=detail
     )
     return bytes(handoff_pb2.FromBalloond(refused=refused).SerializeToString())
 

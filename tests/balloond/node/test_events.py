@@ -1,4 +1,4 @@
-from balloond.events import History
+from balloond.node.events import History
 
 
 def test_the_history_is_bounded_and_oldest_first():

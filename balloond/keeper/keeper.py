@@ -192,7 +192,3 @@ def main() -> None:
         asyncio.run(serve(parser.parse_args().socket))
     except PrismError as error:
         sys.exit(f"keeper: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from balloond import processes
-from balloond.processes import Process
+from balloond.node import processes
+from balloond.node.processes import Process
 from tests import descriptors
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from balloond import devices, remembered
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.config import BalloondConfig
 from balloond.driver import alive
+from balloond.node import devices, saved_capacity
+from balloond.node.extent_pool import Spares
+from balloond.node.processes import Process
+from balloond.node.records import LeaseFacts
+from balloond.node.recovery import Found
 from balloond.policy.capacity import Hardware
-from balloond.processes import Process
-from balloond.records import LeaseFacts
-from balloond.recovery import Found
-from balloond.spares import Spares
 from services.errors import Refused
 
 GIB = 1 << 30
@@ -40,7 +40,7 @@ def test_a_gpu_that_nobody_uses_has_what_is_free_less_the_reserve(configured):
 
 def test_a_gpu_that_the_keeper_has_memory_of_has_what_it_had_whatever_is_free_by_now(configured):
     config = configured(name="cuda:0")
-    remembered.write(config.handoff, {"cuda:0": 79 * GIB})
+    saved_capacity.write(config.handoff, {"cuda:0": 79 * GIB})
     assert devices.capacities(config, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 79 * GIB}
     explicit = configured(name="cuda:0", capacity_bytes=75 * GIB)
     assert devices.capacities(explicit, {"cuda:0": GPU}, given_out("cuda:0")) == {"cuda:0": 75 * GIB}
@@ -48,7 +48,7 @@ def test_a_gpu_that_the_keeper_has_memory_of_has_what_it_had_whatever_is_free_by
 
 def test_so_has_one_whose_keeper_died_as_well_while_an_engine_lives(configured):
     config = configured(name="cuda:0")
-    remembered.write(config.handoff, {"cuda:0": 79 * GIB})
+    saved_capacity.write(config.handoff, {"cuda:0": 79 * GIB})
     lock = alive.hold(config.handoff)
     assert devices.capacities(config, {"cuda:0": GPU}, Found()) == {"cuda:0": 79 * GIB}
     os.close(lock)

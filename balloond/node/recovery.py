@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from balloond import records
-from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
+from balloond.node import records
+from balloond.node.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
 from services import log
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from balloond.node.processes import Process
 from balloond.policy.ledger import Booking, Kind
-from balloond.processes import Process
 from protos import keeper_pb2
 
 OWNER = "balloond"

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from balloond.server import BalloondServicer
+from balloond.wire.server import BalloondServicer
 from protos import balloond_pb2
 from services.errors import Invalid, NotFound, Refused, TimedOut, Unmet
 from services.watch import Watched

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from balloond.driver.marks import IDLE_S, Marks
+from balloond.driver.watermarks import IDLE_S, Marks
 
 
 def test_without_growth_the_low_mark_is_kept():

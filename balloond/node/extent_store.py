@@ -7,11 +7,11 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from balloond import records
 from balloond.backends.base import ExtentMaker
-from balloond.keeper_client import KeeperClient, Kept
+from balloond.keeper.client import KeeperClient, Kept
+from balloond.node import records
+from balloond.node.records import ExtentFacts
 from balloond.policy.ledger import Extent
-from balloond.records import ExtentFacts
 
 _FORGOTTEN_TOGETHER = 32
 """Extents: once the keeper has let go of these, others may be created in their place."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from balloond import wire
 from balloond.client import booked
-from balloond.daemon import Daemon
-from balloond.keeper_client import KeeperClient
+from balloond.keeper.client import KeeperClient
+from balloond.node.daemon import Daemon
+from balloond.wire import messages
 from protos import balloond_pb2, balloond_pb2_grpc
 from services.watch import Sparing, follow_sparingly
 
@@ -27,12 +27,12 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
 
     def _state(self) -> balloond_pb2.NodeState:
         daemon = self._daemon
-        return wire.node(self._node, daemon.changed.revision + 1, daemon.devices.values(), daemon.process_of)
+        return messages.node(self._node, daemon.changed.revision + 1, daemon.devices.values(), daemon.process_of)
 
     async def SetBooking(
         self, request: balloond_pb2.SetBookingRequest, context: Any
     ) -> balloond_pb2.SetBookingResponse:
-        self._daemon.set_booking(request.device, request.model, wire.booking(request))
+        self._daemon.set_booking(request.device, request.model, messages.booking(request))
         return balloond_pb2.SetBookingResponse()
 
     async def DropBooking(
@@ -46,7 +46,7 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
             request.device, request.model, request.bytes, request.revision, request.deadline_ms
         )
         held = self._daemon.device(request.device).ledger.kv_of(request.model)
-        return wire.outcome(outcome, held)
+        return messages.outcome(outcome, held)
 
     async def MakeRoom(self, request: balloond_pb2.MakeRoomRequest, context: Any) -> balloond_pb2.MakeRoomResponse:
         left_s = context.time_remaining()
@@ -54,7 +54,7 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
         answer = await self._daemon.make_room(
             request.device, request.model, request.bytes, request.may_retract, request.hold_ms / 1e3, within_s
         )
-        return wire.room(answer)
+        return messages.room(answer)
 
     async def SetDemand(self, request: balloond_pb2.SetDemandRequest, context: Any) -> balloond_pb2.SetDemandResponse:
         self._daemon.set_demand(request.device, request.weights)
@@ -79,4 +79,4 @@ class BalloondServicer(balloond_pb2_grpc.BalloondServicer):
         return balloond_pb2.KeeperState(socket=self._keeper.path, answers=await self._keeper.answers(within_s))
 
     async def Events(self, request: balloond_pb2.EventsRequest, context: Any) -> balloond_pb2.EventsResponse:
-        return wire.events(self._daemon.history.last(request.limit), self._daemon.now())
+        return messages.events(self._daemon.history.last(request.limit), self._daemon.now())

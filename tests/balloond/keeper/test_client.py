@@ -3,7 +3,7 @@ import signal
 
 import pytest
 
-from balloond.keeper_client import KeeperClient
+from balloond.keeper.client import KeeperClient
 from protos import keeper_pb2
 from services.errors import Unavailable
 from tests.balloond.conftest import TIMEOUT_S

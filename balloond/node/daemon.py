@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from balloond import records
-from balloond.custody import Custody
-from balloond.events import History
-from balloond.keeper_client import KeeperClient, Kept
+from balloond.keeper.client import KeeperClient, Kept
+from balloond.node import records
+from balloond.node.events import History
+from balloond.node.extent_store import Custody
+from balloond.node.processes import NOBODY, Deaths, Process
+from balloond.node.records import BookingFacts, BorrowFacts, LeaseFacts
+from balloond.node.recovery import Found
 from balloond.policy.claims import (
     AskBack,
     Decision,
@@ -32,9 +35,6 @@ from balloond.policy.claims import (
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Extent, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
-from balloond.processes import NOBODY, Deaths, Process
-from balloond.records import BookingFacts, BorrowFacts, LeaseFacts
-from balloond.recovery import Found
 from services import log, tasks
 from services.errors import Exists, NotFound, Refused, Unavailable
 from services.watch import Watched

@@ -2,20 +2,20 @@ import itertools
 
 import pytest
 
-from balloond import wire
-from balloond.events import Event
+from balloond.node.events import Event
 from balloond.policy.claims import Patience, Report, RoomAnswer, Taken, Wanted
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
 from balloond.policy.limits import Limit, Outcome
+from balloond.wire import messages
 from protos import balloond_pb2, handoff_pb2
 from services.errors import Invalid
 
 
 def test_kinds_go_both_ways_and_others_are_refused():
-    assert {wire.kind(number) for number in wire.KINDS.values()} == {"weights", "kv", "graphs"}
+    assert {messages.kind(number) for number in messages.KINDS.values()} == {"weights", "kv", "graphs"}
     with pytest.raises(Invalid, match="no kind 0"):
-        wire.kind(0)
+        messages.kind(0)
 
 
 def test_ages_become_times_of_last_use():
@@ -28,22 +28,24 @@ def test_ages_become_times_of_last_use():
         reclaim_id=6,
         returned_bytes=7,
     )
-    assert wire.report(message, 10.0) == Report(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
+    assert messages.report(message, 10.0) == Report(10.0, 1, 2, 3, 4, ((8.5, 5),), 6, 7)
 
 
 def test_nothing_was_last_used_in_times_to_come():
     message = handoff_pb2.Report(cached=[handoff_pb2.Cached(age_ms=-1500, bytes=5)])
-    assert wire.report(message, 10.0).cached == ((10.0, 5),)
+    assert messages.report(message, 10.0).cached == ((10.0, 5),)
 
 
 def test_limits_outcomes_rooms_and_events_keep_their_numbers():
-    assert wire.handoff_limit(Limit(1, 2, 3), 4) == handoff_pb2.Limit(revision=1, bytes=2, deadline_ms=3, floor_bytes=4)
-    assert wire.outcome(Outcome("deferred", Limit(5, 10), 3, True), 13) == balloond_pb2.SetLimitResponse(
+    assert messages.handoff_limit(Limit(1, 2, 3), 4) == handoff_pb2.Limit(
+        revision=1, bytes=2, deadline_ms=3, floor_bytes=4
+    )
+    assert messages.outcome(Outcome("deferred", Limit(5, 10), 3, True), 13) == balloond_pb2.SetLimitResponse(
         state=balloond_pb2.DEFERRED, revision=5, held_bytes=13, overage_bytes=3
     )
-    room = wire.room(RoomAnswer(1, 2, 3, (Taken("m", "reserve", 4),)))
+    room = messages.room(RoomAnswer(1, 2, 3, (Taken("m", "reserve", 4),)))
     assert (room.free_bytes, room.short_bytes, room.taken[0].model, room.taken[0].what) == (2, 3, "m", "reserve")
-    event = wire.events([Event(1, 2.0, "d", "m", "w", "x")], 5.0).events[0]
+    event = messages.events([Event(1, 2.0, "d", "m", "w", "x")], 5.0).events[0]
     assert (event.sequence, event.age_s, event.device, event.detail) == (1, 3.0, "d", "x")
 
 
@@ -56,7 +58,7 @@ def test_a_devices_state_is_told_whole():
     device.grow(0, "a", 2, Wanted("weights", 8, 1))
     device.report(0, "a", Report(used=8, reserve=4, cached=((0.0, 3), (1.0, 5))))
     device.set_limit(0, "m", 15, 0, 0)
-    state = wire.node("n", 7, [device], lambda lease: 42)
+    state = messages.node("n", 7, [device], lambda lease: 42)
     (told,) = state.devices
     assert (state.node, state.revision, told.device, told.page_bytes) == ("n", 7, "cpu:0", 1)
     assert (told.capacity_bytes, told.leased_bytes, told.free_bytes, told.booked_bytes) == (100, 28, 62, 10)
@@ -71,14 +73,14 @@ def test_a_devices_state_is_told_whole():
 @pytest.mark.parametrize("wrong", [{"held_bytes": -1}, {"used_bytes": 1 << 60}, {"cached": [{"bytes": -5}]}])
 def test_a_report_of_what_cannot_be_is_refused(wrong):
     with pytest.raises(Invalid, match="makes no sense"):
-        wire.report(handoff_pb2.Report(**wrong), now=1.0)
+        messages.report(handoff_pb2.Report(**wrong), now=1.0)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 257])
 def test_a_booking_needs_a_name_that_can_be_kept(name):
     with pytest.raises(Invalid, match="characters"):
-        wire.booking(balloond_pb2.SetBookingRequest(device="cpu:0", model=name))
+        messages.booking(balloond_pb2.SetBookingRequest(device="cpu:0", model=name))
 
 
 def test_what_is_lacking_beyond_64_bits_is_told_as_the_most():
-    assert wire.room(RoomAnswer(1, 0, 1 << 64, ())).short_bytes == (1 << 63) - 1
+    assert messages.room(RoomAnswer(1, 0, 1 << 64, ())).short_bytes == (1 << 63) - 1

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker
-from balloond.spares import Spares, shares
+from balloond.node.extent_pool import Spares, shares
 from tests.balloond.conftest import TIMEOUT_S
 
 SMALL, LARGE = 2 * PAGE_BYTES, 4 * PAGE_BYTES

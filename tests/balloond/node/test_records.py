@@ -1,9 +1,9 @@
 import pytest
 
-from balloond import records
+from balloond.node import records
+from balloond.node.processes import Process
+from balloond.node.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from balloond.policy.ledger import Booking
-from balloond.processes import Process
-from balloond.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
 
 FACTS = [

@@ -1,0 +1,5 @@
+"""`python -m balloond.keeper --socket PATH`."""
+
+from balloond.keeper.keeper import main
+
+main()
