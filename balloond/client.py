@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 
 from protos import balloond_pb2, balloond_pb2_grpc
-from services import rpc
-from services.status import from_rpc
-from services.watch import follow_stream
+from services.rpc import rpc
+from services.rpc.status import from_rpc
+from services.rpc.watch import follow_stream
 
 _TIMEOUT_S = 5.0
 """For calls that never block; a restarting balloond answers within it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Histogram
 from prometheus_client.core import Metric
 
-from services.metrics import QUICK_BUCKETS_S, Published, gauge
+from services.telemetry.metrics import QUICK_BUCKETS_S, Published, gauge
 
 if TYPE_CHECKING:
     from balloond.node.daemon import Daemon

@@ -30,7 +30,7 @@ from benchmarks import _report
 from loader.images import disk_file, image_memory
 from loader.images.disk_file import BLOCK_BYTES, Header
 from loader.images.image_memory import Image
-from services.checksum import checksum
+from services.runtime.checksum import checksum
 
 GIB = 1 << 30
 

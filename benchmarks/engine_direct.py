@@ -11,8 +11,8 @@ from pathlib import Path
 
 from benchmarks.http_load import Stream
 from protos import common_pb2, engine_pb2
-from services import tasks
-from services.framing import FramedChannel
+from services.ipc.framing import FramedChannel
+from services.runtime import tasks
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -29,7 +29,7 @@ from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, say
 from gpu_scheduler.engines.engine import MODULES, Engine, Spawn
 from protos import common_pb2, engine_pb2
-from services import tasks
+from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang import harness
 
 MODULES["step"] = "benchmarks.engine_step_process"

@@ -12,8 +12,9 @@ import sys
 import uvloop
 
 from protos import common_pb2, gpu_scheduler_pb2
-from services import rpc, sockets
-from services.framing import FramedChannel
+from services.ipc import sockets
+from services.ipc.framing import FramedChannel
+from services.rpc import rpc
 
 STEP_S = 0.05
 

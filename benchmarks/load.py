@@ -42,7 +42,7 @@ from benchmarks import _report
 from loader.policy.chunks import pairs, plan
 from loader.transfers import Transfers
 from loader.transfers.base import Borrowed, Tidy
-from services.checksum import checksum
+from services.runtime.checksum import checksum
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPES = {"tiny": 64 * MIB, "1b": 2_471_645_608, "3b": 6_425_499_648, "8b": 16_060_522_496, "70b/4": 35_276_726_272}

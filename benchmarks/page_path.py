@@ -43,7 +43,8 @@ from balloond.driver.lease import Lease
 from balloond.driver.range import ElasticRange
 from balloond.policy.extents import LARGE
 from benchmarks import _report
-from services import rpc, seqpacket
+from services.ipc import seqpacket
+from services.rpc import rpc
 
 MIB, GIB = 1 << 20, 1 << 30
 ROUNDS, NEIGHBOUR_ROUNDS, SINGLES = 25, 12, 400

@@ -30,7 +30,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-import services.forking  # noqa: F401  (before grpc: this starts processes)
+import services.ipc.forking  # noqa: F401  (before grpc: this starts processes)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -48,7 +48,7 @@ from protos import (
     loader_pb2,
     loader_pb2_grpc,
 )
-from services import rpc
+from services.rpc import rpc
 
 GIB = 1 << 30
 GROUP, LOADER, BALLOOND = "prism.gpu_scheduler.v1.GpuScheduler", "prism.loader.v1.Loader", "prism.balloond.v1.Balloond"

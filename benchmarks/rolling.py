@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import services.forking  # noqa: F401  (before grpc: this starts processes)
+import services.ipc.forking  # noqa: F401  (before grpc: this starts processes)
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))

@@ -17,7 +17,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc, placement_pb2, placement_pb2_grpc
-from services import rpc
+from services.rpc import rpc
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "bench/echo"

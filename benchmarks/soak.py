@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import services.forking  # noqa: F401  (before grpc: this starts processes)
+import services.ipc.forking  # noqa: F401  (before grpc: this starts processes)
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import aiohttp  # noqa: E402
 
 from benchmarks import _report  # noqa: E402
-from services.errors import PrismError  # noqa: E402
+from services.runtime.errors import PrismError  # noqa: E402
 from tests.chaos import curves  # noqa: E402
 from tests.chaos.books import Books, held  # noqa: E402
 from tests.chaos.bustle import Bustle  # noqa: E402

@@ -18,13 +18,13 @@ import sys
 import time
 from pathlib import Path
 
-import services.forking  # noqa: F401  (before grpc: this starts processes)
+import services.ipc.forking  # noqa: F401  (before grpc: this starts processes)
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import _report
 from benchmarks.systems import SYSTEMS
-from services import tasks
+from services.runtime import tasks
 from tests.end_to_end.world import World, world
 
 MODELS = ("llama-debian", "qwen2-python")

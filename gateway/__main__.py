@@ -29,11 +29,14 @@ from gateway.ui.live import Live
 from gateway.ui.look import Looker
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
-from services import inherited, log, rpc, tasks, tracing
-from services.errors import Invalid, PrismError
-from services.files import Followed
-from services.service import Service, read_arguments, run
-from services.watch import follow_stream
+from services.ipc import inherited
+from services.rpc import rpc
+from services.rpc.watch import follow_stream
+from services.runtime import tasks
+from services.runtime.errors import Invalid, PrismError
+from services.runtime.files import Followed
+from services.runtime.service import Service, read_arguments, run
+from services.telemetry import log, tracing
 from tokenization.loading import without_torch
 
 _log = log.get(__name__)

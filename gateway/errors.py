@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from services.errors import (
+from services.runtime.errors import (
     Conflict,
     Exists,
     Forbidden,

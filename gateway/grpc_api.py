@@ -17,9 +17,9 @@ from gateway.request import Prompt, Request
 from gateway.serving import Serving
 from gateway.text import structured_outputs
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services import log
-from services.errors import PrismError
-from services.spans import Span
+from services.runtime.errors import PrismError
+from services.telemetry import log
+from services.telemetry.spans import Span
 
 _LONGEST_ID = 128
 _SERVICE = f"/{gateway_pb2.DESCRIPTOR.services_by_name['Inference'].full_name}/"

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.tools.request import Tools
 from protos import common_pb2
-from services.spans import UNTRACED, Span
+from services.telemetry.spans import UNTRACED, Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
 from protos import common_pb2
-from services.errors import Invalid, PrismError, Unavailable, Unmet
-from services.spans import UNTRACED, Span
-from services.text import agreeing, counted
+from services.runtime.errors import Invalid, PrismError, Unavailable, Unmet
+from services.telemetry.spans import UNTRACED, Span
+from services.wording.plurals import agreeing, counted
 from tokenization.chat import WrongMessage
 from tokenization.tokenizer import Tokenizer, TooLong
 

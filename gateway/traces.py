@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from gateway.request import Request
 from gateway.routing.routes import Place
 from protos import common_pb2
-from services import enums, tracing
-from services.spans import Span
+from services.telemetry import tracing
+from services.telemetry.spans import Span
+from services.wording import enums
 
 RPC = "prism.gateway.v1.Inference/Generate"
 _LONGEST_NAME = 256

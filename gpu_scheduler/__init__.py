@@ -12,4 +12,4 @@ the only one that sets the limits of its devices' leases.
 `policy/` decides and is pure; everything else carries decisions out.
 """
 
-import services.forking  # noqa: F401  (before grpc: this process starts engines)
+import services.ipc.forking  # noqa: F401  (before grpc: this process starts engines)

@@ -31,9 +31,9 @@ from gpu_scheduler.residency.watchdog import watch_engines
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
-from services import log, tracing
-from services.service import Service, read_arguments, run
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.runtime.service import Service, read_arguments, run
+from services.telemetry import log, tracing
 
 _LAST_ANSWERS_S = 0.2
 """For calls that end by themselves."""

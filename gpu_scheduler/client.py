@@ -7,15 +7,15 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import grpc
 
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import rpc
-from services.status import from_rpc
-from services.watch import follow_stream
+from services.rpc import rpc
+from services.rpc.status import from_rpc
+from services.rpc.watch import follow_stream
 
 Progressed = Callable[[gpu_scheduler_pb2.ResidencyProgress], None]
 
 
 class GpuSchedulerClient:
-    """One group. Errors are services.errors."""
+    """One group. Errors are services.runtime.errors."""
 
     def __init__(self, address: str) -> None:
         self.address = address

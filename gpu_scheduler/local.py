@@ -1,6 +1,6 @@
 """The stream of `GpuScheduler.Serve` over a plain Unix socket, for gateways of the same node.
 
-The messages are the same, each with its length in front (`services/framing.py`). gRPC's asyncio server hands each
+The messages are the same, each with its length in front (`services/ipc/framing.py`). gRPC's asyncio server hands each
 message through a thread of its own: without it a first token comes 0.1 ms (quick cores) to 0.4 ms (slow ones) sooner,
 and gateway and gpu_scheduler together take a quarter less processor time for each token.
 """
@@ -15,8 +15,8 @@ from functools import partial
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.queue.streams import GatewayStream
 from protos import gpu_scheduler_pb2
-from services import sockets
-from services.framing import FramedChannel
+from services.ipc import sockets
+from services.ipc.framing import FramedChannel
 
 
 class LocalStream:

@@ -18,9 +18,9 @@ from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import Residency
 from gpu_scheduler.residency.residents import Residents
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import tasks
-from services.errors import NotFound, Unmet
-from services.watch import Watched, follow_sparingly
+from services.rpc.watch import Watched, follow_sparingly
+from services.runtime import tasks
+from services.runtime.errors import NotFound, Unmet
 
 NAME = "prism.gpu_scheduler.v1.GpuScheduler"
 

@@ -11,9 +11,9 @@
     source       a lease that is known to hold the bytes of an image
 
 An image belongs to one generation of a checkpoint and to one manifest; engines exchange it only when both are equal.
-Its checksum (`services.checksum`) is that of the range's bytes [0, total_bytes) of the manifest, computed by the engine
-over its range and by the loader over what it copied. The extents of a lease, by ascending id, are the range's
-bytes back to back; past `total_bytes` there is padding only.
+Its checksum (`services.runtime.checksum`) is that of the range's bytes [0, total_bytes) of the manifest, computed by
+the engine over its range and by the loader over what it copied. The extents of a lease, by ascending id, are the
+range's bytes back to back; past `total_bytes` there is padding only.
 """
 
-import services.forking  # noqa: F401  (before grpc: this process starts the one that tries tokenizers)
+import services.ipc.forking  # noqa: F401  (before grpc: this process starts the one that tries tokenizers)

@@ -27,10 +27,10 @@ from loader.images.images import Images
 from loader.server import NAME, LoaderServicer
 from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
-from services import log
-from services.errors import Invalid
-from services.service import Service, read_arguments, run
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.runtime.errors import Invalid
+from services.runtime.service import Service, read_arguments, run
+from services.telemetry import log
 
 _log = log.get(__name__)
 

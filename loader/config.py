@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from services.addresses import SocketPath
-from services.config import Config
+from services.rpc.addresses import SocketPath
+from services.runtime.config import Config
 
 
 class LoaderConfig(Config):

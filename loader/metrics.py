@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from services.metrics import SLOW_BUCKETS_S
+from services.telemetry.metrics import SLOW_BUCKETS_S
 
 COPIED = Counter("prism_image_copied_bytes", "Bytes copied between images and extents", ["direction"])
 SECONDS = Histogram(

@@ -26,10 +26,11 @@ from placement.config import MEMBERS, PlacementConfig
 from placement.planning.planner import Judge
 from placement.server import NAME, PlacementServicer
 from protos import placement_pb2_grpc
-from services import log, tasks
-from services.config import load, read
-from services.files import Followed
-from services.service import Service, config_path, run
+from services.runtime import tasks
+from services.runtime.config import load, read
+from services.runtime.files import Followed
+from services.runtime.service import Service, config_path, run
+from services.telemetry import log
 
 _log = log.get(__name__)
 _HEAR_S = 1.5

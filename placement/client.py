@@ -8,15 +8,15 @@ from typing import TypeVar
 import grpc
 
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
-from services import rpc
-from services.status import from_rpc
-from services.watch import follow_stream
+from services.rpc import rpc
+from services.rpc.status import from_rpc
+from services.rpc.watch import follow_stream
 
 T = TypeVar("T")
 
 
 class PlacementClient:
-    """Errors are services.errors."""
+    """Errors are services.runtime.errors."""
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.channel(address)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from placement.cluster.cluster import Cluster
 from placement.cluster.view import cluster_view
-from services.metrics import Published, gauge
+from services.telemetry.metrics import Published, gauge
 
 _EVERY_S = 1.0
 

@@ -15,8 +15,8 @@ from placement.cluster.loaders import Loaders
 from placement.cluster.routes import Routes
 from placement.cluster.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
-from services import tasks
-from services.errors import Unavailable
+from services.runtime import tasks
+from services.runtime.errors import Unavailable
 
 NAME = "prism.placement.v1.Placement"
 T = TypeVar("T")

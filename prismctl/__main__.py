@@ -16,8 +16,9 @@ from prismctl.logs import logs
 from prismctl.plan import plan
 from prismctl.system import USAGE, System, failed
 from prismctl.top import status, top
-from services import addresses, log, rpc, tls
-from services.errors import PrismError
+from services.rpc import addresses, rpc, tls
+from services.runtime.errors import PrismError
+from services.telemetry import log
 
 app = commands.app()
 _COMMANDS: dict[Callable[..., None], str] = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from prismctl.sizes import size
 from prismctl.wording import fault
-from services.text import agreeing
+from services.wording.plurals import agreeing
 
 _BROUGHT = {
     "active": ("activate", "migrate"),

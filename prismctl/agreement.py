@@ -11,7 +11,7 @@ from gateway.config import GatewayConfig
 from gpu_scheduler.config import GpuSchedulerConfig
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from services.config import Config, Fault
+from services.runtime.config import Config, Fault
 
 _NAMES: dict[type[Config], str] = {
     BalloondConfig: "balloond",

@@ -24,8 +24,8 @@ from prismctl import commands, reference
 from prismctl.agreement import Given, disagreements
 from prismctl.system import NO, USAGE, failed
 from prismctl.terminal import Json, show_json, width
-from services.config import Config, Fault, Section, faults
-from services.toml_lines import line_of
+from services.runtime.config import Config, Fault, Section, faults
+from services.wording.toml_lines import line_of
 
 app = commands.app("Configuration files.")
 _KINDS: dict[str, tuple[type[Section], str]] = {

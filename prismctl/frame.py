@@ -10,7 +10,7 @@ from typing import Any
 from prismctl.sizes import size
 from prismctl.tables import Column, Row, Section, render
 from prismctl.wording import fault
-from services.text import counted
+from services.wording.plurals import counted
 
 _BAR = 50
 """Characters of a device's memory."""

@@ -12,7 +12,7 @@ from gateway.access.keys import Key, digest, new
 from prismctl import commands
 from prismctl.system import USAGE, failed
 from prismctl.terminal import Json, show_json
-from services.config import faults
+from services.runtime.config import faults
 
 app = commands.app("Keys of the gateway's API.")
 

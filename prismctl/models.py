@@ -16,7 +16,7 @@ from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show, show_json, show_table, width
 from prismctl.wording import fault
 from protos import common_pb2, placement_pb2
-from services.config import faults
+from services.runtime.config import faults
 
 app = commands.app("The catalogue, and what is done to one of its models.")
 Name = Annotated[str, typer.Argument(metavar="MODEL")]

@@ -15,7 +15,7 @@ import typer
 from prismctl.system import failed
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import show_json, width
-from services.text import counted
+from services.wording.plurals import counted
 from sim import catalogue as catalogues
 from sim import rates as drawn
 from sim import trace as traces

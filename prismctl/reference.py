@@ -15,7 +15,7 @@ from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl.settings import NONE, REQUIRED, Row, binary, rows
 from protos import common_pb2
-from services.config import Config
+from services.runtime.config import Config
 
 SERVICES: dict[str, type[Config]] = {
     "balloond": BalloondConfig,

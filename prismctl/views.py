@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2, placement_pb2
-from services import enums
+from services.wording import enums
 
 
 def residency(value: common_pb2.Residency) -> str:

@@ -1,20 +1,12 @@
 """The chassis that every process of Prism stands on: start, be healthy, drain, stop, configure, log, measure, talk.
 
-It knows no word of the domain: nothing here says model, page or queue. Each module is one habit:
+It knows no word of the domain: nothing here says model, page or queue.
 
-    config      one TOML file a service, checked by a schema (addresses in it: addresses)
-    log         structlog, with what is bound to the current request
-    errors      domain errors, and the one table between them and gRPC status codes
-    rpc         gRPC servers (health, reflection) and channels
-    service     one process: build, ready, drain, stop
-    notify      telling a service manager how the process is
-    forking     children without gRPC's fork handlers
-    tasks       background tasks that are named, kept and whose failure is seen
-    watch       state that others follow, and following others' streams
-    metrics     Prometheus text
-    tracing     spans of requests (spans), to OpenTelemetry when that is on (otlp)
-    framing     protobuf frames on a stream socket
-    seqpacket   datagrams with descriptors on a SEQPACKET socket
+    runtime/    one process: build, ready, drain, stop (service); configuration, tasks, errors, files that change
+    rpc/        gRPC servers and channels, TLS, addresses; state that others follow
+    ipc/        Unix sockets, framed messages, descriptors; child processes
+    telemetry/  logs, metrics, traces
+    wording/    counts, paths and values as people read them
 """
 
 import os

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import services.forking  # noqa: F401  (before grpc: tests start processes)
+import services.ipc.forking  # noqa: F401  (before grpc: tests start processes)
 
 import signal  # isort: skip
 import subprocess  # isort: skip

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Unmet
-from services.values import FLAG, NAMES, TEXT, Kind, first_fault
+from services.runtime.errors import Unmet
+from services.wording.values import FLAG, NAMES, TEXT, Kind, first_fault
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 """How Git LFS begins what it puts in place of a file that was not fetched."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.errors import Unmet
-from services.values import Kind, fault
+from services.runtime.errors import Unmet
+from services.wording.values import Kind, fault
 from tokenization import fidelity, files, repairs
 from tokenization.files import UnreadableNow
 from tokenization.tokenizer import Tokenizer

@@ -16,7 +16,8 @@ from balloond.driver import alive
 from balloond.driver.loop import Loop
 from balloond.driver.outbox import Outbox
 from protos import handoff_pb2
-from services import log, seqpacket
+from services.ipc import seqpacket
+from services.telemetry import log
 
 _log = log.get(__name__)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.5

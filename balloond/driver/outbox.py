@@ -12,7 +12,7 @@ import threading
 from collections import deque
 
 from balloond.driver.loop import Loop
-from services import seqpacket
+from services.ipc import seqpacket
 
 
 class Outbox:

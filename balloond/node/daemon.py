@@ -35,9 +35,10 @@ from balloond.policy.claims import (
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Extent, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
-from services import log, tasks
-from services.errors import Exists, NotFound, Refused, Unavailable
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.runtime import tasks
+from services.runtime.errors import Exists, NotFound, Refused, Unavailable
+from services.telemetry import log
 
 _log = log.get(__name__)
 _MOST_LENT = 6000

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from balloond.backends.base import ExtentMaker
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 _SIZES = 2

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from balloond.node import records
 from balloond.node.records import BookingFacts, BorrowFacts, ExtentFacts, LeaseFacts
 from protos import keeper_pb2
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 

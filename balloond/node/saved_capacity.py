@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from balloond.driver import alive
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 

@@ -18,8 +18,9 @@ from balloond.policy.ledger import Extent
 from balloond.policy.limits import Limit
 from balloond.wire import messages
 from protos import handoff_pb2
-from services import log, seqpacket
-from services.errors import NotFound, PrismError, Unavailable, Unmet
+from services.ipc import seqpacket
+from services.runtime.errors import NotFound, PrismError, Unavailable, Unmet
+from services.telemetry import log
 
 _log = log.get(__name__)
 _TOGETHER = 64

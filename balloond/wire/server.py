@@ -9,7 +9,7 @@ from balloond.keeper.client import KeeperClient
 from balloond.node.daemon import Daemon
 from balloond.wire import messages
 from protos import balloond_pb2, balloond_pb2_grpc
-from services.watch import Sparing, follow_sparingly
+from services.rpc.watch import Sparing, follow_sparingly
 
 NAME = "prism.balloond.v1.Balloond"
 _STATE_EVERY_S, _STATE_SELDOM_S = 0.05, 1.0

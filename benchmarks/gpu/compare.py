@@ -47,7 +47,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import services.forking  # noqa: F401  (before grpc: services are started)
+import services.ipc.forking  # noqa: F401  (before grpc: services are started)
 from benchmarks import systems
 from benchmarks.gpu import compared, report
 from benchmarks.gpu.slices import (
@@ -66,7 +66,7 @@ from benchmarks.gpu.slices import (
 from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
 from placement.policy.assignment.partition import Part
-from services import log
+from services.telemetry import log
 from sim.catalogue import SHAPES
 from sim.report import quantile
 from sim.request import Request

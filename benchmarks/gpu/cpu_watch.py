@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from services import tasks
+from services.runtime import tasks
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 COMPILERS = frozenset(

@@ -31,14 +31,15 @@ from typing import Any
 
 import aiohttp
 
-import services.forking  # noqa: F401  (before grpc: a system is started)
+import services.ipc.forking  # noqa: F401  (before grpc: a system is started)
 from benchmarks.gpu import compared, http_needed
 from benchmarks.gpu.http_beside_sglang import Model, named, say, write_checkpoint
 from benchmarks.gpu.residency import told
 from deploy.local.kernels import CACHES
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
-from services import log, tasks
+from services.runtime import tasks
+from services.telemetry import log
 from tests.end_to_end.world import FOLDER
 from tests.ports import free_port
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import services.forking  # noqa: F401  (before grpc: engines are started)
+import services.ipc.forking  # noqa: F401  (before grpc: engines are started)
 from benchmarks.gpu import shapes, stock
 from gpu_scheduler.engines.engine import MODULES, Engine, Spawn
 from gpu_scheduler.engines.shared_board import ANYBODY, Turn
 from protos import common_pb2, engine_pb2
-from services import log
+from services.telemetry import log
 from tests.gpu_scheduler.engines.sglang import harness
 
 MODULES["stock"] = "benchmarks.gpu.stock"

@@ -34,7 +34,7 @@ from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import Held, ratios
 from protos import common_pb2
-from services import tasks
+from services.runtime import tasks
 
 AIM = 1.15
 SETTLE_S = 2.5

@@ -48,7 +48,7 @@ from typing import Any
 
 import aiohttp
 
-import services.forking  # noqa: F401  (before grpc: servers are started)
+import services.ipc.forking  # noqa: F401  (before grpc: servers are started)
 from benchmarks.gpu import bench_serving, compared, cpu_watch, http_needed, pairs, report, shapes, stack, stock_server
 from benchmarks.gpu.bench_serving import Load, load
 from benchmarks.gpu.residency import told
@@ -56,7 +56,7 @@ from benchmarks.host_pulse import HostPulse
 from gpu_scheduler.engines.sglang.base.options import kind_of
 from loader.checkpoints import checkpoint
 from protos import common_pb2
-from services import log
+from services.telemetry import log
 from tests.end_to_end.world import FOLDER, World, world
 from tests.ports import free_port
 

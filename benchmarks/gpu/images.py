@@ -10,7 +10,7 @@ from loader.copies.handoff_client import HandoffClient
 from loader.policy.chunks import Chunk, plan
 from loader.transfers import Transfers
 from loader.transfers.base import Borrowed, Tidy
-from services import tasks
+from services.runtime import tasks
 
 _CHUNK_BYTES = 32 << 20
 _Copy = Callable[[Sequence[Borrowed], memoryview, Sequence[Chunk], Callable[[Chunk], None]], Tidy]

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from services import log
+from services.telemetry import log
 
 Span = tuple[float, float]
 TIMEOUT_S = 120.0

@@ -31,7 +31,7 @@ from benchmarks.gpu import fleet, neighbours, report
 from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
 from benchmarks.gpu.series import Account, drift
-from services import tasks
+from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang import harness
 
 AIM = 0.01

@@ -16,7 +16,7 @@ from balloond import backends
 from benchmarks.gpu import fleet, shapes
 from benchmarks.gpu.fleet import Client, Model, Reply
 from benchmarks.gpu.series import Held
-from services import tasks
+from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang import harness
 
 _AS_ON_A_GPU = {"page_size": 16, "overlap": 1}

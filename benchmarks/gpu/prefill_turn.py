@@ -42,7 +42,7 @@ from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import GatewayStream
 from gpu_scheduler.residency.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2
-from services import tasks
+from services.runtime import tasks
 
 AIM = 2.0
 FIRST = "first"

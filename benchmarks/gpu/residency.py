@@ -36,7 +36,7 @@ from balloond import backends
 from benchmarks.gpu import report, shapes
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import common_pb2
-from services import log
+from services.telemetry import log
 from tests.end_to_end.world import FOLDER, World, world
 
 TOKENS = 16

@@ -31,7 +31,7 @@ from benchmarks.gpu import fleet, report, shapes
 from benchmarks.gpu.answers import Answer, Parting, partings, widest
 from benchmarks.gpu.fleet import Client, Model, Reply, say
 from benchmarks.gpu.images import Image
-from services import tasks
+from services.runtime import tasks
 from tests.gpu_scheduler.engines.sglang import harness
 
 LEAST = 0.2

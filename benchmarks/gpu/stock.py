@@ -34,7 +34,7 @@ def main() -> None:
     # SGLang finds our plugin here as well; without this it does nothing.
     del os.environ[environment.ENGINE_VARIABLE]
 
-    from services import log
+    from services.telemetry import log
 
     log.configure("stock-sglang", given.log_level)
     if given.log_level not in ("debug", "info"):

@@ -14,8 +14,8 @@ import sglang
 
 from benchmarks.gpu import stock_model
 from protos import common_pb2, engine_pb2
-from services import tasks
-from services.framing import FramedChannel
+from services.ipc.framing import FramedChannel
+from services.runtime import tasks
 
 _OURS = (
     "enable_priority_scheduling",

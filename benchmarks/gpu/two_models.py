@@ -31,13 +31,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import services.forking  # noqa: F401  (before grpc: services are started)
+import services.ipc.forking  # noqa: F401  (before grpc: services are started)
 from benchmarks import systems
 from benchmarks.gpu import compared, report
 from benchmarks.gpu.compare import alone, p95
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model, System
-from services import log
+from services.telemetry import log
 from sim.request import Request
 from tests.end_to_end.world import World
 

@@ -18,7 +18,7 @@ from benchmarks.gpu import cores, report
 from benchmarks.gpu.fleet import Client, Reply, as_dict
 from benchmarks.gpu.turns import Clock
 from protos import common_pb2
-from services import tasks
+from services.runtime import tasks
 
 DRAIN_S = 120.0
 

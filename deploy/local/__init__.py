@@ -13,4 +13,4 @@ questions       what to ask a model of
 __main__        the command line
 """
 
-import services.forking  # noqa: F401  (before grpc: this process starts all others)
+import services.ipc.forking  # noqa: F401  (before grpc: this process starts all others)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from deploy.local.questions import question
 from protos import common_pb2, placement_pb2
-from services import enums
+from services.wording import enums
 
 
 def introduction(

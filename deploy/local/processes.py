@@ -14,7 +14,7 @@ from pathlib import Path
 
 from deploy.healthy import healthy
 from deploy.local.topology import Process
-from services import tasks
+from services.runtime import tasks
 
 _START_TIMEOUT_S = 120.0
 _RESTART_PAUSE_S = 0.2

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import gpu_scheduler_pb2
-from services import tasks
+from services.runtime import tasks
 
 EVERY_S = 10.0
 """Between two lines about a group of which nothing new is known."""

@@ -37,7 +37,7 @@ _PORTS = {"http": 80, "https": 443}
 def origin(text: str) -> str:
     """An origin as browsers send it, "https://chat.example.com" or "http://localhost:3000", or "*" for all. Raises
     ValueError with one line."""
-    if text == ANY or "${" in text:  # the environment's variables are yet to be filled in (services/config.py)
+    if text == ANY or "${" in text:  # the environment's variables are yet to be filled in (services/runtime/config.py)
         return text
     exact = _as_sent(text)
     if not exact:

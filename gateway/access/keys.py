@@ -17,8 +17,8 @@ from pathlib import Path
 import pydantic
 from pydantic import Field
 
-from services.config import Fault, Section, faults
-from services.toml_lines import line_of
+from services.runtime.config import Fault, Section, faults
+from services.wording.toml_lines import line_of
 
 _PREFIX = "sk-prism-"
 """By which scanners for leaked secrets, and people, know a key."""

@@ -19,8 +19,8 @@ from limits.aio.storage import MemoryStorage
 
 from gateway.access.keys import Key
 from gateway.errors import Headers, OverLimit, TooMany
-from services import tasks
-from services.text import agreeing, counted
+from services.runtime import tasks
+from services.wording.plurals import agreeing, counted
 
 MINUTE_S = 60
 UNSAID_TOKENS = 512

@@ -30,8 +30,8 @@ from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
 from gateway.tools import formats as calls
 from protos import common_pb2
-from services import enums
-from services.errors import PrismError
+from services.runtime.errors import PrismError
+from services.wording import enums
 
 B = TypeVar("B", TokenizeRequest, DetokenizeRequest)
 T = TypeVar("T")

@@ -11,9 +11,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.http.protocol import BoundedProtocol
-from services import addresses, tasks
-from services.errors import Unavailable
-from services.tls import Identity
+from services.rpc import addresses
+from services.rpc.tls import Identity
+from services.runtime import tasks
+from services.runtime.errors import Unavailable
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75

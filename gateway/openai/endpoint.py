@@ -19,9 +19,9 @@ from gateway.openai import bodies
 from gateway.request import Request
 from gateway.serving import Choice, Serving
 from protos import common_pb2
-from services import log
-from services.errors import PrismError
-from services.spans import Span
+from services.runtime.errors import PrismError
+from services.telemetry import log
+from services.telemetry.spans import Span
 
 _log = log.get(__name__)
 _EVENT_STREAM = [

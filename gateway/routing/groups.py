@@ -12,7 +12,8 @@ from typing import Protocol
 
 from gateway.routing.transports import transport
 from protos import common_pb2, gpu_scheduler_pb2
-from services import log, tasks
+from services.runtime import tasks
+from services.telemetry import log
 
 _log = log.get(__name__)
 _CONNECT_S = 1.0

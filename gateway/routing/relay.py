@@ -23,11 +23,11 @@ from gateway.routing.activation import Activations
 from gateway.routing.groups import GroupLink, GroupLinks
 from gateway.routing.routes import Place, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
-from services import log
-from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
-from services.paths import without_folders
-from services.spans import Span
-from services.text import counted
+from services.runtime.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.telemetry import log
+from services.telemetry.spans import Span
+from services.wording.paths import without_folders
+from services.wording.plurals import counted
 
 _log = log.get(__name__)
 _NOT_HERE = "not here"

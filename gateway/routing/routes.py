@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from gateway.errors import ModelFaulty, UnknownModel
 from protos import common_pb2, placement_pb2
-from services import log
-from services.errors import Unavailable
-from services.paths import without_folders
+from services.runtime.errors import Unavailable
+from services.telemetry import log
+from services.wording.paths import without_folders
 
 _log = log.get(__name__)
 

@@ -11,8 +11,10 @@ from typing import Protocol
 import grpc
 
 from protos import gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import rpc, sockets, tasks
-from services.framing import FramedChannel
+from services.ipc import sockets
+from services.ipc.framing import FramedChannel
+from services.rpc import rpc
+from services.runtime import tasks
 
 Take = Callable[[gpu_scheduler_pb2.ToGateway], None]
 _RETRY_S = 0.02

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from gateway.openai.endpoint import Reply
-from services import tasks
+from services.runtime import tasks
 
 
 class Comments:

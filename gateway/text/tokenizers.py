@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.errors import TooMany
-from services import log
-from services.text import agreeing, counted
+from services.telemetry import log
+from services.wording.plurals import agreeing, counted
 from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.routing.routes import Route
 from gateway.ui.look import Told
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, placement_pb2
-from services import enums
+from services.wording import enums
 
 _RUNNING, _LATE = "running", "second"
 """How the places of a queue begin that do not wait, and that wait in the second queue."""

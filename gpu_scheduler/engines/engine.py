@@ -18,9 +18,11 @@ from typing import Protocol
 from gpu_scheduler.engines import processes
 from gpu_scheduler.report import counters
 from protos import common_pb2, engine_pb2
-from services import children, log, tasks
-from services.errors import PrismError, TimedOut
-from services.framing import FramedChannel
+from services.ipc import children
+from services.ipc.framing import FramedChannel
+from services.runtime import tasks
+from services.runtime.errors import PrismError, TimedOut
+from services.telemetry import log
 
 _log = log.get(__name__)
 _BETWEEN_STEPS = ("drain", "export_kv", "import_kv")

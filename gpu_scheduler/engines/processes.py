@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-from services import children
+from services.ipc import children
 
 
 async def start(

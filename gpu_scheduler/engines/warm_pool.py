@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable
 
 from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
-from services import log, tasks
-from services.errors import Refused, TimedOut
+from services.runtime import tasks
+from services.runtime.errors import Refused, TimedOut
+from services.telemetry import log
 
 _log = log.get(__name__)
 _MOST_START_FAILURES = 3

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from balloond.client import BalloondClient
 from protos import balloond_pb2, common_pb2
-from services import log
-from services.errors import NotFound, PrismError, Unmet
+from services.runtime.errors import NotFound, PrismError, Unmet
+from services.telemetry import log
 
 T = TypeVar("T")
 _log = log.get(__name__)

@@ -8,8 +8,9 @@ from math import inf
 
 from gpu_scheduler.memory.devices import Devices
 from gpu_scheduler.policy.queue.decisions import NeedMemory
-from services import log, tasks
-from services.errors import PrismError
+from services.runtime import tasks
+from services.runtime.errors import PrismError
+from services.telemetry import log
 
 _log = log.get(__name__)
 _TIMEOUT_S = 5.0

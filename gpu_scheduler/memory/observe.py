@@ -12,9 +12,9 @@ from gpu_scheduler.policy.memory.demand import changed
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.residency.residents import Images, Residents
 from loader.client import LoaderClient
-from services import log
-from services.errors import PrismError
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.runtime.errors import PrismError
+from services.telemetry import log
 
 _log = log.get(__name__)
 _DEMAND_EVERY_S = 1.0

@@ -35,7 +35,7 @@ from gpu_scheduler.report.counters import STARTED, TTFT, forget
 from gpu_scheduler.report.traces import RequestTrace
 from gpu_scheduler.residency.residents import Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 NOT_HERE = "not here"

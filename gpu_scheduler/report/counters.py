@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Histogram
 
-from services.metrics import SLOW_BUCKETS_S
+from services.telemetry.metrics import SLOW_BUCKETS_S
 
 STARTED = Counter("prism_requests_started_total", "sent to an engine", ["model", "why"])
 TTFT = Counter("prism_ttft_targets_total", "first tokens with a target", ["model", "met"])

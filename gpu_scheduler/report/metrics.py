@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 
 from gpu_scheduler.report.report import Report
 from protos import common_pb2, gpu_scheduler_pb2
-from services.metrics import Published, counter, gauge
+from services.telemetry.metrics import Published, counter, gauge
 
 _EVERY_S = 1.0
 _LABELS = ["model", "device"]

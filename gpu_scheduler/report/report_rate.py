@@ -10,7 +10,7 @@ from collections.abc import Hashable
 
 from balloond.client import booked
 from protos import gpu_scheduler_pb2
-from services.watch import Sparing
+from services.rpc.watch import Sparing
 
 SOONEST_S, FIGURES_S, LONGEST_S = 0.02, 0.1, 1.0
 """Between any two reports, at least; between two that differ in figures alone, at least and at most, whatever was asked

@@ -8,8 +8,8 @@ from math import inf, isfinite
 
 from gpu_scheduler.residency.residents import Resident
 from protos import common_pb2
-from services import tracing
-from services.spans import UNTRACED, Span
+from services.telemetry import tracing
+from services.telemetry.spans import UNTRACED, Span
 
 
 class RequestTrace:

@@ -33,9 +33,10 @@ from gpu_scheduler.report.counters import ACTIVATION
 from gpu_scheduler.residency.residents import Images, Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
-from services import log, tasks
-from services.errors import NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
-from services.pauses import Pauses
+from services.runtime import tasks
+from services.runtime.errors import NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.runtime.pauses import Pauses
+from services.telemetry import log
 
 T = TypeVar("T")
 _log = log.get(__name__)

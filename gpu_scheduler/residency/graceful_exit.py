@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from gpu_scheduler.residency.residents import Residents
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 _HEARD_S = 1.0

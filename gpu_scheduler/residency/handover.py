@@ -18,8 +18,9 @@ from gpu_scheduler.policy.memory.migrated_prefixes import Brought
 from gpu_scheduler.residency.residents import Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-from services import log, tasks
-from services.errors import NotFound, PrismError, Unmet
+from services.runtime import tasks
+from services.runtime.errors import NotFound, PrismError, Unmet
+from services.telemetry import log
 
 _log = log.get(__name__)
 _WITHIN_S = 5.0

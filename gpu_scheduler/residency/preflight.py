@@ -14,8 +14,8 @@ from gpu_scheduler.memory.devices import share
 from gpu_scheduler.residency.activation import Activation
 from gpu_scheduler.residency.residents import Resident
 from protos import balloond_pb2, common_pb2
-from services.errors import Refused
-from services.text import agreeing
+from services.runtime.errors import Refused
+from services.wording.plurals import agreeing
 
 Leaving = Mapping[str, tuple[Resident, common_pb2.Residency]]
 """Who makes way, by name, and what each is brought to."""

@@ -22,11 +22,12 @@ from gpu_scheduler.residency.activation import Activation, at_fault, may_pass, w
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-from services import log, tasks
-from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
-from services.pauses import Pauses
-from services.text import counted
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.runtime import tasks
+from services.runtime.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
+from services.runtime.pauses import Pauses
+from services.telemetry import log
+from services.wording.plurals import counted
 
 _log = log.get(__name__)
 _TRIES = 3

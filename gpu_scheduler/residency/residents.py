@@ -14,8 +14,8 @@ from typing import Any
 
 from gpu_scheduler.engines.engine import Engine
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
-from services.spans import UNTRACED, Span
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.telemetry.spans import UNTRACED, Span
 
 Images = dict[str, list[str]]
 """Models whose weights the loader holds: the checksums of their parts, by rank."""

@@ -10,7 +10,8 @@ from gpu_scheduler.policy.hang_detector import LOOK_S, Silence, Verdict
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.report import counters
 from gpu_scheduler.residency.residents import Residents
-from services import log, tasks
+from services.runtime import tasks
+from services.telemetry import log
 
 _log = log.get(__name__)
 _COMPILES_S = 300.0

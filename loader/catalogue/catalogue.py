@@ -30,7 +30,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from services.config import Section, parse
+from services.runtime.config import Section, parse
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]*")
 _LONGEST_NAME = 200

@@ -25,7 +25,7 @@ from loader.checkpoints.weight_files import (
     read_json,
     tensors_of,
 )
-from services.text import counted
+from services.wording.plurals import counted
 
 ALIGN_BYTES = 256
 """Engines begin every tensor of a weights range at a multiple of this."""

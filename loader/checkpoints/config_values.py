@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.values import Kind, fault, first_fault
+from services.wording.values import Kind, fault, first_fault
 
 TOKEN = Kind("the number of a token", lambda value: type(value) is int)
 TOKENS = Kind(

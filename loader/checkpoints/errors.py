@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.errors import Unmet
+from services.runtime.errors import Unmet
 
 
 class BrokenCheckpoint(Unmet):

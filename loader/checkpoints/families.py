@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from loader.checkpoints import rope
 from loader.checkpoints.config_values import TOKEN, TOKENS, check, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
-from services.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
+from services.wording.values import COUNT, COUNT_OR_NONE, FLAG, FRACTION, NAMES, POSITIVE, at_least, one_of
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any
 from loader.checkpoints.config_values import TOKENS, check_given
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.checkpoints.weight_files import read_json
-from services import log
+from services.telemetry import log
 
 FILE = "generation_config.json"
 _log = log.get(__name__)

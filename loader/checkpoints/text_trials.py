@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services import log, tasks
-from services.line_process import LineProcess
+from services.ipc.line_process import LineProcess
+from services.runtime import tasks
+from services.telemetry import log
 
 _log = log.get(__name__)
 MODULE = "tokenization.trial"

@@ -16,8 +16,9 @@ from weakref import WeakValueDictionary
 
 from loader.transfers.base import Borrowed
 from protos import handoff_pb2
-from services import log, seqpacket
-from services.errors import NotFound, PrismError, Unavailable, Unmet
+from services.ipc import seqpacket
+from services.runtime.errors import NotFound, PrismError, Unavailable, Unmet
+from services.telemetry import log
 
 _log = log.get(__name__)
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0

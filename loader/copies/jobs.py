@@ -12,9 +12,10 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from loader.policy.rate import Pace
-from services import log, tasks
-from services.errors import Conflict, PrismError
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.runtime import tasks
+from services.runtime.errors import Conflict, PrismError
+from services.telemetry import log
 
 
 @dataclass(frozen=True)

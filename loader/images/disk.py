@@ -21,9 +21,10 @@ from loader.images.disk_file import SUFFIX, UNFINISHED, Damaged, Header
 from loader.images.image_memory import Image, held_bytes
 from loader.images.images import Images
 from loader.policy import residency
-from services import log, tasks
-from services.errors import Unmet
-from services.pauses import Pauses
+from services.runtime import tasks
+from services.runtime.errors import Unmet
+from services.runtime.pauses import Pauses
+from services.telemetry import log
 
 _log = log.get(__name__)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from loader.copies.threads import Moved
-from services import log
-from services.checksum import Checksum
+from services.runtime.checksum import Checksum
+from services.telemetry import log
 
 _log = log.get(__name__)
 ALIGN_BYTES = 4096

@@ -13,7 +13,7 @@ from loader.images.disk import DiskImages, Stored
 from loader.images.image_memory import Image
 from loader.images.images import Images
 from loader.policy.sources import Content
-from services.errors import Refused, Unavailable, Unmet
+from services.runtime.errors import Refused, Unavailable, Unmet
 
 COPYING, READING = "copying", "reading from disk"
 IMAGE = "image"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from math import inf
 
-from services.pauses import Pauses
+from services.runtime.pauses import Pauses
 
 FIRST_S, LONGEST_S = 1.0, 30.0
 """From one look to the next. A look at files that are as they were costs a few system calls."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loader.transfers.base import Busy, Kind, Transfer, nobody
-from services import log
-from services.errors import Unavailable, Unmet
+from services.runtime.errors import Unavailable, Unmet
+from services.telemetry import log
 
 _log = log.get(__name__)
 

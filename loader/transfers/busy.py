@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 

@@ -26,8 +26,8 @@ from loader.transfers.base import Borrowed, Busy, Tidy, nobody, nothing
 from loader.transfers.lanes import Carrying, Lanes, Move
 from loader.transfers.mapped import Mapped
 from loader.transfers.pinned import Pinned, pieces
-from services import log
-from services.errors import Unmet
+from services.runtime.errors import Unmet
+from services.telemetry import log
 
 _log = log.get(__name__)
 

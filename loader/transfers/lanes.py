@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from loader.policy.links import Links, Work
 from loader.transfers.base import Busy, nobody
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 W = TypeVar("W", bound=Work)

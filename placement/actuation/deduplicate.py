@@ -10,8 +10,9 @@ from placement.actuation.actuator import Actuator
 from placement.actuation.history import History
 from placement.cluster.cluster import PRESENT, TAKES_REQUESTS, Cluster, Group
 from protos import common_pb2, gpu_scheduler_pb2
-from services import log, tasks
-from services.errors import PrismError
+from services.runtime import tasks
+from services.runtime.errors import PrismError
+from services.telemetry import log
 
 _log = log.get(__name__)
 _AGAIN_S = 2.0

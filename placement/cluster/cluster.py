@@ -13,8 +13,8 @@ from typing import TypeVar, cast
 from balloond.client import BalloondClient, booked
 from gpu_scheduler.client import GpuSchedulerClient
 from protos import balloond_pb2, common_pb2, gpu_scheduler_pb2, loader_pb2
-from services import log
-from services.watch import Watched
+from services.rpc.watch import Watched
+from services.telemetry import log
 
 _log = log.get(__name__)
 Ledger = dict[str, balloond_pb2.DeviceState]

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from loader.client import LoaderClient
 from placement.cluster.cluster import Cluster
 from protos import common_pb2, loader_pb2
-from services import log, tasks
-from services.errors import NotFound, PrismError, Unavailable
+from services.runtime import tasks
+from services.runtime.errors import NotFound, PrismError, Unavailable
+from services.telemetry import log
 
 _log = log.get(__name__)
 Entries = Mapping[str, loader_pb2.Entry]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from placement.cluster.names import Names, Spawn
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 

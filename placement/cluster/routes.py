@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Container, Hashable, Iterab
 
 from placement.cluster.cluster import TAKES_REQUESTS, Cluster, Measured
 from protos import common_pb2, loader_pb2, placement_pb2
-from services.watch import Watched
+from services.rpc.watch import Watched
 
 _REST_S, _LONGEST_REST_S = 5e-5, 0.1
 """For each route, between two times that all are told: a gateway takes a tenth of that to read it. And in all."""

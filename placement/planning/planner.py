@@ -18,7 +18,7 @@ from placement.policy.lifecycle.decisions import Activate, Hibernate
 from placement.policy.lifecycle.group_index import Standing
 from placement.policy.lifecycle.reservations import Promises
 from protos import common_pb2, placement_pb2
-from services.text import counted
+from services.wording.plurals import counted
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
-from services.config import Config
+from services.runtime.config import Config
 from sim.fleet import Fleet
 from sim.request import Request
 from sim.system import FleetError, World

@@ -11,7 +11,7 @@ from balloond.backends.cpu import CpuMapper
 from balloond.driver.lease import KV, GrowRefused, Lease, LeaseRefused
 from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
-from services import log
+from services.telemetry import log
 
 EXTENT = 256 << 10
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from balloond.client import BalloondClient
-from services import rpc, seqpacket
+from services.ipc import seqpacket
+from services.rpc import rpc
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20

@@ -1,7 +1,7 @@
 import pytest
 
 from balloond.config import BalloondConfig
-from services.config import parse
+from services.runtime.config import parse
 
 GOOD = """
 name = "balloond"

@@ -8,7 +8,7 @@ from balloond import metrics
 from balloond.policy.claims import Patience, Wanted
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
-from services.watch import Watched
+from services.rpc.watch import Watched
 
 
 async def test_the_ledger_is_published():

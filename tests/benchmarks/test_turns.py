@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.gpu.turns import Clock, Processes, order, take
-from services import tasks
+from services.runtime import tasks
 
 
 class Wall:

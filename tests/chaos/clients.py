@@ -12,7 +12,7 @@ import struct
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from services.sockets import stream_path
+from services.ipc.sockets import stream_path
 from tests import descriptors
 from tests.chaos.faults import Replaced
 from tests.chaos.load import body

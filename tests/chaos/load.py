@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from services import tasks
+from services.runtime import tasks
 from tests.end_to_end.world import PATIENCE_S
 
 _VARIANTS = 5

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from services import tasks
+from services.runtime import tasks
 from tests.chaos.books import descriptors
 from tests.chaos.faults import Fault, Replaced
 from tests.chaos.load import body

@@ -25,7 +25,7 @@ from gateway.access import keys as gateway_keys
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
-from services import tasks
+from services.runtime import tasks
 from tests import faketime
 from tests.chaos.books import Books, held
 from tests.chaos.load import Load, body

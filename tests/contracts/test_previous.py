@@ -15,7 +15,7 @@ import grpc_tools.protoc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from services import rpc
+from services.rpc import rpc
 
 ROOT = Path(__file__).resolve().parents[2]
 PREVIOUS = Path(__file__).parent / "previous" / "1.0.binpb"

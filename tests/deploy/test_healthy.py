@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from services import rpc, seqpacket
+from services.ipc import seqpacket
+from services.rpc import rpc
 from tests.end_to_end.world import ROOT
 from tests.ports import free_port
 

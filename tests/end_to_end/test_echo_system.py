@@ -17,7 +17,7 @@ from loader.client import LoaderClient
 from loader.copies.handoff_client import HandoffClient
 from prismctl.__main__ import app
 from protos import common_pb2
-from services import tasks
+from services.runtime import tasks
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, world
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -23,8 +23,9 @@ import trustme
 from deploy.local.processes import System
 from deploy.local.topology import Local, Process
 from gateway.access import keys
-from services import rpc, tasks
-from services.tls import Identity
+from services.rpc import rpc
+from services.rpc.tls import Identity
+from services.runtime import tasks
 from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, catalogue, lists, print_ends, until
 from tests.ports import free_port
 from tests.services.certificates import Files, issued

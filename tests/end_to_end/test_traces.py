@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from loader.client import LoaderClient
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services import rpc
+from services.rpc import rpc
 from tests.collector import Collector
 from tests.end_to_end.world import MODELS, ROOT, world
 

@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-from services import rpc
+from services.rpc import rpc
 
 if __name__ == "__main__":
     version, module = sys.argv[1:3]

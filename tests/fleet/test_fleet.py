@@ -8,7 +8,7 @@ import pytest_asyncio
 
 from loader.client import LoaderClient
 from protos import common_pb2
-from services import rpc
+from services.rpc import rpc
 from tests.end_to_end.world import MODELS
 from tests.fleet.network import missing
 from tests.fleet.world import PROMPT, fleet, group_name

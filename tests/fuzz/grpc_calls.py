@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from services import rpc
+from services.rpc import rpc
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.outcome import Outcome
 from tests.fuzz.system import ADDED

@@ -10,7 +10,7 @@ import json
 import random
 import sys
 
-import services.forking  # noqa: F401  (before grpc: this starts processes)
+import services.ipc.forking  # noqa: F401  (before grpc: this starts processes)
 from tests.fuzz import sockets
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.outcome import Outcome

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from google.protobuf.message import Message
 
 from protos import handoff_pb2, keeper_pb2
-from services import seqpacket
+from services.ipc import seqpacket
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.outcome import Outcome
 

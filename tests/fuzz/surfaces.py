@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from types import ModuleType
 
 from protos import balloond_pb2, gateway_pb2, gpu_scheduler_pb2, loader_pb2, placement_pb2
-from services import sockets as addresses
+from services.ipc import sockets as addresses
 from tests.end_to_end.world import MODELS
 from tests.fuzz import grpc_calls, http_raw, http_schema, peer, sockets
 from tests.fuzz.mutate import Mutator

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services import tasks
+from services.runtime import tasks
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

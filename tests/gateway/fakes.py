@@ -15,9 +15,9 @@ from protos import (
     placement_pb2,
     placement_pb2_grpc,
 )
-from services import sockets
-from services.framing import FramedChannel
-from services.watch import Watched
+from services.ipc import sockets
+from services.ipc.framing import FramedChannel
+from services.rpc.watch import Watched
 
 Script = Callable[["Running"], Awaitable[None]]
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services import rpc
+from services.rpc import rpc
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running

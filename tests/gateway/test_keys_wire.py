@@ -19,8 +19,8 @@ from grpc_reflection.v1alpha import reflection_pb2_grpc
 
 from gateway.access import keys
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services import rpc
-from services.log import PLAIN
+from services.rpc import rpc
+from services.telemetry.log import PLAIN
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.config import GatewayConfig
-from services.config import parse
+from services.runtime.config import parse
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output

@@ -13,7 +13,7 @@ import pytest
 
 from gateway import metrics
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services import rpc
+from services.rpc import rpc
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running

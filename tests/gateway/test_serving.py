@@ -15,7 +15,7 @@ import pytest
 from gateway import metrics
 from gateway.http import app, protocol, server
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services import rpc
+from services.rpc import rpc
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
 from tests.gateway.http.test_app import refusal

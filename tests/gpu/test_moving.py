@@ -14,7 +14,7 @@ from loader.copies.handoff_client import HandoffClient
 from loader.copies.kv_copies import KvCopies
 from loader.transfers import Transfers
 from protos import common_pb2, engine_pb2
-from services import tasks
+from services.runtime import tasks
 from tests.balloond.conftest import Node
 from tests.end_to_end.world import FOLDER
 from tests.gpu.conftest import DEVICE, MIB

@@ -18,7 +18,7 @@ from gpu_scheduler.report.report_rate import facts
 from gpu_scheduler.residency import watchdog
 from placement.cluster.routes import route
 from protos import common_pb2, engine_pb2, loader_pb2
-from services import tasks
+from services.runtime import tasks
 from tests.gpu_scheduler.residency.test_residency import SPEC, close_group, open_group
 from tests.placement.fakes import FakeCluster
 

@@ -3,7 +3,7 @@
 from gpu_scheduler.memory.observe import follow_loader
 from gpu_scheduler.residency.residents import Residents
 from protos import common_pb2, loader_pb2
-from services.watch import Watched
+from services.rpc.watch import Watched
 
 
 class Loader:

@@ -22,8 +22,8 @@ from balloond.driver.weights import WeightsRange
 from loader.checkpoints.checkpoint import fingerprint
 from loader.client import LoaderClient
 from protos import common_pb2, loader_pb2
-from services import rpc
-from services.checksum import checksum
+from services.rpc import rpc
+from services.runtime.checksum import checksum
 from tests.loader import checkpoint_files
 from tests.loader.fakes import manifest
 

@@ -19,8 +19,8 @@ from loader.images.image_jobs import ImageJobs
 from loader.images.images import Images
 from loader.transfers import Transfers
 from protos import engine_pb2
-from services import tasks
-from services.errors import Conflict, NotFound, Unmet
+from services.runtime import tasks
+from services.runtime.errors import Conflict, NotFound, Unmet
 from tests.loader.fakes import FakeKeeper, GatedTransfer, manifest
 
 CONTENT = os.urandom(2_300_000)

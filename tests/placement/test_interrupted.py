@@ -7,7 +7,8 @@ import pytest
 from placement.client import PlacementClient
 from placement.server import NAME, PlacementServicer
 from protos import common_pb2, placement_pb2_grpc
-from services import rpc, tasks
+from services.rpc import rpc
+from services.runtime import tasks
 from tests.placement.fakes import FakeCluster
 
 

@@ -12,12 +12,13 @@ import tempfile
 import pytest
 
 from prismctl import presence
-from services import rpc, seqpacket
+from services.ipc import seqpacket
+from services.rpc import rpc
 from tests.ports import free_port
 
 SERVER = """
 import asyncio, sys
-from services import rpc
+from services.rpc import rpc
 async def main():
     server = rpc.Server(sys.argv[1])
     await server.start()

@@ -13,7 +13,7 @@ from gpu_scheduler.engines.sglang.base.options import Options
 from prismctl import reference
 from prismctl.__main__ import app
 from prismctl.settings import NONE, REQUIRED, rows
-from services.config import Config
+from services.runtime.config import Config
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 WRITE_IT = "prismctl config settings --markdown > docs/settings.md"

@@ -16,7 +16,8 @@ import pytest_asyncio
 
 from deploy.local.topology import to_toml
 from protos import common_pb2
-from services import rpc, tasks
+from services.rpc import rpc
+from services.runtime import tasks
 from tests.chaos import faults
 from tests.chaos.load import Load, prompt, steady
 from tests.chaos.world import SPARE, Chaos, chaos, watched

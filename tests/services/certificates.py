@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from services.config import NodeTls, ServerTls
+from services.runtime.config import NodeTls, ServerTls
 
 
 def write(path: Path, data: bytes) -> None:

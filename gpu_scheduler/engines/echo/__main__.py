@@ -7,8 +7,8 @@ import argparse
 from gpu_scheduler.engines.echo.engine import EchoEngine
 from gpu_scheduler.engines.shared_board import Turn
 from protos import engine_pb2
-from services import log
-from services.framing import BlockingChannel
+from services.ipc.framing import BlockingChannel
+from services.telemetry import log
 
 
 def main() -> None:

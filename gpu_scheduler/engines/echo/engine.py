@@ -16,8 +16,8 @@ from gpu_scheduler.engines.echo.memory import Memory, open_memory
 from gpu_scheduler.engines.echo.rule import embedding, next_token
 from gpu_scheduler.engines.shared_board import Turn
 from protos import common_pb2, engine_pb2
-from services import log
-from services.framing import BlockingChannel
+from services.ipc.framing import BlockingChannel
+from services.telemetry import log
 
 _log = log.get(__name__)
 _TURN_LOOK_S = 0.001

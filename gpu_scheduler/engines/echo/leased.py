@@ -16,7 +16,7 @@ from balloond.driver.range import ElasticRange
 from balloond.driver.weights import WeightsRange
 from gpu_scheduler.engines.echo.errors import OutOfMemory, WrongWeights
 from protos import engine_pb2
-from services.checksum import checksum
+from services.runtime.checksum import checksum
 
 _ATTACH_S = 10.0
 _GROW_S = 10.0

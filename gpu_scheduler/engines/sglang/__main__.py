@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None, open_memory: OpenMemory | None = No
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel, LeaderChannel
     from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader, Ranks
     from gpu_scheduler.engines.shared_board import Turn
-    from services import log
+    from services.telemetry import log
 
     log.configure("sglang-engine", given.log_level)
     log.bind(engine=os.getpid())  # all engines of a group log to the same place

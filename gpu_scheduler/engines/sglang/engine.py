@@ -20,7 +20,7 @@ from gpu_scheduler.engines.sglang.model.instance import Instance
 from gpu_scheduler.engines.sglang.step.commands import LoadFailed, Unload, told
 from gpu_scheduler.engines.sglang.step.loop import Loop
 from protos import common_pb2, engine_pb2
-from services import log
+from services.telemetry import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel

@@ -19,7 +19,7 @@ from placement.policy.kvpr import Books, Group, Model, Place
 from placement.policy.lifecycle.decisions import Activate, GoCold, Hibernate, LifecycleRules, Refuse, Resident, Wait
 from placement.policy.lifecycle.eviction import Eviction, evict, freed_by, may_leave
 from placement.policy.lifecycle.refusal import arithmetic
-from services.text import agreeing
+from services.wording.plurals import agreeing
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import resource
 import signal
 from pathlib import Path
 
-from services import tasks
+from services.runtime import tasks
 from tests import descriptors
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB

@@ -7,7 +7,7 @@ from balloond.backends.cpu import PAGE_BYTES, CpuMaker
 from balloond.node import records
 from balloond.node.extent_store import Custody
 from balloond.policy.ledger import Extent
-from services import tasks
+from services.runtime import tasks
 from tests import descriptors
 
 

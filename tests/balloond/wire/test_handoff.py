@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from protos import handoff_pb2
-from services import seqpacket
+from services.ipc import seqpacket
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB, ROOT, TIMEOUT_S, Node
 
@@ -428,7 +428,7 @@ async def test_a_lease_that_ended_while_a_loader_held_some_of_it_stays_ended_in_
 BORROWER = """
 import sys
 from protos import handoff_pb2
-from services import seqpacket
+from services.ipc import seqpacket
 sock = seqpacket.connect(sys.argv[1], 10)
 def send(**message):
     seqpacket.send(sock, handoff_pb2.ToBalloond(**message).SerializeToString())

@@ -18,7 +18,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from services.config import parse
+from services.runtime.config import parse
 from tests.deploy.compose.composed import FOLDER, ROOT, Container, read, seconds
 from tests.deploy.system import complete
 

@@ -17,7 +17,7 @@ from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.cluster import names
 from placement.config import PlacementConfig
-from services.config import parse
+from services.runtime.config import parse
 from tests.deploy.compose.composed import ROOT, Container
 from tests.deploy.system import complete
 from tests.end_to_end.world import FOLDER as MODELS

@@ -8,7 +8,8 @@ from deploy.local import warming
 from deploy.local.warming import Warming, Watched, doing
 from gpu_scheduler.server import NAME
 from protos import gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import rpc, tasks
+from services.rpc import rpc
+from services.runtime import tasks
 
 State = gpu_scheduler_pb2.GroupState
 

@@ -12,7 +12,7 @@ SOURCES = (
     "gateway/routing/relay.py",
     "gpu_scheduler/report/traces.py",
     "gpu_scheduler/__main__.py",
-    "services/otlp.py",
+    "services/telemetry/otlp.py",
 )
 ATTRIBUTE = re.compile(r"(?:gen_ai|prism|http|rpc|url|server|error|service)\.[a-z0-9_.]+")
 SECTION = (ROOT / "docs" / "monitoring.md").read_text().partition("## Traces")[2].partition("\n## ")[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.topology import Local
-from services import rpc
+from services.rpc import rpc
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd.manager import PATIENCE_S, Unit
 from tests.end_to_end.world import MODELS, catalogue

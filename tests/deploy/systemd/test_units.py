@@ -18,7 +18,7 @@ from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
 from prismctl.agreement import Given, disagreements
-from services.config import parse
+from services.runtime.config import parse
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd import machine as machines
 from tests.ports import free_port

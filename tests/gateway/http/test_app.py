@@ -12,7 +12,7 @@ import pytest
 
 from gateway.text.tokenizers import Tokenizers
 from protos import common_pb2
-from services import tasks
+from services.runtime import tasks
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tokenization.tokenizer import Tokenizer

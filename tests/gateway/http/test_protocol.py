@@ -14,7 +14,7 @@ from gateway.errors import PrismError
 from gateway.http import messages, protocol
 from gateway.http import server as gateway_server
 from gateway.http.server import HttpServer
-from services import tasks
+from services.runtime import tasks
 
 POST = b"POST / HTTP/1.1\r\nhost: x\r\n"
 

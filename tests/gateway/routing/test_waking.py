@@ -15,9 +15,9 @@ import pytest
 from gateway.metrics import Count
 from gateway.openai.endpoint import Reply
 from protos import common_pb2, placement_pb2
-from services import tasks
-from services.errors import Unavailable
-from services.spans import UNTRACED
+from services.runtime import tasks
+from services.runtime.errors import Unavailable
+from services.telemetry.spans import UNTRACED
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running

@@ -7,7 +7,7 @@ import pytest
 from gpu_scheduler.engines import processes, shared_board
 from gpu_scheduler.engines.engine import MODULES, CommandFailed, Engine, EngineDied, Spawn
 from protos import common_pb2, engine_pb2
-from services.framing import FramedChannel
+from services.ipc.framing import FramedChannel
 
 START_S = 120.0
 """For an engine to start: on a busy machine imports take long."""

@@ -18,7 +18,7 @@ from gpu_scheduler.queue.streams import PulledStream
 from gpu_scheduler.report import counters
 from gpu_scheduler.residency.residents import Residents
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
-from services import tasks
+from services.runtime import tasks
 
 NAMES = ("a", "b", "e", *(f"m{number}" for number in range(200)))
 SPEC = {name: common_pb2.ModelSpec(name=name, context_tokens=1000, kv_bytes_per_token=10) for name in NAMES}

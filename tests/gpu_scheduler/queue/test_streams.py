@@ -4,7 +4,7 @@ import asyncio
 
 from gpu_scheduler.queue.streams import MOST_SCORED, GatewayStream, PulledStream
 from protos import common_pb2
-from services.framing import MAX_BYTES
+from services.ipc.framing import MAX_BYTES
 
 BEST = [common_pb2.TopLogprob(token_id=200_000, logprob=-12.5)] * 20
 SCORES = [common_pb2.TokenLogprob(logprob=-1.5, top=BEST)] * 256

@@ -11,8 +11,8 @@ from gpu_scheduler.residency.graceful_exit import Leaving
 from gpu_scheduler.residency.residents import Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
-from services import rpc
-from services.watch import Watched
+from services.rpc import rpc
+from services.rpc.watch import Watched
 
 
 def state(**facts):

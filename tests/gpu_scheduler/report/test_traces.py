@@ -6,8 +6,8 @@ from gpu_scheduler.report import traces
 from gpu_scheduler.report.traces import RequestTrace
 from gpu_scheduler.residency.residents import Resident
 from protos import common_pb2, engine_pb2
-from services import otlp, tracing
-from services.spans import UNTRACED
+from services.telemetry import otlp, tracing
+from services.telemetry.spans import UNTRACED
 from tests.collector import Collector
 
 TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

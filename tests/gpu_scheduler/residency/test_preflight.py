@@ -15,7 +15,7 @@ from gpu_scheduler.residency import preflight
 from gpu_scheduler.residency.activation import Activation
 from gpu_scheduler.residency.residents import Change, Resident, Residents
 from protos import balloond_pb2, common_pb2
-from services.errors import Refused, Unavailable, Unmet
+from services.runtime.errors import Refused, Unavailable, Unmet
 
 MIB = 1 << 20
 COLD, HIBERNATING = common_pb2.COLD, common_pb2.HIBERNATING

@@ -10,7 +10,7 @@ from loader.catalogue.catalogue import Listed
 from loader.catalogue.models import Models, Sizes
 from loader.catalogue.relisting import Looking
 from loader.checkpoints import checkpoint
-from services import tasks
+from services.runtime import tasks
 from tests.loader import checkpoint_files
 from tests.loader.fakes import FakeKeeper
 

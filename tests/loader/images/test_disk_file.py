@@ -12,7 +12,7 @@ import pytest
 from loader.copies.threads import Stopped
 from loader.images import disk_file, image_memory
 from loader.images.disk_file import ALIGN_BYTES, BLOCK_BYTES, Damaged, Header
-from services.checksum import checksum
+from services.runtime.checksum import checksum
 
 TOTAL = BLOCK_BYTES + 12_345
 CONTENT = os.urandom(TOTAL)

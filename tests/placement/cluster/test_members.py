@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from placement.cluster.members import Kind, Members
-from services import tasks
+from services.runtime import tasks
 
 
 class FakeNames:

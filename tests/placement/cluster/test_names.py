@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 from placement.cluster import names
 from placement.cluster.names import Names, parse
 from placement.config import PlacementConfig
-from services import tasks
-from services.config import parse as parse_config
+from services.runtime import tasks
+from services.runtime.config import parse as parse_config
 
 
 @pytest.mark.parametrize("address", ["dns:nodes.prism.svc:7010", "dns:///nodes.prism.svc:7010"])

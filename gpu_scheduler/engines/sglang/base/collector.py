@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 _LONG_MS = 20.0

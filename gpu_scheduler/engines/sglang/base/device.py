@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from balloond.driver import private
-from services import log
+from services.telemetry import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 from protos import engine_pb2
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 NVCC, TRITON = "nvcc", "triton"

@@ -23,7 +23,7 @@ import torch
 from gpu_scheduler.engines.sglang.base import collector
 from gpu_scheduler.engines.sglang.base.errors import NoMemory
 from gpu_scheduler.engines.sglang.memory.ranges import PieceRange
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)

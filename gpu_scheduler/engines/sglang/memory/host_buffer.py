@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gpu_scheduler.engines.sglang.policy.ring import Ring
-from services import log
+from services.telemetry import log
 
 Bytes = NDArray[np.uint8]
 _log = log.get(__name__)

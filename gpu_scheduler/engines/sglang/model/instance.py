@@ -41,7 +41,7 @@ from gpu_scheduler.engines.sglang.policy.grammar import slow_of
 from gpu_scheduler.engines.sglang.weights import weights_range
 from gpu_scheduler.engines.sglang.weights.loader import CheckpointLoader, ImageLoader, RandomLoader
 from protos import common_pb2, engine_pb2
-from services import log
+from services.telemetry import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel

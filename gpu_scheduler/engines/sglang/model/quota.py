@@ -15,7 +15,7 @@ from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
 from gpu_scheduler.engines.sglang.sampling import sampling
 from gpu_scheduler.engines.sglang.sampling.limits import Limits
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 

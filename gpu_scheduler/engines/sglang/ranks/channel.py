@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpu_scheduler.engines.sglang.base import stalls
 from gpu_scheduler.engines.sglang.ranks.ranks import Follower, Leader
 from protos import engine_pb2
-from services.framing import BlockingChannel
+from services.ipc.framing import BlockingChannel
 
 
 class Channel:

@@ -15,8 +15,8 @@ from gpu_scheduler.engines.sglang.base.errors import CommandError, LeaveLoop, No
 from gpu_scheduler.engines.sglang.base.request_table import Open
 from gpu_scheduler.engines.sglang.base.states import State
 from protos import common_pb2, engine_pb2
-from services.paths import without_folders
-from services.text import agreeing, counted
+from services.wording.paths import without_folders
+from services.wording.plurals import agreeing, counted
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.instance import Instance

@@ -20,7 +20,7 @@ from gpu_scheduler.engines.sglang.step.retraction import retract_chunked, retrac
 from gpu_scheduler.engines.sharing.throttle import FREE, Pace
 from gpu_scheduler.engines.sharing.tpot_slack import Stream
 from protos import engine_pb2
-from services import log
+from services.telemetry import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.instance import Instance

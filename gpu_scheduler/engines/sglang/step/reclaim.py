@@ -12,7 +12,7 @@ from gpu_scheduler.engines.sglang.base import device
 from gpu_scheduler.engines.sglang.kv import eviction
 from gpu_scheduler.engines.sglang.kv.compaction import make_leave
 from gpu_scheduler.engines.sglang.kv.elastic_kv import DUMMY
-from services import log
+from services.telemetry import log
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.instance import Instance

@@ -28,7 +28,7 @@ from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
 from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
-from services import log
+from services.telemetry import log
 
 _log = log.get(__name__)
 _SAFE = ".safetensors"

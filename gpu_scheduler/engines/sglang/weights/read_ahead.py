@@ -22,7 +22,7 @@ import torch
 from safetensors import safe_open
 
 from gpu_scheduler.engines.sglang.memory.host_buffer import Bytes, HostBuffer
-from services import log
+from services.telemetry import log
 
 Tensors = Iterator[tuple[str, torch.Tensor]]
 _log = log.get(__name__)

@@ -18,7 +18,7 @@ from itertools import chain
 import torch
 
 from protos import engine_pb2
-from services.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
+from services.runtime.checksum import MULTIPLIER, ROW_BYTES, Checksum, as_text
 
 ALIGN_BYTES = 256
 _CHUNK_BYTES = 64 << 20
@@ -188,8 +188,8 @@ def manifest(layout: Layout, total_bytes: int, scalars: dict[str, str]) -> engin
 
 
 def checksum(memory: torch.Tensor) -> str:
-    """Of all bytes of a weights range, as the loader computes it of an image (`services.checksum`). On a GPU one pass
-    at the speed of its memory."""
+    """Of all bytes of a weights range, as the loader computes it of an image (`services.runtime.checksum`). On a GPU
+    one pass at the speed of its memory."""
     if memory.device.type == "cpu":
         whole = Checksum()
         for start in range(0, memory.numel(), _CHUNK_BYTES):

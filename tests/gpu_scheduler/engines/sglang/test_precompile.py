@@ -110,7 +110,7 @@ def test_sglang_would_compile_it_for_the_gpu_that_it_was_told_of(tmp_path):
     """In a process of its own, with its real loader and a compiler that writes down what it is asked for."""
     code = f"""
 import sys
-sys.path.append({str(Path(precompile.__file__).with_name("cpu_stubs"))!r})
+sys.path.append({str(Path(precompile.__file__).with_name("base") / "cpu_stubs")!r})
 from gpu_scheduler.engines.sglang import precompile
 from gpu_scheduler.engines.sglang.policy import jit
 modules = jit.needed({{"num_attention_heads": 4, "hidden_size": 512, "dtype": "bfloat16"}}, 1)

@@ -5,7 +5,7 @@ import socket
 
 from gpu_scheduler.engines.sglang.ranks.channel import Channel
 from protos import engine_pb2
-from services.framing import BlockingChannel
+from services.ipc.framing import BlockingChannel
 
 
 def test_messages_come_as_they_are_there_and_nothing_waits_but_wait() -> None:

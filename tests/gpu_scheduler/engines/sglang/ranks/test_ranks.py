@@ -18,7 +18,7 @@ from gpu_scheduler.engines.sglang.ranks.channel import FollowerChannel, LeaderCh
 from gpu_scheduler.engines.sglang.ranks.ranks import Alone, Follower, Leader
 from gpu_scheduler.engines.sharing.solo_step_time import DecodeStep
 from protos import engine_pb2
-from services.framing import frame
+from services.ipc.framing import frame
 
 WAIT_S = 60.0
 

@@ -1,0 +1,1 @@
+"""Between processes of one host: Unix sockets, framed messages, descriptors, and children."""

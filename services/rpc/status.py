@@ -1,0 +1,53 @@
+"""The one table between domain errors and gRPC status codes, both ways."""
+
+from __future__ import annotations
+
+import grpc
+
+from services.runtime.errors import (
+    Conflict,
+    Exists,
+    Forbidden,
+    Invalid,
+    NotFound,
+    PrismError,
+    Refused,
+    TimedOut,
+    Unavailable,
+    Unknown,
+    Unmet,
+)
+
+_CODES: dict[type[PrismError], grpc.StatusCode] = {
+    Invalid: grpc.StatusCode.INVALID_ARGUMENT,
+    Unknown: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
+    NotFound: grpc.StatusCode.NOT_FOUND,
+    Exists: grpc.StatusCode.ALREADY_EXISTS,
+    Refused: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Unmet: grpc.StatusCode.FAILED_PRECONDITION,
+    Conflict: grpc.StatusCode.ABORTED,
+    Unavailable: grpc.StatusCode.UNAVAILABLE,
+    TimedOut: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+_NO_ANSWER = "Deadline Exceeded"
+"""What gRPC itself says; a server that gives up in time has a sentence of its own."""
+_KINDS = {code: kind for kind, code in _CODES.items()}
+
+
+def to_status(error: PrismError) -> tuple[grpc.StatusCode, str]:
+    """The status that tells `error` to a caller."""
+    for kind in type(error).__mro__:
+        if kind in _CODES:
+            return _CODES[kind], str(error)
+    return grpc.StatusCode.UNAVAILABLE, str(error)  # as `from_rpc` has it
+
+
+def from_rpc(error: grpc.aio.AioRpcError, whom: str = "") -> PrismError:
+    """The domain error that a status tells; UNAVAILABLE for everything that has no kind of its own. `whom`: who was
+    asked, for a call whose time was over before there was an answer: what gRPC says of that names nobody."""
+    kind = _KINDS.get(error.code(), Unavailable)
+    told = error.details() or error.code().name
+    if whom and kind is TimedOut and _NO_ANSWER in told:
+        return TimedOut(f"{whom} did not answer in time")
+    return kind(told)

@@ -1,0 +1,147 @@
+"""Configuration: one TOML file a service, checked by a schema. An unknown key or an impossible value refuses to
+start, in one line.
+
+`${NAME}` in a string is the environment's NAME when a service reads its file: for what differs between nodes that have
+the same file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import pydantic
+
+from services.rpc.addresses import Address, HttpAddressOrNone
+
+
+class Section(pydantic.BaseModel):
+    """A part of a configuration: immutable, and unknown keys are errors."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerTls(Section):
+    """What a server shows of itself. The files may change while it runs (`services/rpc/tls.py`)."""
+
+    certificate: str
+    """PEM: the server's own first, then those in between."""
+    key: str
+    """PEM, of the certificate; without a passphrase."""
+
+
+class NodeTls(ServerTls):
+    """What a process shows to the others of the system, as a server and as a client, and whom it takes for one of
+    them: who has a certificate of `ca`."""
+
+    ca: str
+    """PEM, of one or more."""
+    server_name: str = ""
+    """The name that all servers' certificates have; empty: each has its address's host."""
+
+
+class Config(Section):
+    """What every service has."""
+
+    name: str
+    """How the process calls itself in logs and metrics."""
+    listen: Address
+    """gRPC address: "unix:/run/prism/balloond.sock" or "host:port"."""
+    metrics: HttpAddressOrNone = ""
+    """Prometheus text over HTTP, "host:port"; empty: off."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged."""
+    log_format: Literal["auto", "json", "text"] = "auto"
+    """"auto": text on a terminal, JSON lines otherwise."""
+    socket_mode: Literal["0600", "0660", "0666"] = "0600"
+    """Who may connect to `listen` where that is a Unix socket, and to the stream beside it, whatever the umask: the
+    kernel asks for the right to write. "0660": also the group; root always."""
+    tls: NodeTls | None = None
+    """For gRPC with other processes over TCP; none: in the clear. Unix sockets need none."""
+    drain_s: float = pydantic.Field(default=10.0, ge=0)
+    """How long a stop waits for what is under way."""
+
+    @property
+    def serving_tls(self) -> ServerTls | None:
+        """What is shown to who connects to `listen`."""
+        return self.tls
+
+
+C = TypeVar("C", bound=pydantic.BaseModel)
+_VARIABLE = re.compile(r"\$\{([A-Z_][A-Z0-9_]*)\}")
+
+
+def parse(kind: type[C], text: str, source: str, environment: Mapping[str, str] | None = None) -> C:
+    """Checks `text` (TOML) against `kind`. With `environment` its variables are filled in, without they stay as they
+    are. Raises ValueError with one line that names `source`, the key and the problem."""
+    try:
+        values = tomllib.loads(text)
+        if environment is not None:
+            values = _filled(values, environment)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{source}: not TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{source}: nested too deeply") from None
+    except KeyError as error:
+        raise ValueError(f"{source}: {error.args[0]} is not set in the environment") from None
+    try:
+        return kind.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise ValueError(f"{source}: " + "; ".join(f"{fault.key}: {fault.what}" for fault in faults(error))) from None
+
+
+def _filled(value: Any, environment: Mapping[str, str]) -> Any:
+    """Raises KeyError with the name of a variable that is not set."""
+    if isinstance(value, str):
+        return _VARIABLE.sub(lambda found: environment[found[1]], value)
+    if isinstance(value, list):
+        return [_filled(each, environment) for each in value]
+    if isinstance(value, dict):
+        return {key: _filled(each, environment) for key, each in value.items()}
+    return value
+
+
+class Fault(NamedTuple):
+    """What is wrong with a configuration, and where: keys, and numbers in arrays, from the outermost on."""
+
+    at: tuple[str | int, ...]
+    what: str
+
+    @property
+    def key(self) -> str:
+        return ".".join(str(part) for part in self.at) or "(file)"
+
+
+def faults(error: pydantic.ValidationError) -> list[Fault]:
+    """All of them."""
+    return [
+        Fault(
+            problem["loc"],
+            "unknown key" if problem["type"] == "extra_forbidden" else problem["msg"].removeprefix("Value error, "),
+        )
+        for problem in error.errors()
+    ]
+
+
+def read(kind: type[C], path: str | os.PathLike[str]) -> C:
+    """The configuration file of a service, checked, with the environment's variables filled in. Raises ValueError with
+    one line when it cannot be used."""
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not text: {error}") from None
+    return parse(kind, text, str(path), os.environ)
+
+
+def load(kind: type[C], path: str | os.PathLike[str]) -> C:
+    """As `read`; ends the process with one line when it cannot be used."""
+    try:
+        return read(kind, path)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None

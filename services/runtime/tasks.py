@@ -1,0 +1,44 @@
+"""Background tasks that have a name, are kept alive by a reference, and whose failure is seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from services.runtime.errors import PrismError
+from services.telemetry import log
+
+_log = log.get(__name__)
+_running: set[asyncio.Task[Any]] = set()
+
+
+def spawn(
+    work: Coroutine[Any, Any, Any], name: str, on_failure: Callable[[BaseException], None] | None = None
+) -> asyncio.Task[Any]:
+    """Starts `work` in the running loop. A failure is logged (with its trace, unless it is a PrismError) and told to
+    `on_failure`; a cancellation is neither."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    _running.add(task)
+
+    def ended(done: asyncio.Task[Any]) -> None:
+        _running.discard(done)
+        if done.cancelled():
+            return
+        failure = done.exception()
+        if isinstance(failure, PrismError):  # said in one line, and whoever waits for the task hears it as well
+            _log.info("task ended", task=name, why=str(failure))
+        elif failure is not None:
+            _log.error("task failed", task=name, exc_info=failure)
+        if failure is not None and on_failure is not None:
+            on_failure(failure)
+
+    task.add_done_callback(ended)
+    return task
+
+
+async def cancel(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks and waits until they have ended, whatever they end with."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

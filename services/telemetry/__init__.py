@@ -1,0 +1,1 @@
+"""Logs as JSON lines, metrics for Prometheus, traces by OpenTelemetry."""

@@ -1,0 +1,71 @@
+"""Prometheus text over HTTP. Metrics are prometheus_client objects in the modules that count; names are
+`prism_<what>_<unit>`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import prometheus_client
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from services.rpc import addresses
+from services.runtime.errors import Unavailable
+
+QUICK_BUCKETS_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+"""Of histograms of what takes microseconds when all is well."""
+SLOW_BUCKETS_S = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2, 3, 5, 10, 20, 60, 120, 600)
+"""Of what takes a part of a second, or minutes."""
+
+_blocks = prometheus_client.Gauge(
+    "prism_python_blocks",
+    "What Python's allocator has given out: with a leak it grows, with holes in memory it does not.",
+)
+_blocks.set_function(sys.getallocatedblocks)
+
+
+def serve(address: str) -> None:
+    """Serves this process's metrics on "host:port" from a thread of its own. Raises Unavailable when the port is
+    taken."""
+    host, port = addresses.host_and_port(address)
+    try:
+        prometheus_client.start_http_server(port, host)
+    except OSError as error:
+        raise Unavailable(f"metrics address {address}: {error.strerror}") from None
+
+
+class Published(Collector):
+    """Families that are replaced as a whole, by whoever knows them all at some moment: what is gone leaves no series
+    behind, and a scrape, which comes in a thread of its own, sees no half of them."""
+
+    def __init__(self, registry: CollectorRegistry = prometheus_client.REGISTRY) -> None:
+        self._families: Sequence[Metric] = ()
+        registry.register(self)
+
+    def publish(self, families: Iterable[Metric]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Sequence[Metric]:
+        return self._families
+
+
+Values = Iterable[tuple[Sequence[str], float]]
+"""For each series the values of its labels, and its own."""
+
+
+def gauge(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    """A family of what goes up and down."""
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def counter(name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
+    """One of what only grows; the name gets `_total`."""
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    for key, value in values:
+        family.add_metric(key, value)
+    return family

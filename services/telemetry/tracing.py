@@ -1,0 +1,56 @@
+"""Traces: what a request's time went into, as OpenTelemetry spans. Off unless `start` was called; then nothing of
+OpenTelemetry is imported, and every span is UNTRACED, whose methods do nothing: callers need not ask.
+
+A tree of spans goes on in another process by its `traceparent` (W3C Trace Context), whose sampled flag holds for all of
+it. Times are the callers' own, seconds of time.monotonic, so that spans can be made when what they tell of is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from services.runtime.errors import Unavailable
+from services.telemetry.spans import UNTRACED, Attributes, Kind, Span
+
+
+class Tracer(Protocol):
+    """Who makes spans, and exports them."""
+
+    def begin(self, name: str, kind: Kind, traceparent: str, tracestate: str, at_s: float | None) -> Span: ...
+
+    async def close(self) -> None: ...
+
+
+_tracer: Tracer | None = None
+
+
+def start(service: str, resource: Attributes | None = None) -> Callable[[], Awaitable[None]]:
+    """From now on spans are recorded and exported, as `service`, with the attributes that all of them have. Returns
+    what ends that: it sends what is left, within a bound. Raises Unavailable when OpenTelemetry is not installed."""
+    global _tracer
+    try:
+        from services.telemetry import otlp
+    except ImportError as error:
+        raise Unavailable(f"traces: {error}; OpenTelemetry is among requirements/base.txt") from None
+    tracer = _tracer = otlp.OtlpTracer(service, resource or {})
+
+    async def close() -> None:
+        global _tracer
+        _tracer = None
+        await tracer.close()
+
+    return close
+
+
+def on() -> bool:
+    """Whether spans are recorded."""
+    return _tracer is not None
+
+
+def begin(
+    name: str, kind: Kind = "internal", *, traceparent: str = "", tracestate: str = "", at_s: float | None = None
+) -> Span:
+    """The first span of a tree here: the child of `traceparent` if that is given and valid, else a new tree's root.
+    UNTRACED when traces are off or the sampler leaves the tree out."""
+    return UNTRACED if _tracer is None else _tracer.begin(name, kind, traceparent, tracestate, at_s)

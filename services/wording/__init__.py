@@ -1,0 +1,1 @@
+"""Text for people: counts, paths, places in files, and values that are wrong."""

@@ -1,0 +1,48 @@
+import asyncio
+import sys
+
+import pytest
+
+from services.ipc import children
+from services.runtime import tasks
+
+FOREVER = (sys.executable, "-c", "import sys; sys.stdin.read()")
+PIPES = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE}
+
+
+@pytest.fixture
+def created(monkeypatch):
+    """Processes that were created, in their order."""
+    processes = []
+    create = asyncio.create_subprocess_exec
+
+    async def recorded(*command, **options):
+        processes.append(await create(*command, **options))
+        return processes[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", recorded)
+    return processes
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_start_that_is_cancelled_ends_and_leaves_no_process(created, turns):
+    start = tasks.spawn(children.start(*FOREVER, **PIPES), "start")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    start.cancel()
+    async with asyncio.timeout(60):
+        with pytest.raises(asyncio.CancelledError):
+            await start
+    assert all(process.returncode is not None for process in created)
+
+
+async def test_a_program_that_is_not_there_is_an_os_error():
+    with pytest.raises(FileNotFoundError):
+        await children.start("/nowhere/program")
+
+
+async def test_end_waits_until_the_process_has_ended_and_may_be_repeated():
+    process = await children.start(*FOREVER, **PIPES)
+    await children.end(process)
+    assert process.returncode == -9
+    await children.end(process)

@@ -1,0 +1,51 @@
+import grpc
+import pytest
+
+from services.rpc.status import from_rpc, to_status
+from services.runtime import errors
+
+KINDS = [
+    errors.Invalid,
+    errors.NotFound,
+    errors.Exists,
+    errors.Refused,
+    errors.Unmet,
+    errors.Conflict,
+    errors.Unavailable,
+    errors.TimedOut,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_comes_back_from_the_wire_as_it_was_raised(kind):
+    code, text = to_status(kind("three of four"))
+    back = from_rpc(grpc.aio.AioRpcError(code, None, None, details=text))
+    assert type(back) is kind and str(back) == "three of four"
+
+
+def test_a_subclass_is_told_as_its_kind():
+    class NoSuchModel(errors.NotFound):
+        pass
+
+    assert to_status(NoSuchModel("x"))[0] is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_status_without_a_kind_means_unavailable():
+    assert type(from_rpc(grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, None, None))) is errors.Unavailable
+
+
+def test_who_did_not_answer_in_time_is_named_where_the_caller_knows():
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    for details in ("Deadline Exceeded", "Stream removed (Deadline Exceeded)"):
+        late = grpc.aio.AioRpcError(code, None, None, details=details)
+        assert str(from_rpc(late, "balloond at unix:/b")) == "balloond at unix:/b did not answer in time"
+        assert type(from_rpc(late, "balloond")) is errors.TimedOut and str(from_rpc(late)) == details
+    said = grpc.aio.AioRpcError(code, None, None, details="m is not gone after 30 s")
+    assert str(from_rpc(said, "placement")) == "m is not gone after 30 s"
+
+
+def test_an_error_without_a_status_of_its_own_is_told_as_it_will_be_read():
+    class Odd(errors.PrismError):
+        pass
+
+    assert to_status(Odd("x"))[0] is grpc.StatusCode.UNAVAILABLE

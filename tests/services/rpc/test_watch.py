@@ -1,0 +1,101 @@
+import asyncio
+import contextlib
+
+import grpc
+from structlog.testing import capture_logs
+
+from services.rpc.watch import Sparing, Watched, follow_sparingly, follow_stream
+
+
+async def test_a_follower_gets_the_present_value_first_and_then_the_latest_after_changes():
+    watched = Watched(1)
+    follower = watched.follow()
+    assert await anext(follower) == 1
+    watched.set(2)
+    watched.set(3)
+    assert await anext(follower) == 3, "what was overtaken is left out"
+
+
+async def test_a_change_while_nobody_waits_is_not_lost():
+    watched = Watched(0)
+    follower = watched.follow()
+    await anext(follower)
+    watched.set(1)
+    assert await asyncio.wait_for(anext(follower), 20) == 1
+
+
+def facts(state):
+    return state[0]
+
+
+async def test_what_does_not_change_is_told_again_after_the_longest_interval():
+    told = follow_sparingly(Watched(None), lambda: ("same", 1), Sparing(facts, 0.0), 0.0, 0.01)
+    assert [await anext(told), await anext(told)] == [("same", 1)] * 2
+
+
+async def test_what_was_kept_back_is_told_when_its_time_is_over_though_nothing_happens_any_more():
+    states, changes = [("a", 1)], Watched(None)
+    told = follow_sparingly(changes, lambda: states[-1], Sparing(facts, 0.2), 0.0, None)
+    assert await anext(told) == ("a", 1)
+    states.append(("a", 2))
+    changes.set(None)
+    assert await asyncio.wait_for(anext(told), 20) == ("a", 2)
+
+
+async def test_other_facts_are_told_at_once_and_figures_are_left_out():
+    states, changes = [("a", 1)], Watched(None)
+    told = follow_sparingly(changes, lambda: states[-1], Sparing(facts, 1000.0), 0.0, None)
+    assert await anext(told) == ("a", 1)
+    waiting = asyncio.get_running_loop().create_task(anext(told))
+    for state in (("a", 2), ("a", 3), ("b", 4)):
+        await asyncio.sleep(0)
+        states.append(state)
+        changes.set(None)
+    assert await asyncio.wait_for(waiting, 20) == ("b", 4)
+
+
+async def test_every_waiter_sees_a_change():
+    watched = Watched(0)
+    waiting = [asyncio.get_running_loop().create_task(watched.changed(0)) for _ in range(3)]
+    await asyncio.sleep(0)
+    watched.set(1)
+    await asyncio.gather(*waiting)
+
+
+def refusing(*details, code=grpc.StatusCode.FAILED_PRECONDITION):
+    """Streams that are refused with these, one after another, and then one that speaks."""
+    left = list(details)
+
+    async def open_stream():
+        if left:
+            raise grpc.aio.AioRpcError(code, None, None, left.pop(0))
+        yield "message"
+
+    return open_stream
+
+
+async def test_a_stream_that_is_refused_is_tried_again_and_each_reason_logged_once():
+    with capture_logs() as lines:
+        async with contextlib.aclosing(follow_stream(refusing("old", "old", "new"), "s", 0.001, 0.001)) as messages:
+            assert await anext(messages) == "message"
+    assert [(line["stream"], line["why"]) for line in lines if line["log_level"] == "error"] == [
+        ("s", "old"),
+        ("s", "new"),
+    ]
+
+
+async def test_a_peer_that_has_not_been_reached_for_a_while_is_logged_once_with_the_reason():
+    away = refusing(*["no route"] * 5, code=grpc.StatusCode.UNAVAILABLE)
+    with capture_logs() as lines:
+        async with contextlib.aclosing(follow_stream(away, "s", 0.001, 0.004)) as messages:
+            assert await anext(messages) == "message"
+    warned = [line for line in lines if line["log_level"] == "warning"]
+    assert [(line["event"], line["stream"], line["detail"]) for line in warned] == [
+        ("not reached yet", "s", "no route")
+    ]
+
+
+async def test_a_follower_that_has_heard_something_before_is_told_that_the_stream_is_away():
+    away = refusing("gone", code=grpc.StatusCode.UNAVAILABLE)
+    async with contextlib.aclosing(follow_stream(away, "s", 0.001, 0.001, heard=True)) as messages:
+        assert [await anext(messages), await anext(messages)] == [None, "message"]

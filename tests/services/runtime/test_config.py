@@ -1,0 +1,78 @@
+import pytest
+from pydantic import Field
+
+from services.runtime.config import Config, Section, load, parse, read
+
+
+class Inner(Section):
+    size: int = Field(gt=0)
+
+
+class Example(Config):
+    inner: Inner
+    names: list[str] = []
+
+
+GOOD = 'name = "x"\nlisten = "unix:/s"\n[inner]\nsize = 3\n'
+
+
+def test_a_complete_file_is_read_with_its_defaults():
+    config = parse(Example, GOOD, "f.toml")
+    assert (config.inner.size, config.log_level, config.names) == (3, "info", [])
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (GOOD.replace("size = 3", "size = 3\ncolour = 1"), ["f.toml", "inner.colour", "unknown key"]),
+        (GOOD.replace("size = 3", "size = 0"), ["f.toml", "inner.size", "greater than 0"]),
+        (GOOD.replace("size = 3", ""), ["f.toml", "inner.size"]),
+        ("name = ", ["f.toml", "not TOML"]),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line_that_names_the_key(text, names):
+    with pytest.raises(ValueError) as caught:
+        parse(Example, text, "f.toml")
+    message = str(caught.value)
+    assert "\n" not in message
+    for name in names:
+        assert name in message
+
+
+def test_a_missing_file_ends_the_process_in_one_line(tmp_path):
+    with pytest.raises(SystemExit, match="nothing.toml: No such file"):
+        load(Example, tmp_path / "nothing.toml")
+
+
+def test_a_configuration_cannot_be_changed_later():
+    config = parse(Example, GOOD, "f.toml")
+    with pytest.raises(ValueError):
+        config.name = "other"
+
+
+def test_variables_are_the_environments_where_a_service_reads_its_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("NODE_NAME", 'n"1')
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}/x"\nnames = ["${NODE_NAME}", "$5 ${lower} {}"]'))
+    config = read(Example, path)
+    assert (config.name, config.names) == ('n"1/x', ['n"1', "$5 ${lower} {}"])
+    assert parse(Example, path.read_text(), "f.toml").name == "${NODE_NAME}/x", "elsewhere it is not known"
+
+
+def test_a_variable_that_is_not_set_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    path = tmp_path / "f.toml"
+    path.write_text(GOOD.replace('name = "x"', 'name = "${NODE_NAME}"'))
+    with pytest.raises(ValueError, match=r"f\.toml: NODE_NAME is not set in the environment"):
+        read(Example, path)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"), [(b'name = "\xff"', "not text"), (b"name = " + b"[" * 5000, "nested too deeply")]
+)
+def test_a_file_that_is_no_text_or_too_deep_is_one_line_that_names_it(tmp_path, content, why):
+    path = tmp_path / "c.toml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=why) as refused:
+        read(Config, path)
+    assert str(refused.value).startswith(str(path)) and "\n" not in str(refused.value)
