@@ -32,6 +32,7 @@ from gpu_scheduler.engines.sglang.model import stats
 from gpu_scheduler.engines.sglang.model.outputs import Outputs
 from gpu_scheduler.engines.sglang.model.requests import to_sglang
 from gpu_scheduler.engines.sglang.ranks.channel import Channel
+from gpu_scheduler.engines.sglang.step.current import set_loop
 from protos import common_pb2, engine_pb2
 
 _FRONT = (
@@ -80,7 +81,6 @@ class Front:
         self.book = Book()
         self.counters = stats.Counters()
         self.outputs = StockOutputs(self.book, channel.send_message, lambda *_: None)
-        self.loop = self
         self._told_at = 0.0
 
     def build(self, load: engine_pb2.Load) -> None:
@@ -182,7 +182,8 @@ def run(channel_fd: int) -> None:
     channel = Channel(channel_fd)
     channel.send(hello=engine_pb2.Hello(pid=os.getpid(), engine="stock", version=sglang.__version__))
     front = Front(channel)
-    current.set_instance(front)  # type: ignore[arg-type]
+    current.set_instance(front)
+    set_loop(front)  # type: ignore[arg-type]
     channel.wait(None)
     first = channel.receive()
     if not first:

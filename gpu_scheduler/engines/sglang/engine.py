@@ -18,6 +18,7 @@ from gpu_scheduler.engines.sglang.base.states import State
 from gpu_scheduler.engines.sglang.memory.model_memory import Memory, OpenMemory
 from gpu_scheduler.engines.sglang.model.instance import Instance
 from gpu_scheduler.engines.sglang.step.commands import LoadFailed, Unload, told
+from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import Loop
 from protos import common_pb2, engine_pb2
 from services.telemetry import log
@@ -160,7 +161,7 @@ class Engine:
 
     def _serve(self, instance: Instance) -> int | None:
         """SGLang's event loop, until the model leaves. The command_id of the Unload that ended it."""
-        instance.loop = Loop(instance)
+        set_loop(Loop(instance))
         try:
             instance.scheduler.run_event_loop()
         except Unload as left:
@@ -175,4 +176,6 @@ class Engine:
                 _log.error("out of memory", why=why, quota=instance.booked_bytes)
                 raise
             self._ranks.settle(NoMemory(why), _FAILURE_S)
+        finally:
+            set_loop(None)
         return None

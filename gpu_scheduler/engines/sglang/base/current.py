@@ -1,21 +1,22 @@
-"""The model instance that SGLang's code in this process belongs to: hooks are functions, so they look it up here."""
+"""The model of this process, for code that SGLang calls and that is given nothing of ours: its loaders, its pools.
+
+Hooks find it with its type in `step/current.py`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.model.instance import Instance
-
-_instance: Instance | None = None
+_instance: Any = None
 
 
-def set_instance(instance: Instance | None) -> None:
+def set_instance(instance: Any) -> None:
+    """Makes a `model.instance.Instance` the current one; None: there is none any more."""
     global _instance
     _instance = instance
 
 
-def instance() -> Instance:
-    """The instance being built or served. There is one whenever SGLang's Scheduler exists."""
+def instance() -> Any:
+    """The `model.instance.Instance` that is being built or served. There is one whenever SGLang's Scheduler exists."""
     assert _instance is not None, "SGLang runs without a model of ours"
     return _instance

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.base.environment import has_gpu
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.policy.grammar import slow_of
+from gpu_scheduler.engines.sglang.step import current
 
 _LOOK_S = 1e-4
 """How long a step beside which others decode waits for grammars. SGLang's own 5 ms are for an engine with nothing else

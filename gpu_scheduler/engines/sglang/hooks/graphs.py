@@ -17,9 +17,10 @@ from sglang.srt.model_executor import input_buffers
 from sglang.srt.model_executor.runner_utils.pool import set_global_graph_memory_pool
 from sglang.srt.runtime_context import get_resources
 
-from gpu_scheduler.engines.sglang.base import collector, current
+from gpu_scheduler.engines.sglang.base import collector
 from gpu_scheduler.engines.sglang.base.options import one_line
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.step import current
 
 
 def capture_all(original: Callable[..., Any], *, model_runner: Any, **how: Any) -> Any:

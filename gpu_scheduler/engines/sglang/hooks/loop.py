@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.model.stats import prefilled
+from gpu_scheduler.engines.sglang.step import current
 from protos import engine_pb2
 
 
@@ -18,7 +18,7 @@ class _Sleeper:
     """Stands where SGLang polls its sockets when idle."""
 
     def maybe_sleep(self) -> None:
-        current.instance().loop.sleep()
+        current.loop().sleep()
 
 
 def idle_sleeper(scheduler: Any) -> None:
@@ -26,7 +26,7 @@ def idle_sleeper(scheduler: Any) -> None:
 
 
 def pull_requests(_receiver: Any) -> list[Any]:
-    return current.instance().loop.pull()
+    return current.loop().pull()
 
 
 def heard_by_all(_receiver: Any, requests: Any) -> Any:
@@ -41,7 +41,7 @@ def new_prefill(original: Callable[..., Any], scheduler: Any, running_batch: Any
     if scheduler.grammar_manager.has_waiting_grammars():
         for request in scheduler.grammar_manager.get_ready_grammar_requests():
             scheduler._add_request_to_queue(request)
-    admission, loop = current.instance().admission, current.instance().loop
+    admission, loop = current.instance().admission, current.loop()
     if not scheduler.waiting_queue and scheduler.chunked_req is None:
         admission.asked = False
         return original(scheduler, running_batch)
@@ -116,7 +116,7 @@ def results_first(original: Callable[..., Any], scheduler: Any, batch: Any, last
     if not both or not scheduler.result_queue:
         return False
     _, result = scheduler.result_queue[0]
-    return current.instance().loop.results_first(result.copy_done)
+    return current.loop().results_first(result.copy_done)
 
 
 def add_request(
@@ -140,7 +140,7 @@ def add_request(
 
 
 def before_decode(_scheduler: Any, batch: Any) -> None:
-    loop = current.instance().loop
+    loop = current.loop()
     loop.before_decode(batch)
     if loop.gives_way(batch):
         raise _GivesWay(batch)
@@ -152,7 +152,7 @@ def after_retraction(result: Any, _batch: Any, *_args: Any) -> Any:
     instance = current.instance()
     instance.counters.retractions += len(retracted) + len(given_up)
     for request in given_up:
-        instance.loop.parked(request)
+        current.loop().parked(request)
     return retracted, ratio, []
 
 
@@ -161,10 +161,10 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
     counters = instance.counters
     counters.forward_steps += 1
     if batch.forward_mode.is_decode():
-        instance.loop.decode_begins()
+        current.loop().decode_begins()
         counters.decode_tokens += len(batch.reqs)
     elif batch.forward_mode.is_extend():
-        instance.loop.prefill_begins(len(batch.reqs))
+        current.loop().prefill_begins(len(batch.reqs))
         counters.prefill_tokens += batch.extend_num_tokens
         if prompts := prefilled(batch.reqs, instance.book):
             instance.channel.send(prefilled=engine_pb2.Prefilled(prompts=prompts))
@@ -172,9 +172,9 @@ def before_step(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Non
 
 def after_results(result: Any, _scheduler: Any, batch: Any, *_args: Any) -> Any:
     if batch.forward_mode.is_decode():
-        current.instance().loop.decode_ended()
+        current.loop().decode_ended()
     elif batch.forward_mode.is_extend():
-        current.instance().loop.prefill_ended()
+        current.loop().prefill_ended()
     return result
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.base.errors import BrokenModel
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.step import current
 
 
 def profiled_bytes(_configurator: Any, _pre_model_load_memory: Any) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
 from gpu_scheduler.engines.sglang.policy.rope import for_sglang
+from gpu_scheduler.engines.sglang.step import current
 from gpu_scheduler.engines.sglang.weights.read_ahead import Tensors, or_as_ever
 
 _made: list[tuple[int, int]] = []

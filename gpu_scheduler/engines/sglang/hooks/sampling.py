@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.hooks.hook import Hook
+from gpu_scheduler.engines.sglang.step import current
 
 
 def seeds(result: Any, _kind: Any, batch: Any, *_args: Any, **_kwargs: Any) -> Any:

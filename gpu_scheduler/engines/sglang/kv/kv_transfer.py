@@ -26,7 +26,8 @@ from gpu_scheduler.engines.sglang.policy.places import runs
 from protos import engine_pb2
 
 if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.model.instance import Instance
+    from gpu_scheduler.engines.sglang.kv.admission import Admission
+    from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv
 
 _EXPECTED_S = 1.0
 """Until the requests are here whose KV is asked room for: the copy, the end of their last step, and their way."""
@@ -47,8 +48,13 @@ class _Coming:
 class Moving:
     """One instance's. Between two steps only."""
 
-    def __init__(self, instance: Instance) -> None:
-        self._instance = instance
+    def __init__(self, kv: ElasticKv, admission: Admission, scheduler: Any, lease_id: str, on: torch.device) -> None:
+        """`scheduler`: SGLang's. `on`: where the KV is."""
+        self._kv = kv
+        self._admission = admission
+        self._scheduler = scheduler
+        self._lease_id = lease_id
+        self._device = on
         self._locked: list[Any] = []
         """Nodes whose prefixes are being read by others."""
         self._coming: dict[int, list[_Coming]] = {}
@@ -75,7 +81,7 @@ class Moving:
     def held_tokens(self) -> int:
         """Tokens that SGLang does not know of."""
         pages = sum(len(one.envelopes) for some in self._coming.values() for one in some)
-        return pages * self._instance.kv.page_size
+        return pages * self._kv.page_size
 
     # --- to another engine
 
@@ -83,14 +89,14 @@ class Moving:
         """What running requests have computed since their prompts is the cache's from now on, as far as it fills pages,
         just as their prompts are: so it stays where it is while others read it, whatever becomes of them."""
         self._finish_device()
-        for request in self._instance.scheduler.running_batch.reqs:
+        for request in self._scheduler.running_batch.reqs:
             if not request.finished():
                 self._keep(request)
 
     def _keep(self, request: Any) -> None:
         request._refresh_fill_ids()
         computed = len(request.full_untruncated_fill_ids) - 1  # the next step computes the last one's
-        if computed // self._instance.kv.page_size <= request.cache_protected_len // self._instance.kv.page_size:
+        if computed // self._kv.page_size <= request.cache_protected_len // self._kv.page_size:
             return
         prefilled = request.extend_range
         request.set_extend_range(0, computed)
@@ -125,7 +131,7 @@ class Moving:
 
     def begin_import(self, command: engine_pb2.ImportKv) -> engine_pb2.KvPlaces:
         """Raises NotNow where pages differ."""
-        kv = self._instance.kv
+        kv = self._kv
         ours, theirs = self._layout(), (command.page_tokens, command.page_bytes)
         if ours != theirs:
             raise NotNow(
@@ -137,9 +143,9 @@ class Moving:
         for match in matches:
             self._tree.inc_lock_ref(match.last_device_node)
         lacking = [len(key) - len(match.device_indices) for key, match in zip(keys, matches, strict=True)]
-        idle = bool(self._instance.scheduler.is_fully_idle())
+        idle = bool(self._scheduler.is_fully_idle())
         to_come = sum(min(wanted.tokens_to_come, CLIP_MAX_NEW_TOKENS) for wanted in command.sequences)
-        left = self._instance.admission.room_beside(self._tree, sum(lacking), to_come, idle=idle) // kv.page_size
+        left = self._admission.room_beside(self._tree, sum(lacking), to_come, idle=idle) // kv.page_size
         self._expected_until = time.monotonic() + _EXPECTED_S
         coming = self._coming[command.command_id] = []
         sequences = []
@@ -157,7 +163,7 @@ class Moving:
         """Raises NotNow for a command that is not under way."""
         if command_id not in self._coming:
             raise NotNow(f"no import {command_id} is under way")
-        kv = self._instance.kv
+        kv = self._kv
         for one in self._coming.pop(command_id):
             if failed:
                 kv.envelopes.give(one.envelopes)
@@ -166,14 +172,14 @@ class Moving:
             self._tree.dec_lock_ref(one.node)
 
     def _insert(self, one: _Coming) -> None:
-        kv = self._instance.kv
+        kv = self._kv
         firsts = kv.ids.send(one.envelopes * kv.page_size)
         slots = (firsts[:, None] + torch.arange(kv.page_size, device=firsts.device)).reshape(-1)
         value = torch.cat([one.there.to(slots.dtype), slots])
         already = int(self._tree.insert(InsertParams(key=one.key, value=value)).prefix_len)
         # Another of these, or a request, may have put it there meanwhile.
         if (twice := already - len(one.there)) > 0:
-            self._instance.scheduler.token_to_kv_pool_allocator.free(slots[:twice])
+            self._scheduler.token_to_kv_pool_allocator.free(slots[:twice])
 
     def abandon(self) -> None:
         """Before the KV leaves."""
@@ -186,10 +192,10 @@ class Moving:
 
     @property
     def _tree(self) -> Any:
-        return self._instance.scheduler.tree_cache
+        return self._scheduler.tree_cache
 
     def _key(self, tokens: Sequence[int]) -> Any:
-        return RadixKey(array("q", tokens)).page_aligned(self._instance.kv.page_size)
+        return RadixKey(array("q", tokens)).page_aligned(self._kv.page_size)
 
     def _match(self, tokens: Sequence[int]) -> Any:
         return self._tree.match_prefix(MatchPrefixParams(key=self._key(tokens)))
@@ -198,13 +204,13 @@ class Moving:
         """Of slots that fill whole pages; fetched from the device in one go."""
         if not values:
             return []
-        size = self._instance.kv.page_size
+        size = self._kv.page_size
         firsts = [value[::size] for value in values]
         here = torch.cat(firsts).to(device="cpu").numpy() // size
         return np.split(here, np.cumsum([len(first) for first in firsts])[:-1])
 
     def _sequence(self, envelopes: Places, **facts: Any) -> engine_pb2.KvPlaces.Sequence:
-        kv = self._instance.kv
+        kv = self._kv
         found = runs(envelopes.tolist(), kv.envelopes.envelope_bytes, kv.memory.extent_bytes)
         located = kv.memory.located([extent for extent, _, _ in found])
         pieces = [
@@ -217,16 +223,16 @@ class Moving:
         tokens, nbytes = self._layout()
         return engine_pb2.KvPlaces(
             command_id=command_id,
-            lease_id=self._instance.memory.lease_id,
+            lease_id=self._lease_id,
             sequences=sequences,
             page_tokens=tokens,
             page_bytes=nbytes,
         )
 
     def _layout(self) -> tuple[int, int]:
-        return self._instance.kv.page_size, self._instance.kv.envelopes.envelope_bytes
+        return self._kv.page_size, self._kv.envelopes.envelope_bytes
 
     def _finish_device(self) -> None:
         """A step that overlaps may still write the last token of a request that has ended, whose page is cached or free
         by now: the device orders that before steps of ours, not before what others copy."""
-        device.wait(self._instance.device)
+        device.wait(self._device)

@@ -46,7 +46,6 @@ from services.telemetry import log
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.ranks.channel import Channel, FollowerChannel
     from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
-    from gpu_scheduler.engines.sglang.step.loop import Loop
     from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
 
 _log = log.get(__name__)
@@ -68,7 +67,6 @@ class Instance:
     kv: ElasticKv
     admission: Admission
     moving: Moving
-    loop: Loop
 
     def __init__(
         self,
@@ -200,7 +198,7 @@ class Instance:
         self.admission = Admission(
             self.kv, self.options.soft_wait_ms / 1e3, self.options.hard_wait_ms / 1e3, self._evict_tokens
         )
-        self.moving = Moving(self)
+        self.moving = Moving(self.kv, self.admission, scheduler, self.memory.lease_id, self.device)
         self.state = State.FILLING if self.load.from_image else State.PROVING
         if not self.load.from_image:
             self._begin_probe()

@@ -20,7 +20,6 @@ from services.wording.plurals import agreeing, counted
 
 if TYPE_CHECKING:
     from gpu_scheduler.engines.sglang.model.instance import Instance
-    from gpu_scheduler.engines.sglang.step.loop import Loop
 
 _HANDED_BACK = "handed back"
 _NOT_SERVING = "not serving"
@@ -59,9 +58,10 @@ class Shutdown(LeaveLoop):
 class Commands:
     """Dispatch and deferred work of one instance."""
 
-    def __init__(self, instance: Instance, loop: Loop) -> None:
+    def __init__(self, instance: Instance, changed: Callable[[], None]) -> None:
+        """`changed`: called when what the loop waits for may have changed."""
         self._instance = instance
-        self._loop = loop
+        self._changed = changed
         self._drain_until: tuple[int, float] | None = None
         """(command_id, until) of a drain under way."""
         self._draining = False
@@ -111,11 +111,11 @@ class Commands:
         if command_id == self._instance.load.command_id:
             raise LoadFailed(error)
         self._instance.channel.send(failed=told(command_id, error))
-        self._loop.changed()
+        self._changed()
 
     def _done(self, command_id: int, measured: engine_pb2.Measured | None = None) -> None:
         self._instance.channel.send(done=engine_pb2.Done(command_id=command_id, measured=measured))
-        self._loop.changed()
+        self._changed()
 
     # --- requests
 

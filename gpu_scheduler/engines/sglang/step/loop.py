@@ -44,7 +44,7 @@ class Loop:
         self._ranks = instance.ranks
         self.pacer = Pacer()
         self._giving = Giving(instance, self.changed)
-        self._commands = Commands(instance, self)
+        self._commands = Commands(instance, self.changed)
         self._gave_way = False
         """In the last step: it did nothing, because another engine went first."""
         self._wanting = False

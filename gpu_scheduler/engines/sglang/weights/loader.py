@@ -10,8 +10,8 @@ import io
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -26,8 +26,10 @@ from gpu_scheduler.engines.sglang.base.errors import BrokenModel, NoMemory
 from gpu_scheduler.engines.sglang.base.faults import fault
 from gpu_scheduler.engines.sglang.base.options import Options, one_line
 from gpu_scheduler.engines.sglang.memory.host_buffer import HostBuffer
+from gpu_scheduler.engines.sglang.ranks.ranks import Ranks
 from gpu_scheduler.engines.sglang.weights.random_weights import checkpoint
 from gpu_scheduler.engines.sglang.weights.read_ahead import ReadAhead
+from protos import engine_pb2
 from services.telemetry import log
 
 _log = log.get(__name__)
@@ -59,6 +61,29 @@ def blame(path: str) -> Iterator[None]:
         raise fault(error, path) from error
 
 
+class Target(Protocol):
+    """The model that is being built, as loaders see it (`model/instance.py`)."""
+
+    load: engine_pb2.Load
+    options: Options
+    device: torch.device
+    ranks: Ranks
+    server_args: Any
+    """SGLang's, of this model."""
+    paddings: set[int]
+    """Widths by which SGLang may fill up tensors of the checkpoint."""
+    reader: ReadAhead | None
+    """The reader of the checkpoint's files, while they are read."""
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+    def weights_born_here(self, *, copy: bool) -> AbstractContextManager[None]: ...
+
+    def bind_weights(self, model: torch.nn.Module, *, copy: bool) -> None: ...
+
+    def progress(self, step: str, done: int, total: int) -> None: ...
+
+
 class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
     """Reads a checkpoint SGLang's own way, then checks that it set every value of every parameter.
 
@@ -71,11 +96,11 @@ class CheckpointLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        ranks = current.instance().ranks
-        current.instance().paddings = _paddings(model_config.hf_config, ranks.rank, ranks.size)
+        target: Target = current.instance()
+        target.paddings = _paddings(model_config.hf_config, target.ranks.rank, target.ranks.size)
         # SGLang draws a progress bar; ours is a message.
-        born_here = current.instance().weights_born_here(copy=True)
-        together = current.instance().together()
+        born_here = target.weights_born_here(copy=True)
+        together = target.together()
         ahead = _read_ahead(model_config.model_path)
         with together, blame(model_config.model_path), redirect_stderr(io.StringIO()), born_here, ahead:
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
@@ -108,7 +133,7 @@ class ImageLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        instance = current.instance()
+        instance: Target = current.instance()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=False):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         _bind(model, model_config, copy=False)
@@ -134,7 +159,7 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
         super().__init__(load_config)
 
     def load_model(self, *, model_config: ModelConfig, device_config: DeviceConfig) -> torch.nn.Module:
-        instance = current.instance()
+        instance: Target = current.instance()
         with instance.together(), blame(model_config.model_path), instance.weights_born_here(copy=True):
             model: torch.nn.Module = super().load_model(model_config=model_config, device_config=device_config)
         _bind(model, model_config, copy=True)
@@ -147,7 +172,7 @@ class RandomLoader(DefaultModelLoader):  # type: ignore[misc]
 def _bind(model: torch.nn.Module, model_config: ModelConfig, *, copy: bool) -> None:
     """Tables of rotary embeddings first get the length that SGLang would give them next, in memory of their own. Raises
     BrokenModel, on all ranks, where they are made for fewer positions than the catalogue's context has."""
-    instance = current.instance()
+    instance: Target = current.instance()
     context = instance.load.model.context_tokens
     made = min((len(table) for table in _rope_tables(model)), default=context)
     if made < context:
@@ -205,7 +230,8 @@ def _file_bytes(folder: str, suffixes: tuple[str, ...]) -> int:
 def _read_ahead(folder: str) -> Iterator[None]:
     """Inside, SGLang is given the tensors of safetensors files by a reader of ours, whose memory is made ready while
     SGLang builds the model."""
-    instance, began = current.instance(), time.monotonic()
+    instance: Target = current.instance()
+    began = time.monotonic()
     reader = instance.reader = _reader(folder, instance.options, instance.device)
     try:
         yield

@@ -278,11 +278,13 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock, call, patch
 from gpu_scheduler.engines.sglang.base import current
 from gpu_scheduler.engines.sglang.hooks import loop as hooks_loop
+from gpu_scheduler.engines.sglang.step.current import set_loop
 from gpu_scheduler.engines.sglang.step.loop import Loop
 
 instance = MagicMock()
 instance.ranks.size, instance.ranks.now.return_value = 1, 100.0
-instance.loop = loop = Loop(instance)
+loop = Loop(instance)
+set_loop(loop)
 ranks = instance.ranks
 
 def batch(prefill):

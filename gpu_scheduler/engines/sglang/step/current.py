@@ -1,0 +1,27 @@
+"""The model and the loop of this process, for hooks, which are functions that SGLang calls."""
+
+from __future__ import annotations
+
+from gpu_scheduler.engines.sglang.base import current
+from gpu_scheduler.engines.sglang.model.instance import Instance
+from gpu_scheduler.engines.sglang.step.loop import Loop
+
+_loop: Loop | None = None
+
+
+def set_loop(loop: Loop | None) -> None:
+    """Makes this loop the current one; None: there is none any more."""
+    global _loop
+    _loop = loop
+
+
+def instance() -> Instance:
+    """The model that is being built or served. There is one whenever SGLang's Scheduler exists."""
+    found: Instance = current.instance()
+    return found
+
+
+def loop() -> Loop:
+    """The loop of the model that is being served. There is one whenever SGLang's event loop runs."""
+    assert _loop is not None, "SGLang's event loop runs without ours"
+    return _loop
