@@ -17,7 +17,7 @@ from balloond.policy.device import Device
 from balloond.wire.handoff import HandoffServer
 from balloond.wire.server import NAME, BalloondServicer
 from protos import balloond_pb2_grpc
-from services.runtime.service import Service, read_arguments, run
+from services.service import Service, read_arguments, run
 
 
 async def build(service: Service) -> None:

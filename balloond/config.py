@@ -8,9 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from balloond import backends
 from balloond.policy.claims import Patience
-from services.rpc.addresses import SocketPath
+from services.errors import Invalid
 from services.runtime.config import Config, Section
-from services.runtime.errors import Invalid
+from services.wording.addresses import SocketPath
 
 _PATIENCE = Patience()
 _GPU_SPARE_BYTES = 128 << 20

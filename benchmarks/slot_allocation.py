@@ -56,7 +56,7 @@ from benchmarks import _report  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.admission import Admission  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.allocator import ElasticAllocator  # noqa: E402
 from gpu_scheduler.engines.sglang.kv.elastic_kv import ElasticKv  # noqa: E402
-from services.runtime.errors import PrismError  # noqa: E402
+from services.errors import PrismError  # noqa: E402
 
 COUNTS = (1, 16, 64, 256)
 SAMPLES = 2000

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 import aiohttp  # noqa: E402
 
 from benchmarks import _report  # noqa: E402
-from services.runtime.errors import PrismError  # noqa: E402
+from services.errors import PrismError  # noqa: E402
 from tests.chaos import curves  # noqa: E402
 from tests.chaos.books import Books, held  # noqa: E402
 from tests.chaos.bustle import Bustle  # noqa: E402

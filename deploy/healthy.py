@@ -13,10 +13,10 @@ import os
 import socket
 import sys
 
+from services.errors import PrismError
 from services.ipc import seqpacket
 from services.ipc.sockets import unix_path
 from services.rpc import rpc, tls
-from services.runtime.errors import PrismError
 
 
 async def healthy(address: str, timeout_s: float) -> bool:

@@ -2,7 +2,7 @@
 
 How a request is served, step by step:
 
-    1. http/app.py, openai/ or grpc_api.py      a body or message comes in, and access/ says whether it may 2.
+    1. app.py, openai/ or grpc_api.py      a body or message comes in, and access/ says whether it may 2.
     openai/bodies.py             it is checked and becomes a `request` 3. serving.py                   its route is
     looked up, its prompt tokenized (text/tokenizers.py), its limits checked 4. routing/relay.py             a place is
     found: in the routes that placement streams, or by an activation 5. routing/groups.py            it travels over the

@@ -8,14 +8,13 @@ from functools import partial
 
 import starlette.routing
 
-from gateway import metrics
+from gateway import app, metrics
 from gateway.access import keys
 from gateway.access.access import Access
 from gateway.access.cors import Cors
 from gateway.access.keys import Keys
 from gateway.config import GatewayConfig
 from gateway.grpc_api import InferenceServicer
-from gateway.http import app
 from gateway.http.messages import Bodies
 from gateway.http.server import HttpServer
 from gateway.routing.activation import Activations
@@ -29,13 +28,13 @@ from gateway.ui.live import Live
 from gateway.ui.look import Looker
 from gateway.ui.pages import Pages
 from protos import gateway_pb2_grpc, placement_pb2, placement_pb2_grpc
+from services.errors import Invalid, PrismError
 from services.ipc import inherited
 from services.rpc import rpc
 from services.rpc.watch import follow_stream
 from services.runtime import tasks
-from services.runtime.errors import Invalid, PrismError
 from services.runtime.files import Followed
-from services.runtime.service import Service, read_arguments, run
+from services.service import Service, read_arguments, run
 from services.telemetry import log, tracing
 from tokenization.loading import without_torch
 

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from gateway.access import cors
-from services.rpc.addresses import Address, HttpAddress
 from services.runtime.config import Config, ServerTls
+from services.wording.addresses import Address, HttpAddress
 
 Origin = Annotated[str, AfterValidator(cors.origin), "origin"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from services.runtime.errors import (
+from services.errors import (
     Conflict,
     Exists,
     Forbidden,

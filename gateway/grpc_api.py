@@ -15,9 +15,9 @@ from gateway.metrics import Count
 from gateway.openai.bodies import MOST_STOP_CHARACTERS, MOST_STOP_TOKENS, MOST_STOPS, MOST_TOP_LOGPROBS
 from gateway.request import Prompt, Request
 from gateway.serving import Serving
-from gateway.text import structured_outputs
+from gateway.tools import structured_outputs
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from services.telemetry import log
 from services.telemetry.spans import Span
 

@@ -19,13 +19,14 @@ from gateway.openai import vectors
 from gateway.request import Job, Prompt, Request
 from gateway.routing.relay import Relay, Tokens
 from gateway.routing.routes import Route, RouteTable
-from gateway.text import echo, sampling_defaults, structured_outputs
+from gateway.text import echo, sampling_defaults
 from gateway.text.answer import Answer
 from gateway.text.tokenizers import Tokenizers
 from gateway.tools import formats as calls
 from gateway.tools import grammar as tools_grammar
+from gateway.tools import structured_outputs
 from protos import common_pb2
-from services.runtime.errors import Invalid, PrismError, Unavailable, Unmet
+from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.telemetry.spans import UNTRACED, Span
 from services.wording.plurals import agreeing, counted
 from tokenization.chat import WrongMessage

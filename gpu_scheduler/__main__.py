@@ -14,7 +14,7 @@ from gpu_scheduler.local import LocalServer
 from gpu_scheduler.memory.devices import Devices
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.memory.memory_requests import RoomMaker
-from gpu_scheduler.memory.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
+from gpu_scheduler.observe import drop_left_over, follow_balloond, follow_loader, tell_demand
 from gpu_scheduler.policy.memory.migrated_prefixes import Brought
 from gpu_scheduler.policy.queue.decisions import NeedMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
@@ -26,13 +26,13 @@ from gpu_scheduler.residency.activation import Activation
 from gpu_scheduler.residency.graceful_exit import Leaving
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import Residency
-from gpu_scheduler.residency.residents import Images, Resident, Residents
 from gpu_scheduler.residency.watchdog import watch_engines
+from gpu_scheduler.residents import Images, Resident, Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from loader.client import LoaderClient
 from protos import gpu_scheduler_pb2_grpc
 from services.rpc.watch import Watched
-from services.runtime.service import Service, read_arguments, run
+from services.service import Service, read_arguments, run
 from services.telemetry import log, tracing
 
 _LAST_ANSWERS_S = 0.2

@@ -15,7 +15,7 @@ Progressed = Callable[[gpu_scheduler_pb2.ResidencyProgress], None]
 
 
 class GpuSchedulerClient:
-    """One group. Errors are services.runtime.errors."""
+    """One group. Errors are services.errors."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -14,8 +14,8 @@ from gpu_scheduler.engines.sglang.base.options import Options
 from gpu_scheduler.policy.memory.forecast import ForecastRules
 from gpu_scheduler.policy.queue import admission
 from gpu_scheduler.policy.queue.backlog import BacklogRules
-from services.rpc.addresses import AddressOrNone, SocketPathOrNone
 from services.runtime.config import Config, Section
+from services.wording.addresses import AddressOrNone, SocketPathOrNone
 
 _EXTENT_BYTES = {"cpu": (256 << 10, 512 << 10), "cuda": (8 << 20, 32 << 20)}
 """Of KV and of weights, by kind of device. On CUDA mapping costs by the extent, whatever its size; but large ones

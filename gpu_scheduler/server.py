@@ -16,11 +16,11 @@ from gpu_scheduler.report.report_rate import LONGEST_S, least_s, telling
 from gpu_scheduler.residency.graceful_exit import Leaving
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import Residency
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 from protos import balloond_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
+from services.errors import NotFound, Unmet
 from services.rpc.watch import Watched, follow_sparingly
 from services.runtime import tasks
-from services.runtime.errors import NotFound, Unmet
 
 NAME = "prism.gpu_scheduler.v1.GpuScheduler"
 

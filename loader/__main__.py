@@ -15,21 +15,22 @@ from loader.catalogue.pins import Pins
 from loader.catalogue.relisting import Looking
 from loader.checkpoints.text_trials import TextTrials
 from loader.config import LoaderConfig
-from loader.copies.copying import Copying
 from loader.copies.handoff_client import HandoffClient
 from loader.copies.jobs import Jobs
 from loader.copies.kv_copies import KvCopies
+from loader.images.copying import Copying
 from loader.images.disk import DiskImages
 from loader.images.image_jobs import ImageJobs
-from loader.images.image_memory import OWNER, Image
+from loader.images.image_memory import Image
 from loader.images.image_room import ImageRoom
 from loader.images.images import Images
+from loader.keeping import OWNER
 from loader.server import NAME, LoaderServicer
 from loader.transfers import Transfers, busy
 from protos import loader_pb2, loader_pb2_grpc
+from services.errors import Invalid
 from services.rpc.watch import Watched
-from services.runtime.errors import Invalid
-from services.runtime.service import Service, read_arguments, run
+from services.service import Service, read_arguments, run
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -1,4 +1,4 @@
-"""A node's loader as other services see it. Every call raises services.runtime.errors."""
+"""A node's loader as other services see it. Every call raises services.errors."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 
 from protos import common_pb2, engine_pb2, loader_pb2, loader_pb2_grpc
+from services.errors import PrismError, Unavailable
 from services.rpc import rpc
 from services.rpc.status import from_rpc
 from services.rpc.watch import follow_stream
-from services.runtime.errors import PrismError, Unavailable
 
 Progressed = Callable[[common_pb2.Progress], None]
 

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from services.rpc.addresses import SocketPath
 from services.runtime.config import Config
+from services.wording.addresses import SocketPath
 
 
 class LoaderConfig(Config):

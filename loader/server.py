@@ -16,8 +16,8 @@ from loader.images.image_jobs import ImageJobs
 from loader.images.image_room import ImageRoom
 from loader.images.images import Images
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
+from services.errors import Unmet
 from services.rpc.watch import Watched
-from services.runtime.errors import Unmet
 from services.telemetry import log
 
 NAME = "prism.loader.v1.Loader"

@@ -14,8 +14,8 @@ from loader.copies.jobs import At, Job, Result
 from loader.images.disk import Stored
 from loader.images.image_memory import Image
 from protos import common_pb2, engine_pb2, loader_pb2
+from services.errors import Invalid
 from services.runtime.config import faults
-from services.runtime.errors import Invalid
 
 _LAST_CHANGE = 1 << 62
 _NAME: pydantic.TypeAdapter[str] = pydantic.TypeAdapter(Name)

@@ -29,7 +29,7 @@ from protos import placement_pb2_grpc
 from services.runtime import tasks
 from services.runtime.config import load, read
 from services.runtime.files import Followed
-from services.runtime.service import Service, config_path, run
+from services.service import Service, config_path, run
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class PlacementClient:
-    """Errors are services.runtime.errors."""
+    """Errors are services.errors."""
 
     def __init__(self, address: str) -> None:
         self._channel = rpc.channel(address)

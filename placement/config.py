@@ -5,8 +5,8 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from placement.policy.lifecycle.decisions import LifecycleRules
-from services.rpc.addresses import Address
 from services.runtime.config import Config
+from services.wording.addresses import Address
 
 MEMBERS = ("groups", "loaders", "balloond")
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from placement.cluster.cluster import Cluster
-from placement.cluster.view import cluster_view
+from placement.view import cluster_view
 from services.telemetry.metrics import Published, gauge
 
 _EVERY_S = 1.0

@@ -13,10 +13,10 @@ from placement.actuation.reconcile import Evicted, Reconciler
 from placement.cluster.cluster import Cluster
 from placement.cluster.loaders import Loaders
 from placement.cluster.routes import Routes
-from placement.cluster.view import cluster_view, drained_view, prospect_view
+from placement.view import cluster_view, drained_view, prospect_view
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from services.errors import Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 
 NAME = "prism.placement.v1.Placement"
 T = TypeVar("T")

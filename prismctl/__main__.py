@@ -16,9 +16,10 @@ from prismctl.logs import logs
 from prismctl.plan import plan
 from prismctl.system import USAGE, System, failed
 from prismctl.top import status, top
-from services.rpc import addresses, rpc, tls
-from services.runtime.errors import PrismError
+from services.errors import PrismError
+from services.rpc import rpc, tls
 from services.telemetry import log
+from services.wording import addresses
 
 app = commands.app()
 _COMMANDS: dict[Callable[..., None], str] = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import typer
 
+from services.errors import Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 
 PATIENCE = 2
 """Times the wait for a service that does not answer: so long one may be silent while something is under way. It is

@@ -13,7 +13,7 @@ from prismctl.account import account
 from prismctl.system import UNREACHABLE, System, run
 from prismctl.tables import Column, Row, render
 from prismctl.terminal import Json, show_json, show_table, width
-from services.runtime.errors import NotFound, Unavailable
+from services.errors import NotFound, Unavailable
 
 _LOOKED_AT = 10
 """Decisions among which the one is that brought a model where it is, however many are shown."""

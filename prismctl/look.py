@@ -16,7 +16,7 @@ from placement.client import PlacementClient
 from prismctl import presence, views
 from prismctl.system import SERVICES, System
 from protos import balloond_pb2
-from services.runtime.errors import PrismError, TimedOut, Unavailable
+from services.errors import PrismError, TimedOut, Unavailable
 
 T = TypeVar("T")
 

@@ -12,11 +12,11 @@ import socket
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from services.errors import PrismError
 from services.ipc import seqpacket
 from services.ipc.sockets import unix_path
 from services.rpc import rpc
-from services.rpc.addresses import host_and_port, of_several
-from services.runtime.errors import PrismError
+from services.wording.addresses import host_and_port, of_several
 
 NO_SOCKET = "there is no such socket"
 _AGAIN_S = 0.05

@@ -14,7 +14,7 @@ from prismctl.system import System, run
 from prismctl.tables import Column, Row
 from prismctl.terminal import Json, show, show_table, told_meanwhile
 from protos import common_pb2, placement_pb2
-from services.runtime.errors import NotFound, TimedOut, Unmet
+from services.errors import NotFound, TimedOut, Unmet
 
 Name = Annotated[str, typer.Argument(metavar="MODEL")]
 _AGAIN_S = 0.05

@@ -19,8 +19,8 @@ from loader.client import LoaderClient
 from placement.client import PlacementClient
 from prismctl import presence
 from prismctl.attending import Asked, attending
+from services.errors import Conflict, PrismError, TimedOut, Unavailable
 from services.ipc.sockets import unix_path
-from services.runtime.errors import Conflict, PrismError, TimedOut, Unavailable
 
 NO, USAGE, UNREACHABLE, BUSY = 1, 2, 3, 4
 """Exit statuses beside 0, done: the answer is no, or it was refused; the command line, or a file that it names, cannot

@@ -78,7 +78,7 @@ class GroupMemory:
     # --- bookings and leases
 
     def book(self, model: str, quota: int, weights: int, floor: int) -> None:
-        """Raises services.runtime.errors.Refused with the arithmetic."""
+        """Raises services.errors.Refused with the arithmetic."""
         self._carry_out(self.device.book(self._clock.now, model, Booking(quota, weights, floor)))
         self._count_fixed()
 

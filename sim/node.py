@@ -12,7 +12,7 @@ from enum import Enum
 from typing import Protocol
 
 from loader.policy.floor import floor_bytes
-from services.runtime.errors import Refused
+from services.errors import Refused
 from sim.catalogue import Spec
 from sim.clock import Clock, Timer
 from sim.cost import Cost, Hardware, graph_bytes

@@ -92,6 +92,61 @@ def test_no_modules_import_each_other_in_a_circle_inside_functions_and_for_types
     assert circles(arrows) == []
 
 
+ROOMS = {
+    "services": ("wording", "telemetry", "runtime", "ipc", "rpc"),
+    "balloond": ("policy", "backends", "driver", "keeper", "node", "wire"),
+    "loader": ("policy", "checkpoints", "catalogue", "transfers", "copies", "images"),
+    "gpu_scheduler": ("telemetry", "policy", "engines", "memory", "queue", "residency", "report"),
+    "gpu_scheduler.policy": ("queue", "memory", "throttle"),
+    "gpu_scheduler.engines.sglang": (
+        "base",
+        "policy",
+        "ranks",
+        "memory",
+        "kv",
+        "weights",
+        "sampling",
+        "grammar",
+        "model",
+        "step",
+        "hooks",
+    ),
+    "placement": ("policy", "cluster", "planning", "actuation"),
+    "placement.policy": ("lifecycle", "assignment"),
+    "gateway": ("schemas", "http", "access", "tools", "text", "routing", "openai", "ui"),
+}
+"""Rooms of each package, lowest first: a file imports from its own room, and from those before it."""
+
+
+@pytest.mark.parametrize("package", ROOMS)
+def test_a_room_imports_only_rooms_below_it(package):
+    order = ROOMS[package]
+    for path in FILES:
+        own = room(package, module(path))
+        if own not in order:
+            continue
+        for name in imported_modules(path):
+            other = room(package, name)
+            # A pure part of the engines, which is lower than any policy.
+            if other in order and not name.startswith("gpu_scheduler.engines.sharing."):
+                assert order.index(other) <= order.index(own), f"{module(path)} imports {name}"
+
+
+def test_every_room_has_its_place_in_the_order():
+    for package, order in ROOMS.items():
+        folders = (path.parent for path in FILES if path.name == "__init__.py")
+        there = {room(package, ".".join(folder.relative_to(ROOT).parts)) for folder in folders}
+        assert there - {""} == set(order), package
+
+
+def room(package: str, name: str) -> str:
+    """The room of a package that a module is in; empty where it is in none."""
+    if not name.startswith(package + "."):
+        return ""
+    first = name.removeprefix(package + ".").partition(".")[0]
+    return first if (ROOT / package.replace(".", "/") / first).is_dir() else ""
+
+
 def imported_modules(path: Path) -> set[str]:
     """Modules of the tree that a file imports, anywhere in it; of a package, the module that is meant."""
     found = set()

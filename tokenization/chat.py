@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from services.runtime.errors import Invalid, Unmet
+from services.errors import Invalid, Unmet
 
 Message = Mapping[str, Any]
 """A message of OpenAI's API: role, content (text, or a list of parts with a text), and what else belongs to it."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 from services.wording.values import FLAG, NAMES, TEXT, Kind, first_fault
 
 POINTER = b"version https://git-lfs.github.com/spec/"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 from services.wording.values import Kind, fault
 from tokenization import fidelity, files, repairs
 from tokenization.files import UnreadableNow

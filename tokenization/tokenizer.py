@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 from tokenization import chat
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 from tokenization import files, loading
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from balloond.backends import base
 from balloond.backends.base import ExtentMaker, Mapper
 from balloond.policy.capacity import Hardware
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 
 def parse(device: str) -> tuple[str, int]:

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 
 from protos import keeper_pb2
+from services.errors import Unavailable
 from services.ipc import seqpacket
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -18,9 +18,9 @@ from collections.abc import Iterable
 from google.protobuf.message import DecodeError
 
 from protos import keeper_pb2
+from services.errors import PrismError
 from services.ipc import seqpacket
 from services.runtime import notify, tasks
-from services.runtime.errors import PrismError
 
 _BATCH_BYTES = seqpacket.MAX_BYTES // 2
 _LONGEST_RECORD = seqpacket.MAX_BYTES - 64

@@ -35,9 +35,9 @@ from balloond.policy.claims import (
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Extent, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
+from services.errors import Exists, NotFound, Refused, Unavailable
 from services.rpc.watch import Watched
 from services.runtime import tasks
-from services.runtime.errors import Exists, NotFound, Refused, Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

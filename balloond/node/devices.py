@@ -16,7 +16,7 @@ from balloond.node.extent_pool import Spares
 from balloond.node.recovery import Found
 from balloond.policy import capacity
 from balloond.policy.capacity import Hardware
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

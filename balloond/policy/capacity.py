@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from services.runtime.errors import Refused, Unmet
+from services.errors import Refused, Unmet
 
 _OTHER_DESCRIPTORS = 256
 """Sockets, logs, and extents on their way."""

@@ -38,7 +38,7 @@ from balloond.policy.claims import (
 from balloond.policy.ledger import Booking, Extent, Kind, Lease, Ledger
 from balloond.policy.limits import Limits, Outcome
 from balloond.policy.reclaims import Reclaims
-from services.runtime.errors import Invalid, NotFound
+from services.errors import Invalid, NotFound
 
 _BOOKINGS = 0
 """In the place of a claim's id: memory that a booking needs and others still hold."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.runtime.errors import Exists, Invalid, NotFound, Refused, Unmet
+from services.errors import Exists, Invalid, NotFound, Refused, Unmet
 
 Kind = Literal["weights", "kv", "graphs"]
 """What CUDA graphs take is a model's own like its weights, and counted with them; but it is no part of an image."""

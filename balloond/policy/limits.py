@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 WHOLE_DEVICE = -1
 _LAST_REVISION = 1 << 62

@@ -18,8 +18,8 @@ from balloond.policy.ledger import Extent
 from balloond.policy.limits import Limit
 from balloond.wire import messages
 from protos import handoff_pb2
+from services.errors import NotFound, PrismError, Unavailable, Unmet
 from services.ipc import seqpacket
-from services.runtime.errors import NotFound, PrismError, Unavailable, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

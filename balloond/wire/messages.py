@@ -10,7 +10,7 @@ from balloond.policy.device import Device
 from balloond.policy.ledger import Booking, Kind, Lease
 from balloond.policy.limits import Limit, Outcome
 from protos import balloond_pb2, handoff_pb2
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 KINDS: dict[Kind, handoff_pb2.Kind] = {
     "weights": handoff_pb2.WEIGHTS,

@@ -31,7 +31,7 @@ class Check:
 
 
 _PRISM_IMPORTS = """
-import balloond.keeper.keeper, deploy.local.kernels, gateway.http.app
+import balloond.keeper.keeper, deploy.local.kernels, gateway.app
 import gpu_scheduler.server, loader.server, placement.server
 import uvicorn
 from importlib.metadata import entry_points

@@ -40,7 +40,7 @@ from gpu_scheduler.engines.sharing.throttle import FREE
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import GatewayStream
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
 

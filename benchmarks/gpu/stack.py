@@ -18,8 +18,8 @@ from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.policy.assignment.partition import Part
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from tests.end_to_end.world import World, world
 
 _WARM_S = 400.0

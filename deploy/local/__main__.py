@@ -24,10 +24,10 @@ from deploy.local.warming import Warming, Watched
 from gateway.access import cors
 from loader.catalogue import catalogue
 from placement.client import PlacementClient
-from services.rpc import addresses
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from services.telemetry import log
+from services.wording import addresses
 
 _GPU_ENGINES = 16
 """Most engine processes of a GPU, hibernating ones included."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from services.runtime.errors import Invalid, Unavailable
+from services.errors import Invalid, Unavailable
 
 MIB = 1 << 20
 

@@ -15,7 +15,7 @@ from loader.catalogue.models import Model, Sizes, read_model
 from loader.checkpoints import checkpoint
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.config import LoaderConfig
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 _NAME = TypeAdapter[str](catalogue.Name)
 

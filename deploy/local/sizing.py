@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from deploy.local.devices import MIB
 from loader.catalogue.models import Model
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 SMALL = ((27,), (13,))
 """MiB of the devices that the demonstration models share: `Local.devices` says why."""

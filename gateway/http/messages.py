@@ -14,8 +14,8 @@ from gateway.errors import BadField, NoRoomForBody, TooSlow
 from gateway.http import decompression
 from gateway.http.decompression import Unpacked
 from protos import common_pb2
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 
 JSON = b"application/json"
 CALLER = "prism.caller"

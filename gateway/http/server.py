@@ -11,10 +11,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from gateway.http.protocol import BoundedProtocol
-from services.rpc import addresses
+from services.errors import Unavailable
 from services.rpc.tls import Identity
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
+from services.wording import addresses
 
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75

@@ -17,9 +17,10 @@ from pydantic import Field
 from gateway.errors import BadField
 from gateway.http import surrogates
 from gateway.request import Prompt, Request
-from gateway.text import sampling_defaults, structured_outputs
+from gateway.text import sampling_defaults
 from gateway.tools import grammar as tools_grammar
 from gateway.tools import request as calling
+from gateway.tools import structured_outputs
 from gateway.tools.formats import ENFORCED
 from protos import common_pb2
 from tokenization.chat import TAKEN

@@ -18,8 +18,8 @@ from gateway.http.messages import Bodies
 from gateway.openai import bodies, endpoint
 from gateway.openai.bodies import ChatRequest, CompletionRequest
 from gateway.openai.endpoint import Endpoint, Reply, each
+from gateway.openai.waking import Comments
 from gateway.request import Request
-from gateway.routing.waking import Comments
 from gateway.serving import Choice, Served, Serving
 from gateway.text.answer import Scored
 from gateway.text.echo import Echo

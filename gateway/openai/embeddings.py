@@ -20,7 +20,7 @@ from gateway.openai.vectors import MOST_AT_ONCE, as_base64, shortened
 from gateway.request import Prompt, Request
 from gateway.serving import Choice
 from protos import common_pb2
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 MOST_INPUTS = 2048
 """OpenAI's, which its users' libraries count on."""

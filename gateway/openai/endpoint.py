@@ -19,7 +19,7 @@ from gateway.openai import bodies
 from gateway.request import Request
 from gateway.serving import Choice, Serving
 from protos import common_pb2
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from services.telemetry import log
 from services.telemetry.spans import Span
 

@@ -8,9 +8,9 @@ import grpc
 
 from gateway.routing.routes import Place, decode_place
 from protos import placement_pb2, placement_pb2_grpc
+from services.errors import PrismError
 from services.rpc.status import from_rpc
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 
 
 class Activations:

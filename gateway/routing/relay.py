@@ -23,7 +23,7 @@ from gateway.routing.activation import Activations
 from gateway.routing.groups import GroupLink, GroupLinks
 from gateway.routing.routes import Place, RouteTable
 from protos import common_pb2, gpu_scheduler_pb2
-from services.runtime.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
+from services.errors import Conflict, Invalid, PrismError, Refused, TimedOut, Unavailable, Unmet
 from services.telemetry import log
 from services.telemetry.spans import Span
 from services.wording.paths import without_folders

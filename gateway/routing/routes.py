@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from gateway.errors import ModelFaulty, UnknownModel
 from protos import common_pb2, placement_pb2
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 from services.telemetry import log
 from services.wording.paths import without_folders
 

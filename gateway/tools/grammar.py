@@ -10,7 +10,7 @@ from gateway.schemas import grammar
 from gateway.schemas.documents import Refused
 from gateway.schemas.ebnf import quoted
 from gateway.schemas.rules import Many, Part, Row
-from gateway.text import structured_outputs
+from gateway.tools import structured_outputs
 from gateway.tools.formats import Format
 from gateway.tools.request import Tools
 

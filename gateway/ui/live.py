@@ -8,9 +8,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
 from gateway.ui.look import Told
+from services.errors import PrismError
 from services.rpc.watch import Watched
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 
 _EVERY_S = 1.0
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpu_scheduler.client import GpuSchedulerClient
 from placement.client import PlacementClient
 from protos import gpu_scheduler_pb2, placement_pb2
-from services.runtime.errors import PrismError, Unavailable
+from services.errors import PrismError, Unavailable
 
 _ANSWER_S = 2.0
 """A look that takes longer has failed; a group that takes longer is shown without its queue."""

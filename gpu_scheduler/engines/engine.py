@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gpu_scheduler.engines import processes
-from gpu_scheduler.report import counters
+from gpu_scheduler.telemetry import counters
 from protos import common_pb2, engine_pb2
+from services.errors import PrismError, TimedOut
 from services.ipc import children
 from services.ipc.framing import FramedChannel
 from services.runtime import tasks
-from services.runtime.errors import PrismError, TimedOut
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 
 from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
+from services.errors import Refused, TimedOut
 from services.runtime import tasks
-from services.runtime.errors import Refused, TimedOut
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from balloond.client import BalloondClient
 from protos import balloond_pb2, common_pb2
-from services.runtime.errors import NotFound, PrismError, Unmet
+from services.errors import NotFound, PrismError, Unmet
 from services.telemetry import log
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from math import inf
 
 from gpu_scheduler.memory.devices import Devices
 from gpu_scheduler.policy.queue.decisions import NeedMemory
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from balloond.client import WARM_ENGINES
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.devices import Devices
-from services.runtime.errors import PrismError, Refused
+from services.errors import PrismError, Refused
 from services.telemetry import log
 
 _log = log.get(__name__)

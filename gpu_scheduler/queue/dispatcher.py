@@ -31,9 +31,9 @@ from gpu_scheduler.policy.queue.slack import PrefillSpeed
 from gpu_scheduler.policy.throttle.throttling import Protection
 from gpu_scheduler.queue.requests import RESUME_S, Request
 from gpu_scheduler.queue.streams import GatewayStream
-from gpu_scheduler.report.counters import STARTED, TTFT, forget
-from gpu_scheduler.report.traces import RequestTrace
-from gpu_scheduler.residency.residents import Resident, Residents
+from gpu_scheduler.residents import Resident, Residents
+from gpu_scheduler.telemetry.counters import STARTED, TTFT, forget
+from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.telemetry import log
 

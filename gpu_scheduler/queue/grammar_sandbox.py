@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from hashlib import sha256
 
+from services.errors import Unavailable
 from services.ipc.line_process import LineProcess
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -13,8 +13,8 @@ from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.grammar_sandbox import Trials
 from gpu_scheduler.queue.streams import GatewayStream
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 
 _Key = tuple[GatewayStream, str]
 

@@ -8,7 +8,7 @@ from math import inf
 from gpu_scheduler.engines.engine import Engine
 from gpu_scheduler.policy.queue.slack import Waiting
 from gpu_scheduler.queue.streams import GatewayStream
-from gpu_scheduler.report.traces import RequestTrace
+from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 
 RESUME_S = 1.0

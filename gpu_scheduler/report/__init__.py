@@ -1,1 +1,1 @@
-"""What a group tells of itself: its state for placement, metrics for Prometheus, spans."""
+"""What a group tells of itself: its state for placement and operators, and that as metrics for Prometheus."""

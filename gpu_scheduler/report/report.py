@@ -9,7 +9,7 @@ from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.devices import count
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.queue.dispatcher import Dispatcher
-from gpu_scheduler.residency.residents import Resident, Residents
+from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, gpu_scheduler_pb2
 
 

@@ -28,13 +28,13 @@ from gpu_scheduler.engines.engine import Command, CommandFailed, Engine, EngineD
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory.devices import Devices, all_of, share
 from gpu_scheduler.memory.warm_booking import WarmBooking
-from gpu_scheduler.report import traces
-from gpu_scheduler.report.counters import ACTIVATION
-from gpu_scheduler.residency.residents import Images, Resident, Residents
+from gpu_scheduler.residents import Images, Resident, Residents
+from gpu_scheduler.telemetry import traces
+from gpu_scheduler.telemetry.counters import ACTIVATION
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2
+from services.errors import NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
 from services.runtime import tasks
-from services.runtime.errors import NotFound, PrismError, Refused, TimedOut, Unavailable, Unmet
 from services.runtime.pauses import Pauses
 from services.telemetry import log
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 from services.telemetry import log
 
 _log = log.get(__name__)

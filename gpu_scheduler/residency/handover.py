@@ -15,11 +15,11 @@ from collections.abc import Iterator, Sequence
 from gpu_scheduler.client import GpuSchedulerClient
 from gpu_scheduler.engines.engine import Command, Engine
 from gpu_scheduler.policy.memory.migrated_prefixes import Brought
-from gpu_scheduler.residency.residents import Resident, Residents
+from gpu_scheduler.residents import Resident, Residents
 from loader.client import LoaderClient
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services.errors import NotFound, PrismError, Unmet
 from services.runtime import tasks
-from services.runtime.errors import NotFound, PrismError, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from balloond.client import WARM_ENGINES
 from gpu_scheduler.memory.devices import share
 from gpu_scheduler.residency.activation import Activation
-from gpu_scheduler.residency.residents import Resident
+from gpu_scheduler.residents import Resident
 from protos import balloond_pb2, common_pb2
-from services.runtime.errors import Refused
+from services.errors import Refused
 from services.wording.plurals import agreeing
 
 Leaving = Mapping[str, tuple[Resident, common_pb2.Residency]]

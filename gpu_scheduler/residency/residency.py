@@ -20,11 +20,11 @@ from gpu_scheduler.queue.dispatcher import NOT_HERE, Dispatcher
 from gpu_scheduler.residency import preflight
 from gpu_scheduler.residency.activation import Activation, at_fault, may_pass, worth_another_try
 from gpu_scheduler.residency.handover import Handover
-from gpu_scheduler.residency.residents import Change, Resident, Residents
+from gpu_scheduler.residents import Change, Resident, Residents
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
+from services.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.rpc.watch import Watched
 from services.runtime import tasks
-from services.runtime.errors import Conflict, Invalid, PrismError, TimedOut, Unmet
 from services.runtime.pauses import Pauses
 from services.telemetry import log
 from services.wording.plurals import counted

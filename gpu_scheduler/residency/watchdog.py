@@ -8,8 +8,8 @@ import time
 from gpu_scheduler.engines.engine import Engine
 from gpu_scheduler.policy.hang_detector import LOOK_S, Silence, Verdict
 from gpu_scheduler.queue.dispatcher import Dispatcher
-from gpu_scheduler.report import counters
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
+from gpu_scheduler.telemetry import counters
 from services.runtime import tasks
 from services.telemetry import log
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pydantic
 
 from loader.catalogue.catalogue import Listed
-from loader.images.image_memory import OWNER
+from loader.keeping import OWNER
 from protos import keeper_pb2
 
 KIND = "model"

@@ -21,8 +21,8 @@ from loader.checkpoints.errors import BrokenCheckpoint, PassingFault
 from loader.checkpoints.text_trials import TextFault
 from loader.policy.floor import floor_bytes
 from protos import keeper_pb2
+from services.errors import Exists, NotFound, Unavailable, Unmet
 from services.runtime import tasks
-from services.runtime.errors import Exists, NotFound, Unavailable, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

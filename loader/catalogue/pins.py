@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from balloond.keeper.client import KeeperClient, Kept
-from loader.images.image_memory import OWNER
+from loader.keeping import OWNER
 from protos import keeper_pb2
 
 KIND = "pin"

@@ -10,9 +10,9 @@ from math import inf
 
 from loader.catalogue.models import Model, Models
 from loader.policy.looks import Looks
+from services.errors import NotFound
 from services.rpc.watch import Watched
 from services.runtime import tasks
-from services.runtime.errors import NotFound
 
 
 class Looking:

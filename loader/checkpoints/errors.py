@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 
 
 class BrokenCheckpoint(Unmet):

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 from loader.transfers.base import Borrowed
 from protos import handoff_pb2
+from services.errors import NotFound, PrismError, Unavailable, Unmet
 from services.ipc import seqpacket
-from services.runtime.errors import NotFound, PrismError, Unavailable, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

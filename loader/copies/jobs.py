@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from loader.policy.rate import Pace
+from services.errors import Conflict, PrismError
 from services.rpc.watch import Watched
 from services.runtime import tasks
-from services.runtime.errors import Conflict, PrismError
 from services.telemetry import log
 
 

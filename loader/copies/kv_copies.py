@@ -13,7 +13,7 @@ from loader.policy.chunks import Pair
 from loader.policy.kv import Piece
 from loader.transfers.base import Borrowed, Transfer
 from protos import engine_pb2
-from services.runtime.errors import Invalid, Unavailable
+from services.errors import Invalid, Unavailable
 
 
 class KvCopies:

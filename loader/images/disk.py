@@ -21,8 +21,8 @@ from loader.images.disk_file import SUFFIX, UNFINISHED, Damaged, Header
 from loader.images.image_memory import Image, held_bytes
 from loader.images.images import Images
 from loader.policy import residency
+from services.errors import Unmet
 from services.runtime import tasks
-from services.runtime.errors import Unmet
 from services.runtime.pauses import Pauses
 from services.telemetry import log
 

@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from loader.catalogue.models import Models
-from loader.copies.copying import Arrived, Copying, Step
 from loader.copies.jobs import At, Jobs, Result, Steps, What
+from loader.images.copying import Arrived, Copying, Step
 from loader.images.disk import DiskImages, Stored
 from loader.images.image_memory import Image
 from loader.images.images import Images
 from loader.policy.sources import Content
-from services.runtime.errors import Refused, Unavailable, Unmet
+from services.errors import Refused, Unavailable, Unmet
 
 COPYING, READING = "copying", "reading from disk"
 IMAGE = "image"

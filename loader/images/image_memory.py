@@ -16,9 +16,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from loader.keeping import OWNER
 from protos import keeper_pb2
 
-OWNER = "loader"
 KIND = "image"
 _FORMAT = 1
 

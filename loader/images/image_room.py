@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from loader.catalogue.models import Model, Models
 from loader.images.images import Images
-from services.runtime.errors import Refused
+from services.errors import Refused
 
 
 class ImageRoom:

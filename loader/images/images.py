@@ -13,8 +13,8 @@ from loader.images import image_memory
 from loader.images.image_memory import Image
 from loader.policy import residency
 from protos import keeper_pb2
+from services.errors import Refused, Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Refused, Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

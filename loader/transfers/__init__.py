@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loader.transfers.base import Busy, Kind, Transfer, nobody
-from services.runtime.errors import Unavailable, Unmet
+from services.errors import Unavailable, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from loader.policy.chunks import Chunk, Pair
 from loader.transfers.base import Borrowed, Busy, Tidy, nobody, nothing
 from loader.transfers.lanes import Lanes, Move
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 
 _ONE_AT_A_TIME = 0
 """The window of a link: a thread does not begin the next before it has done one."""

@@ -26,7 +26,7 @@ from loader.transfers.base import Borrowed, Busy, Tidy, nobody, nothing
 from loader.transfers.lanes import Carrying, Lanes, Move
 from loader.transfers.mapped import Mapped
 from loader.transfers.pinned import Pinned, pieces
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from placement.actuation.history import Entry
 from placement.cluster.cluster import TAKES_REQUESTS, Cluster, Group
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import NotFound, PrismError, Unmet
 from services.runtime import tasks
-from services.runtime.errors import NotFound, PrismError, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -10,8 +10,8 @@ from placement.actuation.actuator import Actuator
 from placement.actuation.history import History
 from placement.cluster.cluster import PRESENT, TAKES_REQUESTS, Cluster, Group
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -15,8 +15,8 @@ from placement.actuation.reconcile import Reconciler
 from placement.cluster.cluster import Cluster, Group
 from placement.planning.planner import Judge, Verdict
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import NotFound, PrismError, Unavailable
 from services.runtime import tasks
-from services.runtime.errors import NotFound, PrismError, Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from placement.actuation.drain import Drain
 from placement.cluster.cluster import Group
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from services.telemetry import log
 
 _log = log.get(__name__)

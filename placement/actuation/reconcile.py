@@ -18,9 +18,9 @@ from placement.cluster.cluster import TAKES_REQUESTS, Cluster, Group
 from placement.config import PlacementConfig
 from placement.planning.planner import Judge, Verdict, Yielding
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
+from services.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
 from services.rpc.watch import Watched
 from services.runtime import tasks
-from services.runtime.errors import Conflict, NotFound, PrismError, Refused, Unavailable, Unmet
 from services.telemetry import log
 from services.wording import enums
 

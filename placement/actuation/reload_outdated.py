@@ -14,8 +14,8 @@ from placement.actuation.actuator import Actuator
 from placement.actuation.drain import Drain
 from placement.cluster.cluster import Cluster, Group
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from services.telemetry import log
 
 _log = log.get(__name__)

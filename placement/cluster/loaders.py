@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from loader.client import LoaderClient
 from placement.cluster.cluster import Cluster
 from protos import common_pb2, loader_pb2
+from services.errors import NotFound, PrismError, Unavailable
 from services.runtime import tasks
-from services.runtime.errors import NotFound, PrismError, Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

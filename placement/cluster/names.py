@@ -11,8 +11,8 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from services.rpc import addresses
 from services.telemetry import log
+from services.wording import addresses
 
 _log = log.get(__name__)
 LookUp = Callable[[str], Awaitable[Sequence[str]]]
@@ -28,7 +28,7 @@ class Name(NamedTuple):
 
 
 def parse(address: str) -> Name | None:
-    """Of one that was checked (`services/rpc/addresses.py`). None: it stands for itself."""
+    """Of one that was checked (`services/wording/addresses.py`). None: it stands for itself."""
     name = addresses.of_several(address)
     return None if name is None else Name(*addresses.host_and_port(name))
 

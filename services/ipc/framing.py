@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError
 
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 MAX_BYTES = 64 << 20
 """A longer frame is a fault of the other side."""

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from services.errors import Unavailable
 from services.ipc import sockets
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 from services.telemetry import log
 
 _log = log.get(__name__)

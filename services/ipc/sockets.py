@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 
 def unix_path(address: str) -> str | None:

@@ -18,11 +18,11 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from services.errors import Invalid, PrismError, Unavailable, Unmet
 from services.ipc import sockets
 from services.rpc.channels import RenewedChannel
 from services.rpc.status import to_status
 from services.rpc.tls import Identity
-from services.runtime.errors import Invalid, PrismError, Unavailable, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import grpc
 
-from services.runtime.errors import (
+from services.errors import (
     Conflict,
     Exists,
     Forbidden,

@@ -14,8 +14,8 @@ from typing import Any
 
 import grpc
 
+from services.errors import Invalid
 from services.runtime.config import NodeTls, ServerTls
-from services.runtime.errors import Invalid
 from services.runtime.files import Followed
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import pydantic
 
-from services.rpc.addresses import Address, HttpAddressOrNone
+from services.wording.addresses import Address, HttpAddressOrNone
 
 
 class Section(pydantic.BaseModel):

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 from services.telemetry import log
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from services.telemetry import log
 
 _log = log.get(__name__)

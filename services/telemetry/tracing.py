@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 from services.telemetry.spans import UNTRACED, Attributes, Kind, Span
 
 

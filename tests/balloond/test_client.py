@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from balloond.client import BalloondClient
-from services.runtime.errors import PrismError, TimedOut, Unavailable
+from services.errors import PrismError, TimedOut, Unavailable
 
 
 async def test_a_watch_goes_on_over_a_restart_and_says_when_it_was_lost(node):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from balloond.client import BalloondClient
 from protos import balloond_pb2
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 
 _LOOK_S = 0.2
 _NAMES = ("/memfd:prism-extent", "/memfd:prism-image")

@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from protos import common_pb2
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from tests.chaos.load import body, prompt
 from tests.chaos.world import SPARE, Chaos, Keys, busiest_engine
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, catalogue

@@ -11,7 +11,7 @@ import time
 import pytest
 import pytest_asyncio
 
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from tests.chaos.load import steady
 from tests.chaos.world import SPARE, Chaos, chaos, watched
 from tests.contracts import older

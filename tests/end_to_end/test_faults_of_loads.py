@@ -12,8 +12,8 @@ from balloond.client import BalloondClient
 from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from protos import common_pb2
+from services.errors import Conflict, Refused, Unmet
 from services.runtime import tasks
-from services.runtime.errors import Conflict, Refused, Unmet
 from tests import descriptors
 from tests.end_to_end.world import MODELS, PATIENCE_S, world
 

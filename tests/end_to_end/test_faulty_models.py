@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from protos import common_pb2, placement_pb2
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from tests.end_to_end.world import FOLDER, MODELS, world
 
 GOOD = MODELS[1]

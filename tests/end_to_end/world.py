@@ -22,7 +22,7 @@ from gpu_scheduler.client import GpuSchedulerClient
 from loader.client import LoaderClient
 from placement.client import PlacementClient
 from protos import common_pb2, gpu_scheduler_pb2, placement_pb2
-from services.runtime.errors import Conflict, PrismError
+from services.errors import Conflict, PrismError
 from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,7 +29,7 @@ from deploy.local.processes import System
 from deploy.local.topology import Process, to_toml
 from placement.client import PlacementClient
 from protos import common_pb2
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from tests import faketime
 from tests.end_to_end.world import FOLDER, MODELS, PATIENCE_S, ROOT, World, catalogue, print_ends
 from tests.fleet.network import Network

@@ -18,9 +18,9 @@ from loader.checkpoints import weight_files
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.images import disk_file
 from protos import common_pb2, engine_pb2
+from services.errors import Unavailable
 from services.ipc.framing import _Unframe
 from services.runtime import config
-from services.runtime.errors import Unavailable
 from sim import rates, trace
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.outcome import Outcome

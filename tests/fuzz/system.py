@@ -16,7 +16,7 @@ from typing import Any
 from balloond.client import BalloondClient
 from deploy.healthy import healthy
 from gateway.access import keys
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from tests.chaos.books import Books
 from tests.end_to_end.world import MODELS, World, world
 from tests.fuzz.outcome import LogTails, Outcome, descriptors, resident_mib

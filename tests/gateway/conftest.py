@@ -15,7 +15,7 @@ import pytest
 from gateway.__main__ import build
 from gateway.config import GatewayConfig
 from protos import placement_pb2
-from services.runtime.service import Service
+from services.service import Service
 from tests.gateway import fakes, tokenizers
 from tests.gateway.fakes import FakeGroup, FakePlacement, Output
 from tests.ports import free_port

@@ -7,8 +7,8 @@ import pytest
 
 from gateway import errors
 from gateway.errors import BadField, Late, ModelFaulty, NotUp, TooMany, UnknownModel
+from services.errors import Invalid, NotFound, PrismError, Refused, TimedOut, Unavailable
 from services.rpc.status import to_status
-from services.runtime.errors import Invalid, NotFound, PrismError, Refused, TimedOut, Unavailable
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from services.telemetry.log import PLAIN
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
+from tests.gateway.test_app import refusal
 
 OTHER = "org/other"
 

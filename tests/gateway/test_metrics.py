@@ -17,7 +17,7 @@ from services.rpc import rpc
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
+from tests.gateway.test_app import refusal
 from tests.gateway.test_grpc_api import ask, generate
 from tests.gateway.test_keys_wire import bearer, entry
 
@@ -192,7 +192,7 @@ async def test_a_fault_of_ours_has_a_code(world: World, monkeypatch: pytest.Monk
 
     monkeypatch.setattr("gateway.http.sse.ChatEvents.finish", broken)
     monkeypatch.setattr("gateway.openai.completions.ChatForm.choice", broken)
-    monkeypatch.setattr("gateway.http.app.Endpoints._card", broken)
+    monkeypatch.setattr("gateway.app.Endpoints._card", broken)
     world.say("one")
     since = Since()
     assert (await world.chat(stream=stream)).status_code == (200 if stream else 500)

@@ -19,7 +19,7 @@ from gateway.http import messages
 from gateway.http.server import HttpServer
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc.tls import Identity
-from services.runtime.service import Service
+from services.service import Service
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL
 from tests.gateway.fakes import FakeGroup, FakePlacement, Running

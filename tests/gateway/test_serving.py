@@ -12,14 +12,14 @@ import grpc
 import httpx
 import pytest
 
-from gateway import metrics
-from gateway.http import app, protocol, server
+from gateway import app, metrics
+from gateway.http import protocol, server
 from protos import common_pb2, gateway_pb2, gateway_pb2_grpc
 from services.rpc import rpc
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
 from tests.gateway.openai.test_completions import events
+from tests.gateway.test_app import refusal
 from tokenization.tokenizer import Tokenizer
 
 

@@ -8,7 +8,7 @@ import contextlib
 from gateway.ui.live import Live
 from gateway.ui.look import Told
 from protos import placement_pb2
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 
 class Placement:

@@ -16,9 +16,9 @@ from loader.policy.chunks import pairs, plan
 from loader.transfers import Transfers
 from loader.transfers.base import Borrowed
 from protos import engine_pb2
+from services.errors import Unmet
 from services.rpc import rpc
 from services.runtime.checksum import checksum as checksum_of
-from services.runtime.errors import Unmet
 from tests.balloond.conftest import ROOT, TIMEOUT_S
 from tests.gpu.conftest import DEVICE, MIB
 from tests.loader import checkpoint_files

@@ -12,10 +12,10 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.engines import engine
 from gpu_scheduler.engines.engine import Engine
 from gpu_scheduler.memory.group_memory import GroupMemory
-from gpu_scheduler.report import counters
 from gpu_scheduler.report.report import Report
 from gpu_scheduler.report.report_rate import facts
 from gpu_scheduler.residency import watchdog
+from gpu_scheduler.telemetry import counters
 from placement.cluster.routes import route
 from protos import common_pb2, engine_pb2, loader_pb2
 from services.runtime import tasks

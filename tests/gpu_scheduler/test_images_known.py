@@ -1,7 +1,7 @@
 """Which images a group knows of, from the loader's catalogue."""
 
-from gpu_scheduler.memory.observe import follow_loader
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.observe import follow_loader
+from gpu_scheduler.residents import Residents
 from protos import common_pb2, loader_pb2
 from services.rpc.watch import Watched
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from loader.transfers.base import Borrowed
 from loader.transfers.cpu import CpuTransfer
 from protos import engine_pb2, keeper_pb2
-from services.runtime.errors import NotFound
+from services.errors import NotFound
 
 
 def manifest(total_bytes: int, name: str = "weights") -> bytes:

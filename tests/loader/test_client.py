@@ -7,8 +7,8 @@ import pytest
 from loader.client import LoaderClient
 from loader.server import NAME
 from protos import common_pb2, loader_pb2, loader_pb2_grpc
+from services.errors import TimedOut
 from services.rpc import rpc
-from services.runtime.errors import TimedOut
 
 
 class Loader(loader_pb2_grpc.LoaderServicer):

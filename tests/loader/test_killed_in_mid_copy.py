@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from loader.client import LoaderClient
+from services.errors import Unavailable
 from services.runtime.checksum import checksum
-from services.runtime.errors import Unavailable
 from tests import descriptors
 from tests.balloond.conftest import Child
 from tests.loader.conftest import ROOT, Node

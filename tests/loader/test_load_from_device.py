@@ -11,16 +11,16 @@ import pytest
 from loader.catalogue.catalogue import Listed
 from loader.catalogue.models import Models, Sizes
 from loader.copies import jobs
-from loader.copies.copying import Copying
 from loader.copies.handoff_client import HandoffClient
 from loader.copies.jobs import Jobs, Result, What
+from loader.images.copying import Copying
 from loader.images.disk import DiskImages
 from loader.images.image_jobs import ImageJobs
 from loader.images.images import Images
 from loader.transfers import Transfers
 from protos import engine_pb2
+from services.errors import Conflict, NotFound, Unmet
 from services.runtime import tasks
-from services.runtime.errors import Conflict, NotFound, Unmet
 from tests.loader.fakes import FakeKeeper, GatedTransfer, manifest
 
 CONTENT = os.urandom(2_300_000)

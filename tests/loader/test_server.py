@@ -6,7 +6,7 @@ import os
 import pytest
 
 from protos import common_pb2
-from services.runtime.errors import Exists, Invalid, NotFound, Refused, Unavailable, Unmet
+from services.errors import Exists, Invalid, NotFound, Refused, Unavailable, Unmet
 from tests.loader import checkpoint_files
 from tests.loader.fakes import manifest
 

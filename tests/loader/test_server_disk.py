@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from protos import common_pb2
-from services.runtime.errors import Conflict, NotFound, Unmet
+from services.errors import Conflict, NotFound, Unmet
 from tests.loader.test_server import CONTENT
 
 

@@ -13,7 +13,7 @@ from loader.checkpoints.generation_defaults import SamplingDefaults
 from loader.copies.jobs import Result
 from loader.images import image_memory
 from protos import common_pb2, engine_pb2
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 LISTED = Listed(name="m", path="/models/m", ttft_ms=5, tpot_ms=6, pinned=True, engine="echo", context_tokens=10)
 FOUND = Checkpoint(

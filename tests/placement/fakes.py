@@ -13,7 +13,7 @@ from placement.cluster.routes import Routes
 from placement.config import PlacementConfig
 from placement.planning.planner import Judge
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 
 MIB = 1 << 20
 

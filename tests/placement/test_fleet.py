@@ -14,8 +14,8 @@ from placement.actuation.evacuation import Stopping
 from placement.cluster.cluster import Cluster
 from placement.cluster.loaders import Loaders, Said, merged
 from protos import balloond_pb2, common_pb2, loader_pb2, placement_pb2
+from services.errors import Conflict, Exists, NotFound, TimedOut, Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Conflict, Exists, NotFound, TimedOut, Unavailable
 from tests.placement.fakes import MIB, FakeCluster, FakeGroup
 
 

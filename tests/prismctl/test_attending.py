@@ -6,7 +6,7 @@ import pytest
 
 from prismctl import attending
 from prismctl.attending import Asked
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ from deploy.healthy import healthy
 from prismctl import attending
 from prismctl.__main__ import app
 from protos import common_pb2
+from services.errors import PrismError
 from services.runtime import tasks
-from services.runtime.errors import PrismError
 from tests.end_to_end.test_echo_system import PROMPT, ten_streams, undisturbed
 from tests.end_to_end.world import MODELS, PATIENCE_S, ROOT, world
 

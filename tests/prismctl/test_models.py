@@ -10,8 +10,8 @@ from loader.server import NAME as LOADER
 from placement.server import NAME
 from prismctl.__main__ import app
 from protos import common_pb2, loader_pb2, loader_pb2_grpc, placement_pb2, placement_pb2_grpc
+from services.errors import Conflict, NotFound, Refused, Unavailable, Unmet
 from services.rpc import rpc
-from services.runtime.errors import Conflict, NotFound, Refused, Unavailable, Unmet
 
 
 class Placement(placement_pb2_grpc.PlacementServicer):

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer as RustTokenizer
 
 from gateway.openai.bodies import ChatRequest, parse
-from services.runtime.errors import Invalid, Unmet
+from services.errors import Invalid, Unmet
 from tests.tokenization import folders
 from tokenization import fidelity
 from tokenization.loading import load

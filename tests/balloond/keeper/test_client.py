@@ -5,7 +5,7 @@ import pytest
 
 from balloond.keeper.client import KeeperClient
 from protos import keeper_pb2
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 from tests.balloond.conftest import TIMEOUT_S
 
 

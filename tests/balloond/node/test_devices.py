@@ -14,7 +14,7 @@ from balloond.node.processes import Process
 from balloond.node.records import LeaseFacts
 from balloond.node.recovery import Found
 from balloond.policy.capacity import Hardware
-from services.runtime.errors import Refused
+from services.errors import Refused
 
 GIB = 1 << 30
 GPU = Hardware("a GPU", "580.1", 80 * GIB, 70 * GIB, 2 << 20, True, False)

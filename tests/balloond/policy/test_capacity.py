@@ -4,7 +4,7 @@ import pytest
 
 from balloond.policy import capacity
 from balloond.policy.capacity import Hardware
-from services.runtime.errors import Refused, Unmet
+from services.errors import Refused, Unmet
 
 GIB = 1 << 30
 PAGE = 2 << 20

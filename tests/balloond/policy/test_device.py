@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from balloond.policy.claims import AskBack, Freed, Grant, LimitChanged, Patience, Refuse, Report, RoomAnswer, Wanted
 from balloond.policy.device import Device
 from balloond.policy.ledger import Booking
-from services.runtime.errors import Invalid, NotFound, PrismError
+from services.errors import Invalid, NotFound, PrismError
 
 PATIENCE = Patience(reclaim_s=2, shrink_s=5, grow_s=10)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from balloond.policy.ledger import Booking, Ledger
-from services.runtime.errors import Exists, Invalid, NotFound, Refused, Unmet
+from services.errors import Exists, Invalid, NotFound, Refused, Unmet
 
 
 @pytest.fixture

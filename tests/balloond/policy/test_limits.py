@@ -1,7 +1,7 @@
 import pytest
 
 from balloond.policy.limits import WHOLE_DEVICE, Limits
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from balloond.policy.ledger import Booking
 from balloond.policy.limits import Limit, Outcome
 from balloond.wire import messages
 from protos import balloond_pb2, handoff_pb2
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 
 
 def test_kinds_go_both_ways_and_others_are_refused():

@@ -8,8 +8,8 @@ import pytest
 
 from balloond.wire.server import BalloondServicer
 from protos import balloond_pb2
+from services.errors import Invalid, NotFound, Refused, TimedOut, Unmet
 from services.rpc.watch import Watched
-from services.runtime.errors import Invalid, NotFound, Refused, TimedOut, Unmet
 from tests.balloond.child import EXTENT
 from tests.balloond.conftest import MIB
 

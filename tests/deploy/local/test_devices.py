@@ -1,7 +1,7 @@
 import pytest
 
 from deploy.local import devices
-from services.runtime.errors import Invalid, PrismError
+from services.errors import Invalid, PrismError
 
 
 def test_without_a_gpu_host_memory_is_cut_into_devices():

@@ -7,7 +7,7 @@ from deploy.local.bundled import BUNDLED
 from deploy.local.models import named, read_all, write_catalogue
 from loader.catalogue import catalogue
 from loader.checkpoints import checkpoint
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 from tests.loader import checkpoint_files
 
 

@@ -4,7 +4,7 @@ from deploy.local.sizing import SMALL, needed_mib, sized
 from loader.catalogue.catalogue import Listed
 from loader.catalogue.models import Model, Sizes
 from loader.checkpoints.checkpoint import Checkpoint
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 MIB = 1 << 20
 SIZES = Sizes(4, 256 << 10, MIB)

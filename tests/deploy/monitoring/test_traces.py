@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCES = (
     "gateway/traces.py",
     "gateway/routing/relay.py",
-    "gpu_scheduler/report/traces.py",
+    "gpu_scheduler/telemetry/traces.py",
     "gpu_scheduler/__main__.py",
     "services/telemetry/otlp.py",
 )

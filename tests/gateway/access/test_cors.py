@@ -14,8 +14,8 @@ from gateway.config import GatewayConfig
 from protos import common_pb2
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
 from tests.gateway.openai.test_completions import events
+from tests.gateway.test_app import refusal
 from tests.gateway.test_keys_wire import bearer, entry
 
 MINE, OTHER = "https://chat.example.com", "http://localhost:3000"
@@ -130,8 +130,8 @@ async def test_a_fault_of_the_gateways_is_readable(world: World, monkeypatch: py
     def broken(*_: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr("gateway.http.openapi.document", broken)
-    monkeypatch.setattr("gateway.http.app.Endpoints._card", broken)
+    monkeypatch.setattr("gateway.openapi.document", broken)
+    monkeypatch.setattr("gateway.app.Endpoints._card", broken)
     answer = await world.http.get("/v1/models", headers=from_page())
     assert (answer.status_code, readable(answer)) == (500, True)
     monkeypatch.setattr("gateway.openai.completions.ChatForm.parse", broken)

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 from gateway.errors import BadField, OtherEncoding, TooLarge
 from gateway.http import decompression, messages
 from tests.gateway.conftest import MODEL, World
-from tests.gateway.http.test_app import refusal
+from tests.gateway.test_app import refusal
 
 MOST = 100_000
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.http import paths
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
-from tests.gateway.http.test_app import refusal
+from tests.gateway.test_app import refusal
 from tests.gateway.test_keys_wire import entry
 
 WAYS = ("{}", "{}/", "{}//", "/{}", "//{}", "/{}//")

@@ -12,8 +12,8 @@ from starlette.types import Receive, Scope, Send
 from gateway.http import messages
 from gateway.http import server as gateway_server
 from gateway.http.server import HttpServer
+from services.errors import Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 
 
 async def hello(scope: Scope, receive: Receive, send: Send) -> None:

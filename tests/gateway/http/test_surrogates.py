@@ -17,7 +17,7 @@ from gateway.tools import request as calling
 from protos import common_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
-from tests.gateway.http.test_app import refusal
+from tests.gateway.test_app import refusal
 
 ANY = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
 HALVES = [chr(code) for code in (0xD800, 0xD83D, 0xDBFF, 0xDC00, 0xDE00, 0xDFFF)]

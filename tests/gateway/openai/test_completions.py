@@ -16,7 +16,7 @@ from protos import common_pb2
 from tests.gateway import fakes, tokenizers
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
+from tests.gateway.test_app import refusal
 from tests.gateway.test_grpc_api import ask, generate
 
 MESSAGES: Any = [{"role": "user", "content": "hello"}]

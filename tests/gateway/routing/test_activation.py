@@ -12,8 +12,8 @@ import pytest
 
 from gateway.routing.activation import Activations
 from protos import common_pb2, placement_pb2, placement_pb2_grpc
+from services.errors import Refused, TimedOut, Unavailable
 from services.rpc import rpc
-from services.runtime.errors import Refused, TimedOut, Unavailable
 from tests.gateway.fakes import FakePlacement
 
 

@@ -18,8 +18,8 @@ from protos import common_pb2, placement_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import FakeGroup, Output, Running
-from tests.gateway.http.test_app import refusal
 from tests.gateway.openai.test_completions import events
+from tests.gateway.test_app import refusal
 
 TEXT = "one two three four five, the quick brown fox jumps over the lazy dog"
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.errors import UnknownModel
 from gateway.routing.routes import Route, RouteTable, decode
 from protos import common_pb2, placement_pb2
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 
 def route(name: str, *addresses: str, residency: common_pb2.Residency = common_pb2.ACTIVE) -> placement_pb2.Route:

@@ -15,8 +15,8 @@ from protos import common_pb2
 from tests.gateway import fakes
 from tests.gateway.conftest import World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
 from tests.gateway.openai.test_completions import events
+from tests.gateway.test_app import refusal
 from tests.gateway.test_grpc_api import ask, generate
 from tests.gateway.text.test_detokenizer import KINDS, _size, _tokenizer
 from tokenization.tokenizer import Tokenizer

@@ -11,8 +11,8 @@ import pytest
 from gateway.errors import TooMany
 from gateway.text import tokenizers as tokenizers_module
 from gateway.text.tokenizers import Tokenizers
+from services.errors import Unmet
 from services.runtime import tasks
-from services.runtime.errors import Unmet
 from tokenization.loading import load
 from tokenization.tokenizer import Tokenizer
 

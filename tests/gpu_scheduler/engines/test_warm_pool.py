@@ -6,8 +6,8 @@ import pytest
 from gpu_scheduler.engines import warm_pool
 from gpu_scheduler.engines.engine import Engine, EngineDied, Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
+from services.errors import Refused
 from services.runtime import tasks
-from services.runtime.errors import Refused
 from tests.gpu_scheduler.engines.test_engine import START_S
 
 

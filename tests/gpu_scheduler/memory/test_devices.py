@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from gpu_scheduler.memory import devices
 from gpu_scheduler.memory.devices import Devices
 from protos import balloond_pb2
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 
 
 class Balloond:

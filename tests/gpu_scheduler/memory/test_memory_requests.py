@@ -7,7 +7,7 @@ import pytest
 
 from gpu_scheduler.memory.memory_requests import RoomMaker
 from gpu_scheduler.policy.queue.decisions import NeedMemory
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 TIMEOUT_S = 20.0
 NEED = NeedMemory("a", 100, "r", 1.0)

@@ -9,8 +9,8 @@ from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.memory import warm_booking
 from gpu_scheduler.memory.warm_booking import WarmBooking
+from services.errors import Refused, Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Refused, Unavailable
 from tests.gpu_scheduler.engines.test_engine import START_S
 
 

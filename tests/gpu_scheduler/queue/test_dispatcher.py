@@ -15,8 +15,8 @@ from gpu_scheduler.policy.memory.migrated_prefixes import Brought
 from gpu_scheduler.policy.throttle.interference import WINDOW
 from gpu_scheduler.queue.dispatcher import Dispatcher
 from gpu_scheduler.queue.streams import PulledStream
-from gpu_scheduler.report import counters
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
+from gpu_scheduler.telemetry import counters
 from protos import balloond_pb2, common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
 

@@ -14,8 +14,8 @@ import uvloop
 
 from gpu_scheduler.queue import grammar_sandbox
 from gpu_scheduler.queue.grammar_sandbox import Trials
+from services.errors import Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 from tests.gpu_scheduler.engines.sglang.grammars import SLOW, large
 
 GOOD = ("json_schema", '{"type": "integer"}')

@@ -13,7 +13,7 @@ from gpu_scheduler.queue.grammar_sandbox import Trials
 from gpu_scheduler.queue.intake import Intake
 from gpu_scheduler.queue.streams import GatewayStream
 from protos import common_pb2, gpu_scheduler_pb2
-from services.runtime.errors import Unavailable
+from services.errors import Unavailable
 
 
 class Queue:

@@ -8,7 +8,7 @@ import pytest
 from gpu_scheduler.client import GpuSchedulerClient
 from gpu_scheduler.report.report_rate import least_s, telling
 from gpu_scheduler.residency.graceful_exit import Leaving
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 from gpu_scheduler.server import NAME, GpuSchedulerServicer
 from protos import common_pb2, gpu_scheduler_pb2, gpu_scheduler_pb2_grpc
 from services.rpc import rpc

@@ -7,9 +7,9 @@ import pytest
 
 from gpu_scheduler.config import GpuSchedulerConfig
 from gpu_scheduler.residency.activation import Activation
-from gpu_scheduler.residency.residents import Resident, Residents
+from gpu_scheduler.residents import Resident, Residents
 from protos import common_pb2, engine_pb2
-from services.runtime.errors import Refused, TimedOut, Unmet
+from services.errors import Refused, TimedOut, Unmet
 
 MIB = 1 << 20
 

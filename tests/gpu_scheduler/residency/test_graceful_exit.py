@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gpu_scheduler.residency.graceful_exit import Leaving
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 
 
 class World:

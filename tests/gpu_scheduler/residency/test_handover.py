@@ -9,7 +9,7 @@ import pytest
 from gpu_scheduler.policy.memory.migrated_prefixes import Brought
 from gpu_scheduler.residency import handover as module
 from gpu_scheduler.residency.handover import Handover
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 from protos import common_pb2, engine_pb2
 
 PAGE = 16

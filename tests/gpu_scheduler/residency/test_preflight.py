@@ -13,9 +13,9 @@ from gpu_scheduler.engines.engine import Spawn
 from gpu_scheduler.engines.warm_pool import WarmPool
 from gpu_scheduler.residency import preflight
 from gpu_scheduler.residency.activation import Activation
-from gpu_scheduler.residency.residents import Change, Resident, Residents
+from gpu_scheduler.residents import Change, Resident, Residents
 from protos import balloond_pb2, common_pb2
-from services.runtime.errors import Refused, Unavailable, Unmet
+from services.errors import Refused, Unavailable, Unmet
 
 MIB = 1 << 20
 COLD, HIBERNATING = common_pb2.COLD, common_pb2.HIBERNATING

@@ -22,10 +22,10 @@ from gpu_scheduler.residency import residency as residency_module
 from gpu_scheduler.residency.activation import Activation
 from gpu_scheduler.residency.handover import Handover
 from gpu_scheduler.residency.residency import Residency
-from gpu_scheduler.residency.residents import Residents
+from gpu_scheduler.residents import Residents
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
+from services.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
 from services.runtime import tasks
-from services.runtime.errors import Conflict, Invalid, NotFound, Refused, TimedOut, Unavailable, Unmet
 from tests.gpu_scheduler.engines.test_engine import START_S
 
 SPEC = common_pb2.ModelSpec(name="m", context_tokens=1000, kv_bytes_per_token=1, engine="echo")

@@ -9,8 +9,8 @@ import pytest
 
 from gpu_scheduler.engines.engine import Engine
 from gpu_scheduler.policy import hang_detector
-from gpu_scheduler.report import counters
 from gpu_scheduler.residency import watchdog
+from gpu_scheduler.telemetry import counters
 from protos import common_pb2, engine_pb2, gpu_scheduler_pb2
 from services.runtime import tasks
 from tests.gpu_scheduler.residency.test_residency import SPEC, answer, close_group, first_token, open_group

@@ -10,7 +10,7 @@ from loader.catalogue.models import Models, Sizes, read_model
 from loader.checkpoints.errors import BrokenCheckpoint
 from loader.policy.floor import BESIDE_TOKENS
 from protos import keeper_pb2
-from services.runtime.errors import Exists, NotFound
+from services.errors import Exists, NotFound
 from tests.loader import checkpoint_files
 from tests.loader.fakes import FakeKeeper
 

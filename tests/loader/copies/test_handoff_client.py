@@ -10,9 +10,9 @@ import pytest
 
 from loader.copies.handoff_client import HandoffClient
 from protos import handoff_pb2
+from services.errors import NotFound, Unavailable, Unmet
 from services.ipc import seqpacket
 from services.runtime import tasks
-from services.runtime.errors import NotFound, Unavailable, Unmet
 
 
 class Script:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from loader.copies.jobs import At, Jobs, Result, What
-from services.runtime.errors import Conflict, Unmet
+from services.errors import Conflict, Unmet
 
 WHAT = What("load", "m", 1, lease_id="lease")
 

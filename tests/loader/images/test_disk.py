@@ -10,8 +10,8 @@ from loader.images import disk_file
 from loader.images.disk import DiskImages
 from loader.images.image_memory import Image
 from loader.images.images import Images
+from services.errors import Refused, Unavailable, Unmet
 from services.runtime.checksum import checksum
-from services.runtime.errors import Refused, Unavailable, Unmet
 from tests.loader.fakes import FakeKeeper, manifest
 
 TOTAL = 200_000

@@ -7,7 +7,7 @@ import pytest
 from loader.catalogue.catalogue import Listed
 from loader.catalogue.models import Model, Sizes
 from loader.images.image_room import ImageRoom
-from services.runtime.errors import Refused
+from services.errors import Refused
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import pytest
 
 from loader.images import image_memory
 from loader.images.images import Images
-from services.runtime.errors import Refused
+from services.errors import Refused
 from tests.loader.fakes import FakeKeeper
 
 PAGE = 4096

@@ -4,7 +4,7 @@ import pytest
 
 from loader.transfers import Transfers
 from loader.transfers.cpu import CpuTransfer
-from services.runtime.errors import Unavailable, Unmet
+from services.errors import Unavailable, Unmet
 
 
 def test_a_device_has_one_transfer_of_its_kind():

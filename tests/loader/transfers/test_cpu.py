@@ -8,7 +8,7 @@ from loader.copies.threads import Stopped
 from loader.policy.chunks import pairs, plan
 from loader.transfers.base import Borrowed
 from loader.transfers.cpu import CpuTransfer
-from services.runtime.errors import Unmet
+from services.errors import Unmet
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 
 from placement.actuation.drain import Left
 from protos import common_pb2, gpu_scheduler_pb2
+from services.errors import Conflict, NotFound, Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Conflict, NotFound, Unavailable
 from tests.placement.fakes import MIB, FakeCluster
 
 

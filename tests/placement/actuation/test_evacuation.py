@@ -2,7 +2,7 @@ import asyncio
 
 from placement.actuation.evacuation import Stopping
 from protos import common_pb2
-from services.runtime.errors import Conflict
+from services.errors import Conflict
 from tests.placement.fakes import FakeCluster
 
 

@@ -6,8 +6,8 @@ import pytest
 from placement.actuation import actuator, reconcile
 from placement.actuation.reconcile import Evicted
 from protos import common_pb2, gpu_scheduler_pb2, loader_pb2
+from services.errors import Conflict, NotFound, Refused, Unmet
 from services.runtime import tasks
-from services.runtime.errors import Conflict, NotFound, Refused, Unmet
 from tests.placement.fakes import MIB, FakeCluster
 
 

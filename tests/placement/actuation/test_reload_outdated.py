@@ -1,6 +1,6 @@
 from placement.actuation.reload_outdated import Renewal
 from protos import common_pb2
-from services.runtime.errors import Conflict
+from services.errors import Conflict
 from tests.placement.fakes import FakeCluster
 
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from services.errors import Unavailable
 from services.ipc import seqpacket
-from services.runtime.errors import Unavailable
 from tests import descriptors
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from services.errors import Unavailable
 from services.rpc import rpc
-from services.runtime.errors import Unavailable
 
 _NOBODY = 65534
 _SETRESUID = {"x86_64": (116, 119, 117), "aarch64": (159, 149, 147)}

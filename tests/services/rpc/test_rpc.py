@@ -6,8 +6,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import keeper_pb2, placement_pb2, placement_pb2_grpc
+from services.errors import NotFound, Unavailable
 from services.rpc import rpc
-from services.runtime.errors import NotFound, Unavailable
 
 NAME = "prism.placement.v1.Placement"
 

@@ -1,8 +1,8 @@
 import grpc
 import pytest
 
+from services import errors
 from services.rpc.status import from_rpc, to_status
-from services.runtime import errors
 
 KINDS = [
     errors.Invalid,

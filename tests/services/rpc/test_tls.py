@@ -14,12 +14,12 @@ import pytest
 import trustme
 
 from protos import placement_pb2, placement_pb2_grpc
+from services.errors import Invalid
 from services.rpc import rpc
 from services.rpc.tls import Identity, from_environment
 from services.rpc.watch import Watched
 from services.runtime import tasks
 from services.runtime.config import NodeTls
-from services.runtime.errors import Invalid
 from tests.services import certificates
 from tests.services.certificates import Files, issued
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runtime.errors import Invalid
+from services.errors import Invalid
 from services.runtime.files import Followed
 
 

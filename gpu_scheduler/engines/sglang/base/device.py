@@ -5,25 +5,34 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from balloond.driver import private
 from services.telemetry import log
 
-if TYPE_CHECKING:
-    from gpu_scheduler.engines.sglang.memory.graph_memory import GraphMemory
-
 _log = log.get(__name__)
 _CONTEXT_BYTES = 700 << 20
 """Of a CUDA context with the kernels of SGLang and FlashAttention, where the driver does not say it by process."""
 _SMALL_STACK_BYTES = 128
 _stack_bytes: dict[int, int] = {}
-"""What each device's threads had before it was lowered."""
+"""Bytes of stack that each device's threads had before it was lowered."""
 
 
-def private_bytes(device: torch.device, elastic_bytes: int, graphs: GraphMemory | None = None) -> int:
+class Graphs(Protocol):
+    """Memory of CUDA graphs that leaves while the model sleeps (`memory/graph_memory.py`)."""
+
+    @property
+    def taken_bytes(self) -> int: ...
+
+    @property
+    def mapped_bytes(self) -> int: ...
+
+    def live_bytes(self) -> int: ...
+
+
+def private_bytes(device: torch.device, elastic_bytes: int, graphs: Graphs | None = None) -> int:
     """Bytes of the device that this process held at its most, since `forget_peak`, beside `elastic_bytes` of extents
     and what its graphs have."""
     if device.type == "cuda":
@@ -33,7 +42,7 @@ def private_bytes(device: torch.device, elastic_bytes: int, graphs: GraphMemory 
         return max(0, int(statm.read().split()[1]) * 4096 - elastic_bytes)
 
 
-def kept(device: torch.device, graphs: GraphMemory | None = None) -> dict[str, int]:
+def kept(device: torch.device, graphs: Graphs | None = None) -> dict[str, int]:
     """Bytes of a GPU that this process holds now, by kind: `driver` is what the driver counts and torch does not (the
     context, loaded kernels, libraries' own memory), `in_use` and `spare` are torch's. `graphs` is what is mapped for
     CUDA graphs: leased, not the process's own."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.local.smollm2 import checkpoint, folder
-from services.runtime.errors import Conflict, Unmet
+from services.errors import Conflict, Unmet
 
 REQUIREMENTS = Path(__file__).resolve().parents[4] / "requirements" / "models.txt"
 

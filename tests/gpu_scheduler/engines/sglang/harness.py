@@ -21,9 +21,9 @@ from balloond.client import BalloondClient
 from gpu_scheduler.engines import processes
 from loader.copies.handoff_client import HandoffClient
 from protos import common_pb2, engine_pb2
+from services.errors import PrismError
 from services.ipc import children
 from services.ipc.framing import FramedChannel, frame
-from services.runtime.errors import PrismError
 
 DEVICE = "cpu:0"
 KV_EXTENT = 64 << 10

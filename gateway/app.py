@@ -15,11 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway import errors
+from gateway import errors, openapi
 from gateway.access.access import Access, Caller
 from gateway.access.cors import Cors
 from gateway.errors import BadField
-from gateway.http import messages, openapi, paths
+from gateway.http import messages, paths
 from gateway.metrics import Count
 from gateway.openai import bodies
 from gateway.openai.bodies import DetokenizeRequest, TokenizeRequest
@@ -30,7 +30,7 @@ from gateway.routing.routes import Route as ModelRoute
 from gateway.serving import Serving
 from gateway.tools import formats as calls
 from protos import common_pb2
-from services.runtime.errors import PrismError
+from services.errors import PrismError
 from services.wording import enums
 
 B = TypeVar("B", TokenizeRequest, DetokenizeRequest)

@@ -8,9 +8,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from gateway import openapi
+from gateway.app import build
 from gateway.errors import BadField
-from gateway.http import openapi
-from gateway.http.app import build
 from gateway.openai.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest, parse
 from gateway.openai.embeddings import EmbeddingRequest
 from tests.gateway.conftest import World
@@ -83,6 +83,6 @@ def served() -> set[str]:
         raise Routes
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Routes):
-        patch.setattr("gateway.http.app.Starlette", kept)
+        patch.setattr("gateway.app.Starlette", kept)
         build(None, None, None)  # type: ignore[arg-type]
     return found

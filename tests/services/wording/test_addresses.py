@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from services.rpc import addresses
+from services.wording import addresses
 
 
 @pytest.mark.parametrize(

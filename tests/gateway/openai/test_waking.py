@@ -15,14 +15,14 @@ import pytest
 from gateway.metrics import Count
 from gateway.openai.endpoint import Reply
 from protos import common_pb2, placement_pb2
+from services.errors import Unavailable
 from services.runtime import tasks
-from services.runtime.errors import Unavailable
 from services.telemetry.spans import UNTRACED
 from tests.gateway import fakes
 from tests.gateway.conftest import MODEL, World
 from tests.gateway.fakes import Running
-from tests.gateway.http.test_app import refusal
 from tests.gateway.openai.test_completions import MESSAGES
+from tests.gateway.test_app import refusal
 from tests.gateway.test_metrics import CHAT, Since
 
 WAKING, COMMENT = common_pb2.WAKING, ": waking"

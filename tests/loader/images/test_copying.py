@@ -7,12 +7,12 @@ import pytest
 
 from loader.catalogue.catalogue import Listed
 from loader.catalogue.models import Models, Sizes
-from loader.copies.copying import Copying
+from loader.images.copying import Copying
 from loader.images.image_memory import Image
 from loader.images.images import Images
 from loader.policy.sources import Content, Source
+from services.errors import NotFound, Refused, Unavailable, Unmet
 from services.runtime.checksum import checksum
-from services.runtime.errors import NotFound, Refused, Unavailable, Unmet
 from tests.loader import checkpoint_files
 from tests.loader.fakes import FakeHandoff, FakeKeeper, GatedTransfer, manifest
 

@@ -10,10 +10,10 @@ from gpu_scheduler.memory.devices import Devices
 from gpu_scheduler.memory.group_memory import GroupMemory
 from gpu_scheduler.policy.memory.demand import changed
 from gpu_scheduler.queue.dispatcher import Dispatcher
-from gpu_scheduler.residency.residents import Images, Residents
+from gpu_scheduler.residents import Images, Residents
 from loader.client import LoaderClient
+from services.errors import PrismError
 from services.rpc.watch import Watched
-from services.runtime.errors import PrismError
 from services.telemetry import log
 
 _log = log.get(__name__)

@@ -2,7 +2,7 @@ from math import inf
 
 import pytest
 
-from placement.cluster.view import cluster_view, prospect_view
+from placement.view import cluster_view, prospect_view
 from protos import common_pb2
 from tests.placement.fakes import MIB, FakeCluster
 

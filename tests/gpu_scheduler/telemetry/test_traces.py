@@ -2,9 +2,9 @@ from math import inf
 
 import pytest
 
-from gpu_scheduler.report import traces
-from gpu_scheduler.report.traces import RequestTrace
-from gpu_scheduler.residency.residents import Resident
+from gpu_scheduler.residents import Resident
+from gpu_scheduler.telemetry import traces
+from gpu_scheduler.telemetry.traces import RequestTrace
 from protos import common_pb2, engine_pb2
 from services.telemetry import otlp, tracing
 from services.telemetry.spans import UNTRACED

@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from services.errors import PrismError
 from services.rpc import rpc
 from services.rpc.tls import Identity
 from services.runtime import config as config_module
 from services.runtime import heap, notify, tasks
 from services.runtime.config import Config, ServerTls
-from services.runtime.errors import PrismError
 from services.runtime.files import Followed, follow
 from services.telemetry import log, metrics
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from itertools import pairwise
 from math import inf, isfinite
 
-from gpu_scheduler.residency.residents import Resident
+from gpu_scheduler.residents import Resident
 from protos import common_pb2
 from services.telemetry import tracing
 from services.telemetry.spans import UNTRACED, Span

@@ -12,8 +12,8 @@ PROGRAM = textwrap.dedent(
     """
     import asyncio, sys
     from services.runtime.config import Config
-    from services.runtime.errors import Unavailable
-    from services.runtime.service import read_arguments, run
+    from services.errors import Unavailable
+    from services.service import read_arguments, run
 
     async def build(service):
         async def drain(): print("drained", flush=True)

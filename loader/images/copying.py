@@ -28,8 +28,8 @@ from loader.policy.chunks import Chunk
 from loader.policy.links import Work
 from loader.policy.sources import Content, Source, Sources
 from loader.transfers.base import Borrowed, Tidy, Transfer
+from services.errors import NotFound, PrismError, Unavailable, Unmet
 from services.runtime.checksum import Checksum
-from services.runtime.errors import NotFound, PrismError, Unavailable, Unmet
 from services.telemetry import log
 
 _log = log.get(__name__)

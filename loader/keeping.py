@@ -1,0 +1,4 @@
+"""How the keeper knows the loader."""
+
+OWNER = "loader"
+"""The owner of all descriptors and records that the loader has the keeper hold."""
