@@ -1,9 +1,9 @@
 """The fleets of `comparison_sim.py`: which models, of which shapes, on which groups, and what part of a trace asks for
 them.
 
-Traces are the CSV files of `--traces` (`sim/trace.py` has their columns). Of a trace with more models than are wanted
-every n-th by number of requests in the whole file is taken, the busiest first, so that the popular and the long tail
-are in it. Which model has which shape is drawn by a fixed seed.
+Traces are the CSV files of `--traces` (`sim/inputs/trace.py` has their columns). Of a trace with more models than are
+wanted every n-th by number of requests in the whole file is taken, the busiest first, so that the popular and the long
+tail are in it. Which model has which shape is drawn by a fixed seed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from itertools import cycle
 from math import inf
 from pathlib import Path
 
-from sim import trace
-from sim.catalogue import SHAPES, Catalogue, Spec
-from sim.cost import H200, Shape
-from sim.request import Request
+from sim.engines.cost import H200, Shape
+from sim.inputs import trace
+from sim.inputs.catalogue import SHAPES, Catalogue, Spec
+from sim.inputs.request import Request
 
 HARDWARE = replace(H200, capacity_bytes=84_000_000_000)
 """An H200 with the memory of an H100 (80 GiB less what is not for models), as in the paper: on all of an H200's these

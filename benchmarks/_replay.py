@@ -17,8 +17,8 @@ import numpy as np
 
 from benchmarks import _report
 from benchmarks.http_load import Connections, Stream, completion
+from sim.inputs.request import Request
 from sim.report import quantile, summary
-from sim.request import Request
 
 _AHEAD_S = 0.5
 """Prompts are made so long before they are due."""

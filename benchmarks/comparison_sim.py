@@ -33,12 +33,12 @@ from benchmarks import _report
 from benchmarks._fleets import FLEETS, HARDWARE, WARM_GAP_S, Fleet, workload
 from benchmarks._pool import pool, results
 from sim import report
-from sim.catalogue import Catalogue, Spec
+from sim.inputs.catalogue import Catalogue, Spec
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
-from sim.request import Request
 from sim.system import FleetError, System, World
-from sim.trace import Trace
 
 SEED = 1
 PAUSE_S = 300.0

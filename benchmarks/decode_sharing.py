@@ -18,7 +18,7 @@ from statistics import fmean, median
 
 from benchmarks.decode_steps import LEAST_S, LIKE, Row, command, more, pairs
 from benchmarks.gpu import report
-from sim.cost import H200
+from sim.engines.cost import H200
 from sim.fit import together
 
 

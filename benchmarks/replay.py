@@ -32,9 +32,9 @@ import uvloop
 
 from benchmarks import _report
 from benchmarks._replay import ReplayError, System, Wire, report, run, show
-from sim import trace
-from sim.catalogue import Catalogue, Spec
-from sim.cost import Shape
+from sim.engines.cost import Shape
+from sim.inputs import trace
+from sim.inputs.catalogue import Catalogue, Spec
 
 INVALID = 3
 """Exit status of a run that did not keep its schedule."""

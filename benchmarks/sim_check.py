@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import systems
 from sim import report
-from sim.catalogue import SHAPES, Catalogue, Spec
-from sim.cost import GPUS, H200, Hardware
+from sim.engines.cost import GPUS, H200, Hardware
+from sim.inputs.catalogue import SHAPES, Catalogue, Spec
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
-from sim.request import Request
 from sim.system import FleetError
-from sim.trace import Trace
 
 POLICIES: dict[str, tuple[str, dict[str, str]]] = {
     "static": ("static", {}),

@@ -28,14 +28,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks._pool import pool
 from benchmarks.gpu.slices import ALONE, ALONE_GAP_S, CAPACITY_BYTES, MODELS, SLICES, TPOT_SCALE, TTFT_SCALE, deal
-from sim import report, trace
-from sim.catalogue import SHAPES, Catalogue, Spec
-from sim.cost import H200
+from sim import report
+from sim.engines.cost import H200
+from sim.inputs import trace
+from sim.inputs.catalogue import SHAPES, Catalogue, Spec
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
-from sim.request import Request
 from sim.system import FleetError
-from sim.trace import Trace
 
 HARDWARE = replace(H200, capacity_bytes=CAPACITY_BYTES)
 CONTEXT_TOKENS = 8192

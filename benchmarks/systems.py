@@ -31,7 +31,7 @@ from loader.checkpoints import checkpoint
 from loader.policy.floor import floor_bytes
 from placement.policy import kvpr
 from placement.policy.assignment.partition import Part, partition
-from sim.request import Request
+from sim.inputs.request import Request
 
 DEFAULT_TPOT_S = 0.1
 _BY_ARRIVAL = {

@@ -9,19 +9,20 @@ from typing import Annotated
 
 import typer
 
-from prismctl import commands, config, keys, models, steer
-from prismctl.drain import drain
-from prismctl.explain import explain
-from prismctl.logs import logs
-from prismctl.plan import plan
-from prismctl.system import USAGE, System, failed
-from prismctl.top import status, top
+from prismctl import cli
+from prismctl.commands import config, keys, models, steer
+from prismctl.commands.drain import drain
+from prismctl.commands.explain import explain
+from prismctl.commands.logs import logs
+from prismctl.commands.plan import plan
+from prismctl.commands.top import status, top
+from prismctl.system.system import USAGE, System, failed
 from services.errors import PrismError
 from services.rpc import rpc, tls
 from services.telemetry import log
 from services.wording import addresses
 
-app = commands.app()
+app = cli.app()
 _COMMANDS: dict[Callable[..., None], str] = {
     status: "prismctl --state /run/prism status",
     top: "prismctl top --every 0.5",
@@ -31,7 +32,7 @@ _COMMANDS: dict[Callable[..., None], str] = {
     plan: "prismctl plan --catalogue models.toml --rates rates.csv --gpus 8 --fewest",
 }
 for command, example in _COMMANDS.items():
-    commands.command(app, example)(command)
+    cli.command(app, example)(command)
 _ON_MODELS: dict[Callable[..., None], str] = {
     steer.wake: "prismctl models wake llama-debian --patience 60",
     steer.sleep: "prismctl models sleep llama-debian --to cold",
@@ -39,7 +40,7 @@ _ON_MODELS: dict[Callable[..., None], str] = {
     steer.limit: "prismctl models limit llama-debian 2GiB",
 }
 for command, example in _ON_MODELS.items():
-    commands.command(models.app, example)(command)
+    cli.command(models.app, example)(command)
 app.add_typer(models.app, name="models")
 app.add_typer(config.app, name="config")
 app.add_typer(keys.app, name="keys")

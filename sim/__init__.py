@@ -6,14 +6,14 @@ A trace's requests go through placement's, the gpu_scheduler's and balloond's po
 services call (what joins them is written again here, without I/O), onto engines that are a cost model (`cost.py`,
 fitted to measured H200 figures by `fit.py`).
 
-    clock, processor     virtual time; compute that engines share
-    cost, engine         what steps cost; continuous batching with chunked prefill
-    decode_order         whose decode steps wait for whose
-    memory, node         a group's ledger, by balloond's policy; residencies
-    arbiter, fleet       the shared queue of a group; placement: the services' glue, without their I/O
-    standings            what placement knows of the groups, kept between its decisions
-    policies/            the systems that are compared, one file each
-    trace, catalogue, replay, report    in and out; `python -m sim.synthetic` draws a fleet of any size
+    clock               virtual time
+    engines/            what steps cost (cost), continuous batching with chunked prefill, compute that engines share,
+                        and whose decode steps wait for whose (decode_order)
+    group/              a group's ledger, by balloond's policy; residencies (node); its shared queue (arbiter)
+    cluster/            placement on a fleet, and what it knows of the groups
+    policies/           the systems that are compared, one file each
+    inputs/             traces, catalogues, rates; `python -m sim.synthetic` draws a fleet of any size
+    replay, report      one run, and what it came to
 
 Modelled: arrivals, arbitration, the prefill turn and pauses, batching, KV by extents, ballooning with limits and
 reclaims, residencies and what they take, eviction, migration, time slices between engines, and the host's part of

@@ -8,9 +8,10 @@ import sys
 from math import inf
 from pathlib import Path
 
-from sim import catalogue, report, trace
+from sim import report
 from sim.arguments import group_sizes, setting
-from sim.cost import GPUS
+from sim.engines.cost import GPUS
+from sim.inputs import catalogue, trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.system import FleetError
@@ -35,7 +36,7 @@ def _positive(text: str) -> float:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("sim", description="Replays a trace on a simulated fleet.")
     parser.add_argument("--trace", type=Path, required=True, help="CSV: " + ",".join(trace.COLUMNS) + "; .gz too")
-    parser.add_argument("--catalogue", type=Path, required=True, help="TOML: see sim/catalogue.py")
+    parser.add_argument("--catalogue", type=Path, required=True, help="TOML: see sim/inputs/catalogue.py")
     fleet = parser.add_mutually_exclusive_group(required=True)
     fleet.add_argument("--gpus", type=_gpus, dest="sizes", help="GPUs, each a group of its own")
     fleet.add_argument("--groups", type=group_sizes, dest="sizes", help="groups by size: 24x1,2x4")

@@ -32,11 +32,11 @@ from typing import Any
 
 import numpy as np
 
-from sim.catalogue import SHAPES, Spec
 from sim.clock import Clock
-from sim.cost import GB, H200, Cost, Hardware, Shape
+from sim.engines.cost import GB, H200, Cost, Hardware, Shape
+from sim.inputs.catalogue import SHAPES, Spec
+from sim.inputs.request import Request
 from sim.policies.static import Static
-from sim.request import Request
 from sim.system import World
 
 _PROMPT, _OUTPUT, _IN_FLIGHT = 256, 128, 256
@@ -461,7 +461,7 @@ def compare(results: Results, hardware: Hardware) -> list[Line]:
 def main() -> None:
     parser = argparse.ArgumentParser("sim.fit", description="Fits the cost model to measured figures.")
     parser.add_argument("--results", type=Path, required=True, help="the folder of the GPU benchmarks' JSON files")
-    parser.add_argument("--keep", action="store_true", help="do not fit: compare the numbers of sim/cost.py")
+    parser.add_argument("--keep", action="store_true", help="do not fit: compare the numbers of sim/engines/cost.py")
     given = parser.parse_args()
     results = Results(given.results)
     if not given.results.is_dir():

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
-from sim.catalogue import Catalogue
-from sim.cost import H200, Hardware
+from sim.engines.cost import H200, Hardware
+from sim.inputs.catalogue import Catalogue
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.replay import Replay
 from sim.report import build
-from sim.request import Request
 from sim.system import Build, FleetError
-from sim.trace import Trace
 
 _WARM_GAP_S = 10.0
 """Between two models that are asked for before the load: longer than a start takes."""

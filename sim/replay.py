@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sim.catalogue import Catalogue, Spec
 from sim.clock import Clock
-from sim.cost import H200, Hardware
-from sim.request import Request
+from sim.engines.cost import H200, Hardware
+from sim.inputs.catalogue import Catalogue, Spec
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.system import Build, System, World
-from sim.trace import Trace
 
 _PROGRESS_EVERY_S = 10.0
 """Of real time."""

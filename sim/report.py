@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import ceil, isnan
 from typing import Any
 
+from sim.inputs.request import Request
 from sim.replay import Outcome
-from sim.request import Request
 
 _QUANTILES = (0.5, 0.9, 0.99)
 

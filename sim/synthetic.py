@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from math import inf, isfinite, log
 from pathlib import Path
 
-from sim.catalogue import SHAPES
-from sim.trace import COLUMNS
+from sim.inputs.catalogue import SHAPES
+from sim.inputs.trace import COLUMNS
 
 _PROMPT, _OUTPUT = (log(660.0), 1.0), (log(60.0), 1.4)
 """Median and spread, of tokens."""
@@ -90,7 +90,7 @@ def shapes(text: str) -> tuple[Kind, ...]:
 
 
 def catalogue(tail: Tail) -> str:
-    """TOML, for `sim.catalogue`."""
+    """TOML, for `sim.inputs.catalogue`."""
     draw = random.Random(f"shapes {tail.seed}")
     total = sum(kind.parts for kind in tail.kinds)
     dealt: list[Kind] = []

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from sim.catalogue import Spec
 from sim.clock import Clock
-from sim.cost import Hardware
-from sim.node import Group
-from sim.request import Request
+from sim.engines.cost import Hardware
+from sim.group.node import Group
+from sim.inputs.catalogue import Spec
+from sim.inputs.request import Request
 
 
 @dataclass(frozen=True, slots=True)

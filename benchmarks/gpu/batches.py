@@ -6,8 +6,8 @@
 An engine of ours and unmodified SGLang with a pool of the same size have the same batches in turn: so many prompts at
 once, none like another, and answers of which the last steps count, when all of them decode and nobody prefills.
 Reported is the median time from one step to the next in milliseconds, by how tokens are chosen (`DRAWS`); and for the
-cost model of `sim/cost.py` what each request more costs, in microseconds, beside its KV (`request_s_per_byte`: by
-weights).
+cost model of `sim/engines/cost.py` what each request more costs, in microseconds, beside its KV (`request_s_per_byte`:
+by weights).
 
 Exit status 1 if a request failed.
 """
@@ -28,7 +28,7 @@ import numpy as np
 from benchmarks.gpu import fleet, neighbours, report
 from benchmarks.gpu.fleet import Client, Reply, say
 from benchmarks.gpu.neighbours import Shared
-from sim.cost import H200
+from sim.engines.cost import H200
 
 _STEPS = 64
 """That count."""

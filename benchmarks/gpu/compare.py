@@ -67,9 +67,9 @@ from benchmarks.gpu.stack import Site, keep_logs, stack
 from benchmarks.systems import SYSTEMS, Model
 from placement.policy.assignment.partition import Part
 from services.telemetry import log
-from sim.catalogue import SHAPES
+from sim.inputs.catalogue import SHAPES
+from sim.inputs.request import Request
 from sim.report import quantile
-from sim.request import Request
 from tests.end_to_end.world import World
 
 _ALONE_CAPACITY = 1.5

@@ -21,7 +21,7 @@ from benchmarks.gpu.slices import GRAPH_BYTES
 from benchmarks.gpu.stack import Site, Timeline, decisions, quiet
 from benchmarks.host_pulse import HostPulse
 from benchmarks.systems import CPU, GPU, Model
-from sim import trace
+from sim.inputs import trace
 from tests.end_to_end.world import World
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -138,7 +138,7 @@ def came_up(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def write_trace(path: Path, rows: Iterable[Sequence[object]]) -> Path:
-    """Requests in order of time, columns as `sim/trace.py` has them; returns the path."""
+    """Requests in order of time, columns as `sim/inputs/trace.py` has them; returns the path."""
     with open(path, "w", newline="") as file:
         csv.writer(file).writerows([trace.COLUMNS, *rows])
     return path

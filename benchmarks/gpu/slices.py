@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 
-from sim import trace
-from sim.catalogue import Catalogue, Spec
-from sim.cost import Shape
-from sim.request import Request
+from sim.engines.cost import Shape
+from sim.inputs import trace
+from sim.inputs.catalogue import Catalogue, Spec
+from sim.inputs.request import Request
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from benchmarks.gpu.compare import alone, p95
 from benchmarks.gpu.stack import Site, stack
 from benchmarks.systems import SYSTEMS, Model, System
 from services.telemetry import log
-from sim.request import Request
+from sim.inputs.request import Request
 from tests.end_to_end.world import World
 
 NAMES = ("first", "second")

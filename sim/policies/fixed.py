@@ -11,13 +11,13 @@ from math import inf
 
 from placement.policy import kvpr
 from placement.policy.assignment.partition import partition
-from sim.catalogue import Spec
-from sim.cost import Cost
-from sim.engine import Engine
-from sim.node import Group, Queue, Residency, Resident
-from sim.request import Request
+from sim.cluster.terms import group_of, model_of, suitable
+from sim.engines.cost import Cost
+from sim.engines.engine import Engine
+from sim.group.node import Group, Queue, Residency, Resident
+from sim.inputs.catalogue import Spec
+from sim.inputs.request import Request
 from sim.system import World
-from sim.terms import group_of, model_of, suitable
 
 
 class Fixed:

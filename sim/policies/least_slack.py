@@ -25,13 +25,13 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from math import inf
 
-from sim.catalogue import Spec
-from sim.node import Group, Resident
+from sim.cluster.terms import suitable
+from sim.group.node import Group, Resident
+from sim.inputs.catalogue import Spec
+from sim.inputs.request import Request
 from sim.policies.lines import Lines
 from sim.policies.settings import numbers
-from sim.request import Request
 from sim.system import World
-from sim.terms import suitable
 
 _PREFILL_TOKENS_PER_S = 2048
 _LEAST_PREFILL_S, _MOST_PREFILL_S = 0.2, 2.0

@@ -11,9 +11,9 @@ from itertools import count
 from math import inf, isnan
 
 from gpu_scheduler.policy.memory.forecast import OutputForecast
-from sim.engine import Engine
-from sim.node import Group, Resident
-from sim.request import Request
+from sim.engines.engine import Engine
+from sim.group.node import Group, Resident
+from sim.inputs.request import Request
 
 Order = Callable[[Request], float]
 """The least goes first; of equals the one that came first."""

@@ -22,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
-from sim.node import Group
+from sim.group.node import Group
+from sim.inputs.request import Request
 from sim.policies.fixed import Fixed
 from sim.policies.lines import Lines
-from sim.request import Request
 from sim.system import FleetError, World
 
 

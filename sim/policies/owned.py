@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from sim.catalogue import Spec
-from sim.cost import Cost
-from sim.node import Group
+from sim.engines.cost import Cost
+from sim.group.node import Group
+from sim.inputs.catalogue import Spec
+from sim.inputs.request import Request
 from sim.policies.lines import Lines
-from sim.request import Request
 from sim.system import World
 
 _SLEEPERS = 0.25

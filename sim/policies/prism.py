@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from gpu_scheduler.config import Arbitration
 from placement.config import PlacementConfig
 from services.runtime.config import Config
-from sim.fleet import Fleet
-from sim.request import Request
+from sim.cluster.fleet import Fleet
+from sim.inputs.request import Request
 from sim.system import FleetError, World
 
 

@@ -27,12 +27,12 @@ from dataclasses import dataclass, field
 from math import inf, isnan
 
 from sim.clock import Timer
-from sim.cost import Cost
+from sim.cluster.terms import suitable
+from sim.engines.cost import Cost
+from sim.inputs.request import Request
 from sim.policies.owned import Owned
 from sim.policies.settings import numbers
-from sim.request import Request
 from sim.system import World
-from sim.terms import suitable
 
 _BEST_EFFORT_S = 60.0
 """Deadline of requests without a target."""

@@ -21,12 +21,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
-from sim.node import Group
+from sim.cluster.terms import suitable
+from sim.group.node import Group
+from sim.inputs.request import Request
 from sim.policies.owned import Owned
 from sim.policies.settings import numbers
-from sim.request import Request
 from sim.system import World
-from sim.terms import suitable
 
 
 class ServerlessLlm:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sim.inputs.request import Request
 from sim.policies.fixed import Fixed
 from sim.policies.lines import Lines
-from sim.request import Request
 from sim.system import FleetError, World
 
 

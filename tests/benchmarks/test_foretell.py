@@ -3,7 +3,7 @@
 from benchmarks import foretell
 from benchmarks.gpu.slices import TPOT_SCALE, TTFT_SCALE
 from benchmarks.systems import GPU, SYSTEMS
-from sim.cost import H100, H200
+from sim.engines.cost import H100, H200
 
 
 def test_a_run_becomes_one_of_another_system_and_stays_what_it_was() -> None:

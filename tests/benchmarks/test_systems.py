@@ -17,7 +17,7 @@ from loader.catalogue.models import Sizes, read_model
 from loader.checkpoints import checkpoint
 from placement.config import PlacementConfig
 from services.runtime.config import parse
-from sim.request import Request
+from sim.inputs.request import Request
 from tests.end_to_end.world import catalogue as write_catalogue
 
 MIB = 1 << 20

@@ -21,7 +21,7 @@ from protos import common_pb2, engine_pb2
 from services.errors import Unavailable
 from services.ipc.framing import _Unframe
 from services.runtime import config
-from sim import rates, trace
+from sim.inputs import rates, trace
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.outcome import Outcome
 

@@ -13,8 +13,8 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from deploy.healthy import healthy
-from prismctl import attending
 from prismctl.__main__ import app
+from prismctl.system import patience
 from protos import common_pb2
 from services.errors import PrismError
 from services.runtime import tasks
@@ -363,7 +363,7 @@ async def any_status(it, *arguments):
 @pytest.fixture
 def impatient(monkeypatch):
     """Who is silent for the time of --wait ends what is under way."""
-    monkeypatch.setattr(attending, "PATIENCE", 1)
+    monkeypatch.setattr(patience, "PATIENCE", 1)
 
 
 FOLDER = str(ROOT / "examples" / "models" / LLAMA)

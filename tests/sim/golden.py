@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from sim import catalogue, report, trace
-from sim.cost import GPUS
-from sim.node import Group, Resident
-from sim.node import Residency as SimResidency
+from sim import report
+from sim.engines.cost import GPUS
+from sim.group.node import Group, Resident
+from sim.group.node import Residency as SimResidency
+from sim.inputs import catalogue, trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.synthetic import Tail, shapes, write

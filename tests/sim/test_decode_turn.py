@@ -7,10 +7,10 @@ import pytest
 
 from gpu_scheduler.engines.sharing.throttle import Pace
 from sim.clock import Clock
-from sim.cost import Cost, Shape
-from sim.engine import Engine
-from sim.processor import Processor
-from sim.request import Request
+from sim.engines.cost import Cost, Shape
+from sim.engines.engine import Engine
+from sim.engines.processor import Processor
+from sim.inputs.request import Request
 from tests.sim.worlds import GB, ROUND, models, replay
 
 SHARED = replace(ROUND, sharing=0.9, decode_sharing=0.9)

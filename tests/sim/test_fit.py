@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.cost import H200
+from sim.engines.cost import H200
 from sim.fit import Results, compare, fit, solve
 
 RESULTS = Results(Path(__file__).resolve().parents[2] / "benchmarks" / "results")

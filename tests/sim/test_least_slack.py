@@ -2,7 +2,7 @@
 
 import pytest
 
-from sim.request import Request
+from sim.inputs.request import Request
 from tests.sim.worlds import GB, models, replay
 
 

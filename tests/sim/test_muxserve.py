@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.request import Request
+from sim.inputs.request import Request
 from sim.system import FleetError
 from tests.sim.worlds import GB, ROUND, models, replay
 

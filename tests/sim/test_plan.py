@@ -2,10 +2,10 @@
 
 import pytest
 
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.plan import Load, Planner
 from sim.policies import SYSTEMS
-from sim.request import Request
-from sim.trace import Trace
 from tests.sim import worlds
 
 

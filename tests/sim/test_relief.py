@@ -2,9 +2,9 @@
 
 import random
 
-from sim.catalogue import SHAPES, Catalogue, Spec
-from sim.cost import H200
-from sim.request import Request
+from sim.engines.cost import H200
+from sim.inputs.catalogue import SHAPES, Catalogue, Spec
+from sim.inputs.request import Request
 from tests.sim.worlds import replay
 
 

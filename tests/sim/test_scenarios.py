@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from sim.memory import GroupMemory
-from sim.request import Request
+from sim.group.memory import GroupMemory
+from sim.inputs.request import Request
 from tests.sim.worlds import GB, models, replay
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from sim import catalogue, trace
+from sim.inputs import catalogue, trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
 from sim.synthetic import Tail, main, shapes, write

@@ -4,12 +4,12 @@ import random
 from dataclasses import replace
 from math import inf
 
-from sim import catalogue
-from sim.cost import H200, Shape
+from sim.engines.cost import H200, Shape
+from sim.inputs import catalogue
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace
 from sim.policies import SYSTEMS
 from sim.replay import Replay
-from sim.request import Request
-from sim.trace import Trace
 
 GB = 10**9
 ROUND = replace(

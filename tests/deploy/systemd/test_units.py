@@ -17,7 +17,7 @@ from gpu_scheduler.config import GpuSchedulerConfig
 from loader.catalogue import catalogue
 from loader.config import LoaderConfig
 from placement.config import PlacementConfig
-from prismctl.agreement import Given, disagreements
+from prismctl.system.agreement import Given, disagreements
 from services.runtime.config import parse
 from tests.deploy.system import complete, ledger
 from tests.deploy.systemd import machine as machines

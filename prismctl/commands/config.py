@@ -1,0 +1,169 @@
+"""`prismctl config validate`: are these configuration files what the services can use? `prismctl config settings`: what
+may be in them?"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import typer
+
+from balloond.config import BalloondConfig
+from gateway.access.keys import KeysFile, repeated
+from gateway.config import GatewayConfig
+from gpu_scheduler.config import GpuSchedulerConfig
+from loader.catalogue.catalogue import Catalogue
+from loader.catalogue.models import Sizes, read_model
+from loader.config import LoaderConfig
+from placement.config import PlacementConfig
+from prismctl import cli
+from prismctl.system import reference
+from prismctl.system.agreement import Given, disagreements
+from prismctl.system.system import NO, USAGE, failed
+from prismctl.views.terminal import Json, show_json, width
+from services.runtime.config import Config, Fault, Section, faults
+from services.wording.toml_lines import line_of
+
+app = cli.app("Configuration files.")
+_KINDS: dict[str, tuple[type[Section], str]] = {
+    "balloond": (BalloondConfig, "node"),
+    "loader": (LoaderConfig, "catalogue"),
+    "gpu_scheduler": (GpuSchedulerConfig, "group"),
+    "placement": (PlacementConfig, "groups"),
+    "gateway": (GatewayConfig, "http"),
+    "catalogue": (Catalogue, "model"),
+    "keys": (KeysFile, "key"),
+}
+"""Schema, and a key that no other has."""
+
+
+@dataclass
+class _File:
+    path: str
+    text: str
+    kind: str = ""
+    parsed: Section | None = None
+    faults: list[Fault] = field(default_factory=list)
+
+    def told(self, fault: Fault) -> dict[str, Any]:
+        line = line_of(self.text, fault.at) if self.kind else None
+        return {"file": self.path, "line": line, "key": fault.key if fault.at else None, "problem": fault.what}
+
+
+@cli.command(app, "prismctl config validate /etc/prism/balloond.toml /etc/prism/loader.toml", "validate")
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="TOML, of one node's services.")],
+    as_: Annotated[str, typer.Option("--as", metavar="KIND", help="What they are: " + ", ".join(_KINDS))] = "",
+    folders: Annotated[bool, typer.Option(help="Look into the folders of a catalogue's models.")] = True,
+    json_: Json = False,
+) -> None:
+    """Check configuration files as the services themselves do, the catalogue with its models' folders, and whether
+    they agree with each other. What a file is its name says (balloond.toml, gpu-scheduler-0.toml, catalogue.toml), or
+    its keys. Status 1 with file, line and key of each fault."""
+    if as_ and as_ not in _KINDS:
+        raise typer.BadParameter(f"--as is one of {', '.join(_KINDS)}, not {as_!r}")
+    try:
+        read = [_File(path, Path(path).read_text()) for path in files]
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise failed(f"{getattr(error, 'filename', None) or 'a file'}: {why}", USAGE) from None
+    for file in read:
+        _check(file, as_)
+    _check_together(read, folders)
+    found = [file.told(fault) for file in read for fault in file.faults]
+    if json_:
+        show_json({"valid": not found, "files": {file.path: file.kind or None for file in read}, "faults": found})
+    else:
+        for each in found:
+            place = f"{each['file']}:{each['line']}" if each["line"] else each["file"]
+            typer.echo(": ".join(filter(None, (place, each["key"], each["problem"]))))
+        for file in read:
+            if not file.faults:
+                typer.echo(f"{file.path}: a {file.kind} that can be used")
+    if found:
+        raise typer.Exit(NO)
+
+
+@cli.command(app, "prismctl config settings gateway", "settings")
+def settings(
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help=", ".join(reference.SERVICES))] = "",
+    markdown: Annotated[bool, typer.Option("--markdown", help="The whole reference, docs/settings.md.")] = False,
+    json_: Json = False,
+) -> None:
+    """What may be in the configuration of a service, or of all: each key with its type, its default and what it is
+    for."""
+    if service and service not in reference.SERVICES:
+        raise typer.BadParameter(f"SERVICE is one of {', '.join(reference.SERVICES)}, not {service!r}")
+    if markdown and (service or json_):
+        raise typer.BadParameter("--markdown is all of it, and stands alone")
+    sections = reference.of_service(service) if service else reference.of_all()
+    if markdown:
+        typer.echo(reference.as_markdown(sections), nl=False)
+    elif json_:
+        show_json([asdict(section) for section in sections])
+    else:
+        typer.echo(reference.as_text(sections, width()))
+
+
+def _check(file: _File, as_: str) -> None:
+    """By itself."""
+    try:
+        values = tomllib.loads(file.text)
+    except tomllib.TOMLDecodeError as error:
+        file.faults.append(Fault((), f"not TOML: {error}"))
+        return
+    file.kind = as_ or _kind(file.path, values)
+    if not file.kind:
+        kinds = ", ".join(_KINDS)
+        file.faults.append(Fault((), f"neither its name nor its keys say what it is; name it with --as: {kinds}"))
+        return
+    try:
+        file.parsed = _KINDS[file.kind][0].model_validate(values)
+    except pydantic.ValidationError as error:
+        file.faults += faults(error)
+    if isinstance(file.parsed, KeysFile):
+        file.faults += repeated(file.parsed)
+
+
+def _kind(path: str, values: dict[str, Any]) -> str:
+    name = Path(path).stem.replace("-", "_")
+    named = [kind for kind in _KINDS if name == kind or name.startswith(f"{kind}_")]
+    keyed = [kind for kind, (_, key) in _KINDS.items() if key in values]
+    return (named or keyed or [""])[0]
+
+
+def _check_together(read: list[_File], folders: bool) -> None:
+    by_path = {file.path: file for file in read}
+    given = [Given(file.path, file.parsed) for file in read if isinstance(file.parsed, Config)]
+    for path, fault in disagreements(given):
+        by_path[path].faults.append(fault)
+    loaders = [each.config for each in given if isinstance(each.config, LoaderConfig)]
+    for file in read:
+        if isinstance(file.parsed, Catalogue) and folders:
+            file.faults += _models(file, _sizes(loaders))
+
+
+def _sizes(loaders: list[LoaderConfig]) -> Sizes:
+    """Those of the loader whose configuration is given; else those that it has by default."""
+    if loaders:
+        return Sizes(loaders[0].device_dtype_bytes, loaders[0].kv_extent_bytes, loaders[0].engine_quota_bytes)
+    fields = LoaderConfig.model_fields
+    return Sizes(
+        fields["device_dtype_bytes"].default, fields["kv_extent_bytes"].default, fields["engine_quota_bytes"].default
+    )
+
+
+def _models(file: _File, sizes: Sizes) -> list[Fault]:
+    """What the loader would find in the models' folders."""
+    assert isinstance(file.parsed, Catalogue)
+    found = []
+    for number, listed in enumerate(file.parsed.model):
+        folder = Path(os.path.abspath(file.path)).parent / os.path.expanduser(listed.path)
+        model = read_model(listed.model_copy(update={"path": os.path.normpath(folder)}), sizes)
+        if model.error:
+            found.append(Fault(("model", number, "path"), f"{listed.name}: {model.error}"))
+    return found

@@ -1,0 +1,213 @@
+"""`prismctl models`: the catalogue, and the images of its models. What moves them is in `steer`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import pydantic
+import typer
+
+from loader.catalogue.catalogue import Listed
+from prismctl import cli
+from prismctl.system.system import System, run
+from prismctl.views import values
+from prismctl.views.sizes import parse_size, size
+from prismctl.views.tables import Column, Row, render
+from prismctl.views.terminal import Json, show, show_json, show_table, width
+from prismctl.views.wording import fault
+from protos import common_pb2, placement_pb2
+from services.runtime.config import faults
+
+app = cli.app("The catalogue, and what is done to one of its models.")
+Name = Annotated[str, typer.Argument(metavar="MODEL")]
+_FIELDS = (("weights", "weights_bytes"), ("floor", "floor_bytes"), ("engine quota", "quota_bytes"))
+
+
+@cli.command(app, "prismctl models list --json", "list")
+def list_models(context: typer.Context, json_: Json = False) -> None:
+    """The catalogue: states, sizes, errors."""
+    system: System = context.obj
+
+    async def ask() -> placement_pb2.Routes:
+        async with system.open_placement() as placement:
+            return await placement.routes()
+
+    rows = values.models(run(ask()))
+    columns = (
+        Column("model"),
+        Column("state"),
+        Column("places"),
+        Column("weights", 1, right=True),
+        Column("floor", 2, right=True),
+        Column("context", 3, right=True),
+        Column("KV/token", 4, right=True),
+        Column("quota", 5, right=True),
+        Column("path", 6),
+    )
+    lines = []
+    for row in rows:
+        cells = (
+            row["model"] + (" (pinned)" if row["pinned"] else ""),
+            row["state"],
+            ", ".join(row["places"]),
+            size(row["weights_bytes"]),
+            size(row["floor_bytes"]),
+            str(row["context_tokens"]),
+            size(row["kv_bytes_per_token"]),
+            size(row["quota_bytes"]),
+            row["path"],
+        )
+        lines.append(Row(cells, fault(row)))
+    show_table(rows, json_, columns, lines)
+
+
+@cli.command(app, "prismctl models add my-model /models/my-model --check", "add")
+def add_model(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="As clients will call it.")],
+    path: Annotated[str, typer.Argument(metavar="FOLDER", help="Its Hugging Face folder, on the loader's node.")],
+    ttft_ms: Annotated[int, typer.Option(help="Default target of its requests' first token; 0: none.")] = 0,
+    tpot_ms: Annotated[int, typer.Option(help="Default target per further token; 0: none.")] = 0,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Never evicted.")] = False,
+    engine: Annotated[str, typer.Option(help="sglang or echo; left out: the groups' own default.")] = "",
+    context_tokens: Annotated[int, typer.Option(help="Shorter than the checkpoint's, to need less memory.")] = 0,
+    floor_tokens: Annotated[int, typer.Option(help="KV it always has while active; left out: for one request.")] = 0,
+    quota: Annotated[str, typer.Option(help="Private memory of its engine on each device, e.g. 1MiB.")] = "",
+    devices: Annotated[int, typer.Option(help="Of one group, that it is spread over: 1, 2 or 4.")] = 1,
+    task: Annotated[str, typer.Option(help="embed or generate; left out: its folder says.")] = "",
+    tool_parser: Annotated[str, typer.Option(help="How it calls tools (hermes); left out: its template says.")] = "",
+    check: Annotated[bool, typer.Option("--check", help="Say what it needs, if it fits; add nothing.")] = False,
+    json_: Json = False,
+) -> None:
+    """Add a model to the running system. Its folder is checked first; its first request loads it. It stays until it is
+    removed, beside those of the catalogue file. The same name and path again: its files are read afresh."""
+    system: System = context.obj
+    listed = _listed(
+        name=name,
+        path=os.path.abspath(os.path.expanduser(path)),
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        pinned=pinned,
+        engine=engine,
+        context_tokens=context_tokens,
+        floor_tokens=floor_tokens,
+        quota_bytes=parse_size(quota) if quota else None,
+        devices=devices,
+        task=task,
+        tool_parser=tool_parser,
+    )
+    common = listed.model_dump(exclude={"ttft_ms", "tpot_ms"})
+    slo = common_pb2.Slo(ttft_ms=listed.ttft_ms, tpot_ms=listed.tpot_ms)
+    listing = common_pb2.ModelListing(**common, default_slo=slo)
+
+    async def ask() -> common_pb2.ModelSpec:
+        async with system.open_placement() as placement, system.attending(system.node()):
+            return await placement.add_model(listing, check_only=check)
+
+    spec = values.spec(run(ask()))
+    needs = " + ".join(f"{title} {size(spec[key])}" for title, key in _FIELDS)
+    total = size(sum(spec[key] for _, key in _FIELDS))
+    done = "could be added" if check else "is added"
+    text = f"{name} {done}: {spec['architecture']}, context {spec['context_tokens']}; {needs} = {total}"
+    show(spec | {"added": not check}, json_, text)
+
+
+def _listed(**given: Any) -> Listed:
+    """Checked as the loader does. Raises BadParameter with the option that cannot be."""
+    try:
+        return Listed(**given)
+    except pydantic.ValidationError as error:
+        fault = faults(error)[0]
+        if fault.key == "name":
+            raise typer.BadParameter(fault.what) from None
+        option = {"path": "FOLDER", "quota_bytes": "--quota"}.get(fault.key, "--" + fault.key.replace("_", "-"))
+        raise typer.BadParameter(f"{option}: {fault.what}" if fault.at else fault.what) from None
+
+
+@cli.command(app, "prismctl models remove my-model --force", "remove")
+def remove_model(
+    context: typer.Context,
+    name: Name,
+    force: Annotated[bool, typer.Option("--force", help="Also one that is pinned, or has requests.")] = False,
+    json_: Json = False,
+) -> None:
+    """Take a model out of the running system. One that is pinned, or has requests, is refused unless forced: then new
+    requests are told that there is none, what runs may finish for a while, and its memory is free. One that the
+    catalogue file names is back when that is read again."""
+    system: System = context.obj
+
+    async def ask() -> None:
+        async with system.open_placement() as placement:
+            async with system.attending([*system.node(), *await system.groups(placement, name)]):
+                await placement.remove_model(name, force)
+
+    run(ask())
+    show({"model": name, "removed": True}, json_, f"{name} is removed")
+
+
+@cli.command(app, "prismctl models pin llama-debian", "pin")
+def pin_model(context: typer.Context, name: Name, json_: Json = False) -> None:
+    """Keep a model's image in host memory. Whatever others need, until it is unpinned. One that can have no image
+    beside those that are pinned is refused."""
+    _pin(context.obj, name, True, json_)
+
+
+@cli.command(app, "prismctl models unpin llama-debian", "unpin")
+def unpin_model(context: typer.Context, name: Name, json_: Json = False) -> None:
+    """Let the image of a model give way to others' again."""
+    _pin(context.obj, name, False, json_)
+
+
+def _pin(system: System, name: str, pinned: bool, json_: bool) -> None:
+    async def ask() -> None:
+        async with system.open_loader() as loader:
+            await (loader.pin(name) if pinned else loader.unpin(name))
+
+    run(ask())
+    text = f"the image of {name} is {'' if pinned else 'not '}pinned"
+    show({"model": name, "image_pinned": pinned}, json_, text)
+
+
+@cli.command(app, "prismctl models inspect llama-debian --json", "inspect")
+def inspect_model(context: typer.Context, name: Name, json_: Json = False) -> None:
+    """Where a model's weights are, what is under way."""
+    system: System = context.obj
+
+    async def ask() -> dict[str, Any]:
+        async with system.open_loader() as loader:
+            return values.inspection(await loader.state(name))
+
+    seen = run(ask())
+    if json_:
+        show_json(seen)
+        return
+    where = [place for place, there in (("in memory", seen["in_memory"]), ("on disk", seen["on_disk"])) if there]
+    none = f"none: {seen['no_image']}" if seen["no_image"] else "none"
+    image = f"{size(seen['image_bytes'])} {' and '.join(where)}" if where else none
+    typer.echo(f"{name}: image {image}{', pinned' if seen['image_pinned'] else ''}")
+    columns = (
+        Column("under way"),
+        Column("step"),
+        Column("done", right=True),
+        Column("of", right=True),
+        Column("a second", 1, right=True),
+        Column("left", 1, right=True),
+        Column("callers", 2, right=True),
+        Column("lease", 3),
+    )
+    rows = []
+    for each in seen["under_way"]:
+        cells = (
+            each["kind"],
+            each["step"],
+            size(each["done_bytes"]),
+            size(each["total_bytes"]),
+            "" if each["bytes_per_s"] is None else size(each["bytes_per_s"]),
+            "" if each["left_s"] is None else f"{each['left_s']:.1f} s",
+            str(each["callers"]),
+            each["lease"],
+        )
+        rows.append(Row(cells))
+    if rows:
+        typer.echo(render(columns, rows, width()))

@@ -1,0 +1,159 @@
+"""`prismctl plan`: does a load fit a fleet?
+
+The simulator answers, with the services' own policy; nothing that serves is asked.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prismctl.system.system import failed
+from prismctl.views.tables import Column, Row, render
+from prismctl.views.terminal import show_json, width
+from services.wording.plurals import counted
+from sim.arguments import group_sizes, setting
+from sim.engines.cost import GPUS, Hardware
+from sim.inputs import catalogue as catalogues
+from sim.inputs import rates as drawn
+from sim.inputs import trace as traces
+from sim.inputs.catalogue import Catalogue
+from sim.plan import Load, Planner, Tried
+from sim.policies import SYSTEMS
+from sim.system import Build
+
+MISSED, BAD_INPUT = 1, 2
+"""Exit codes: fewer are on time than asked; something is wrong with what was given."""
+_DRAWN_S = 600.0
+
+
+def plan(
+    catalogue: Annotated[Path, typer.Option(help="Models with shapes and targets, TOML: see sim/inputs/catalogue.py.")],
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs that are a group each; with --fewest the most.")] = 0,
+    groups: Annotated[str, typer.Option(help="Groups for models on several GPUs, e.g. 2x4 for two of four.")] = "",
+    trace: Annotated[Path | None, typer.Option(help="Requests, CSV: " + ",".join(traces.COLUMNS))] = None,
+    rates: Annotated[Path | None, typer.Option(help="Or mean rates, CSV: " + ",".join(drawn.COLUMNS))] = None,
+    from_s: Annotated[float, typer.Option(help="Where in the trace to begin.")] = 0.0,
+    seconds: Annotated[float | None, typer.Option(help="How long; left out: to the trace's end, or 600 drawn.")] = None,
+    rate: Annotated[float, typer.Option(help="Requests for each of the trace, or times the rates.")] = 1.0,
+    slo_scale: Annotated[float, typer.Option(help="Multiplies all targets.")] = 1.0,
+    target: Annotated[float, typer.Option(min=0, max=100, help="Percent of requests that are to be on time.")] = 99.0,
+    fewest: Annotated[bool, typer.Option("--fewest", help="Find the fewest GPUs that will do.")] = False,
+    hardware: Annotated[str, typer.Option(help="What GPUs they are, of " + ", ".join(sorted(GPUS)))] = "h200",
+    policy: Annotated[str, typer.Option(help="Of " + ", ".join(sorted(SYSTEMS)))] = "prism",
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of it.")] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
+) -> None:
+    """Does a load fit, on how few GPUs? Simulated. Status 0: as many are on time as asked, 1: fewer, 2:
+    something is wrong with the files."""
+    try:
+        known = catalogues.read(catalogue, _positive("--slo-scale", slo_scale))
+        load = Load(_load(known, trace, rates, from_s, seconds, _positive("--rate", rate), seed))
+        planner = Planner(
+            load,
+            known,
+            _system(policy),
+            dict(setting(text) for text in set_ or ()),
+            group_sizes(groups) if groups else (),
+            _hardware(hardware),
+            progress=lambda line: typer.echo(f"prismctl: {line}", err=True),
+        )
+        if not gpus and not planner.groups:
+            raise ValueError("name --gpus or --groups")
+        found = planner.fewest(gpus, target / 100) if fewest else [planner.tried(gpus)]
+    except OSError as error:
+        raise failed(f"{error.filename}: {error.strerror}", BAD_INPUT) from None
+    except (ValueError, ArgumentTypeError) as error:
+        raise failed(str(error), BAD_INPUT) from None
+    answer = found[-1]
+    if json_:
+        show_json({"target": target / 100, "fits": _fits(answer, target), "tried": [_told(tried) for tried in found]})
+    else:
+        _print(found, target)
+    if not _fits(answer, target):
+        raise typer.Exit(BAD_INPUT if answer.refused else MISSED)
+
+
+def _load(
+    known: Catalogue,
+    trace: Path | None,
+    rates: Path | None,
+    from_s: float,
+    seconds: float | None,
+    rate: float,
+    seed: int,
+) -> traces.Trace:
+    if (trace is None) == (rates is None):
+        raise ValueError("name a --trace or --rates")
+    if trace is not None:
+        part = traces.Slice(from_s, inf if seconds is None else seconds, rate, seed)
+        return traces.read(trace, known, part)
+    assert rates is not None
+    length = _DRAWN_S if seconds is None else _positive("--seconds", seconds)
+    return drawn.draw(drawn.read(rates, known), length, rate, seed)
+
+
+def _positive(option: str, value: float) -> float:
+    if not 0 < value < inf:
+        raise ValueError(f"{option} has to be above zero, not {value:g}")
+    return value
+
+
+def _system(policy: str) -> Build:
+    if policy not in SYSTEMS:
+        raise ValueError(f"no policy {policy!r}; there are {', '.join(sorted(SYSTEMS))}")
+    return SYSTEMS[policy]
+
+
+def _hardware(name: str) -> Hardware:
+    if name not in GPUS:
+        raise ValueError(f"no hardware {name!r}; there are {', '.join(sorted(GPUS))}")
+    return GPUS[name]
+
+
+def _fits(tried: Tried, target: float) -> bool:
+    return not tried.refused and 100 * tried.attainment >= target
+
+
+def _told(tried: Tried) -> dict[str, Any]:
+    return {"gpus": tried.gpus, "groups": list(tried.sizes), "refused": tried.refused or None, "report": tried.report}
+
+
+def _print(found: list[Tried], target: float) -> None:
+    answer = found[-1]
+    for tried in found[:-1]:
+        typer.echo(f"{counted(tried.gpus, 'GPU')}: {tried.refused or _percent(tried.attainment)}")
+    if answer.report is None:
+        typer.echo(f"{counted(answer.gpus, 'GPU')}: {answer.refused}")
+        return
+    columns = (
+        Column("model"),
+        Column("requests", right=True),
+        Column("on time", right=True),
+        Column("TTFT", 1, right=True),
+        Column("TPOT", 1, right=True),
+        Column("TTFT p50", 3, right=True),
+        Column("TTFT p99", 2, right=True),
+    )
+    rows = [Row(_cells(name, of)) for name, of in [*answer.report["models"].items(), ("all", answer.report["all"])]]
+    typer.echo(render(columns, rows, width()))
+    total, fits = answer.report["all"], _fits(answer, target)
+    typer.echo(
+        f"{'fits' if fits else 'does not fit'}: {_percent(answer.attainment)} of "
+        f"{counted(total['requests'], 'request')} on time with {counted(answer.gpus, 'GPU')}; {target:g} % asked"
+    )
+
+
+def _cells(name: str, of: dict[str, Any]) -> tuple[str, ...]:
+    shares = (_percent(of[f"{which}attainment"]) for which in ("", "ttft_", "tpot_"))
+    times = ("-" if of["ttft_s"][q] is None else f"{of['ttft_s'][q]:.2f} s" for q in ("p50", "p99"))
+    return (name, str(of["requests"]), *shares, *times)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,157 @@
+"""`prismctl models wake | sleep | move | limit`: what is done to a model of the running system."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from placement.client import PlacementClient
+from prismctl.system.system import System, run
+from prismctl.views import values
+from prismctl.views.sizes import parse_size, size
+from prismctl.views.tables import Column, Row
+from prismctl.views.terminal import Json, show, show_table, told_meanwhile
+from protos import common_pb2, placement_pb2
+from services.errors import NotFound, TimedOut, Unmet
+
+Name = Annotated[str, typer.Argument(metavar="MODEL")]
+_AGAIN_S = 0.05
+_DOWN = {"hibernating": common_pb2.HIBERNATING, "cold": common_pb2.COLD, "disk": common_pb2.ON_DISK}
+
+
+def wake(
+    context: typer.Context,
+    name: Name,
+    patience_s: Annotated[
+        float, typer.Option("--patience", min=0.0, help="Seconds to wait until it is active.")
+    ] = 600.0,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Return as soon as a group is chosen.")] = False,
+    json_: Json = False,
+) -> None:
+    """Bring a model up now. As for a request: where, and who makes way, is placement's choice."""
+    system: System = context.obj
+
+    async def ask() -> tuple[str, str]:
+        async with system.open_placement() as placement:
+            async with system.attending([*system.node(), *await system.groups(placement)]):
+                place = await placement.activate(name)
+            if no_wait:
+                return place.group, "waking"
+            try:
+                attending = system.attending([*system.node(), system.asked(place.group, place.address)])
+                async with asyncio.timeout(patience_s), attending:
+                    return await _until_active(placement, name), "active"
+            except TimeoutError:
+                raise TimedOut(f"{name} is not active after {patience_s:g} s; it is still waking") from None
+
+    group, state = run(ask())
+    show({"model": name, "group": group, "state": state}, json_, f"{name} is {state} on {group}")
+
+
+async def _until_active(placement: PlacementClient, name: str) -> str:
+    """The group, when it is. Raises Unmet when its activation has failed, NotFound when it was removed meanwhile."""
+    was_waking = False
+    async for routes in placement.watch_routes():
+        if routes is None:
+            continue
+        route = next((route for route in routes.routes if route.model.name == name), None)
+        if route is None:
+            raise NotFound(f"{name} was removed while it woke")
+        if route.residency == common_pb2.ACTIVE:
+            return route.places[0].group
+        if route.residency == common_pb2.ERROR:
+            raise Unmet(f"{name}: {route.error}")
+        if was_waking and route.residency != common_pb2.WAKING:
+            outcome = await _outcome(placement, name)
+            if not outcome.startswith("done"):
+                raise Unmet(f"{name} did not come up: {outcome}")
+        was_waking = was_waking or route.residency == common_pb2.WAKING
+    raise AssertionError("routes are followed for ever")
+
+
+async def _outcome(placement: PlacementClient, name: str) -> str:
+    """Of the last decision about it, when that has one: routes change a moment before."""
+    while True:
+        (last,) = await placement.explain(name, 1)
+        if last.outcome != "under way":
+            return last.outcome
+        await asyncio.sleep(_AGAIN_S)
+
+
+def sleep(
+    context: typer.Context,
+    name: Name,
+    to: Annotated[str, typer.Option(help="hibernating, cold or disk")] = "hibernating",
+    json_: Json = False,
+) -> None:
+    """Bring a model down now. Its next request brings it up again. What has no image of its weights can neither
+    hibernate nor be cold: its engine is given back, and the next start reads the checkpoint."""
+    system: System = context.obj
+    if to not in _DOWN:
+        raise typer.BadParameter(f"--to is one of {', '.join(_DOWN)}, not {to!r}")
+
+    async def ask() -> placement_pb2.EvictResponse:
+        async with system.open_placement() as placement:
+            async with system.attending([*system.node(), *await system.groups(placement, name)]):
+                return await placement.eviction(name, _DOWN[to])
+
+    answer = run(ask())
+    state, why = values.residency(answer.residency), answer.reason
+    text = f"{name} is {state}{f': {why}' if why else ''}"
+    show({"model": name, "state": state, "reason": why or None}, json_, text)
+
+
+def move(
+    context: typer.Context, name: Name, group: Annotated[str, typer.Argument(metavar="GROUP")], json_: Json = False
+) -> None:
+    """Move a model to another group; it serves all the while."""
+    system: System = context.obj
+
+    async def ask() -> float:
+        async with system.open_placement() as placement:
+            async with system.attending([*system.node(), *await system.groups(placement, name, group)]):
+                return await told_meanwhile(placement.migrate(name, group), f"{name} is on its way to {group}")
+
+    seconds = run(ask())
+    show({"model": name, "group": group, "seconds": seconds}, json_, f"{name} is on {group} after {seconds:.2f} s")
+
+
+def limit(
+    context: typer.Context,
+    name: Name,
+    most: Annotated[str, typer.Argument(metavar="SIZE", help="Most KV it may hold: 12MiB, 1GiB, or none.")],
+    json_: Json = False,
+) -> None:
+    """Limit the KV memory of a model, on every group that has it, until it leaves that."""
+    system: System = context.obj
+    count = parse_size(most, none=True)
+
+    async def ask() -> dict[str, Any]:
+        async with system.open_placement() as placement:
+            cluster, routes = await placement.cluster(), await placement.routes()
+        addresses = {g.group: g.address for g in cluster.groups if any(m.model == name for m in g.models)}
+        if name not in {route.model.name for route in routes.routes}:
+            raise NotFound(f"no model {name!r} in the catalogue")
+        if not addresses:
+            raise NotFound(f"{name} is on no group now: a limit is for a model that is up or asleep")
+        answers = {}
+        for group, address in addresses.items():
+            async with system.open_group(group, address) as client, system.attending(system.node()):
+                answers[group] = values.limit(await client.set_limit(name, count))
+        return answers
+
+    answers = run(ask())
+    columns = (
+        Column("group"),
+        Column("state"),
+        Column("held", right=True),
+        Column("above the limit", right=True),
+        Column("revision", 1, right=True),
+    )
+    lines = []
+    for group, answer in answers.items():
+        held, above = size(answer["held_bytes"]), size(answer["overage_bytes"])
+        lines.append(Row((group, answer["state"], held, above, str(answer["revision"]))))
+    show_table(answers, json_, columns, lines)

@@ -1,0 +1,1 @@
+"""The services of a system: where they are, whether they answer, how they are configured."""

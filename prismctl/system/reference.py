@@ -1,0 +1,158 @@
+"""The reference of all services' settings: which class each has, and how it is written. Pure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+
+from balloond.config import BalloondConfig
+from gateway.config import GatewayConfig
+from gpu_scheduler.config import GpuSchedulerConfig
+from gpu_scheduler.engines.sglang.base.options import Options
+from loader.config import LoaderConfig
+from placement.config import PlacementConfig
+from prismctl.system.settings import NONE, REQUIRED, Row, binary, rows
+from protos import common_pb2
+from services.runtime.config import Config
+
+SERVICES: dict[str, type[Config]] = {
+    "balloond": BalloondConfig,
+    "loader": LoaderConfig,
+    "gpu_scheduler": GpuSchedulerConfig,
+    "placement": PlacementConfig,
+    "gateway": GatewayConfig,
+}
+_LARGEST_MODEL = 1 << 50
+_HEAD = """\
+# Settings
+
+Written by `prismctl config settings --markdown > docs/settings.md` from the services' code; a test fails when it is
+not. `prismctl config settings gateway` prints one service's in a terminal.
+
+Every service reads one TOML file, which its command line names: `python -m gateway --config /etc/prism/gateway.toml`.
+
+| as shipped | where the files are |
+|---|---|
+| `make serve` | `.run/NAME.toml`, written anew at each start |
+| systemd | `/etc/prism/NAME.toml`, from `deploy/systemd/config`; of group N `gpu-scheduler-N.toml` |
+| compose | `deploy/compose/config`, in containers `/etc/prism`; `cpu` and `cuda` of them by the device |
+| Kubernetes | `deploy/k8s/20-configuration.yaml`, in containers `/etc/prism` |
+
+- **A key that is not listed here, another type or a value out of bounds refuses to start**, in one line that names the
+  key. `prismctl config validate FILE...` says so beforehand, and whether the files of one node agree.
+- **`${NAME}` in a text is the environment's NAME** when the service reads its file; one that is not set is an error. It
+  is for what differs between nodes that have the same file (docs/deploy.md, "A fleet").
+- **A change needs a restart.** Read again while the service runs are placement's `groups`, `loaders` and `balloond`,
+  and the files that settings name: keys and certificates when they change, the catalogue at SIGHUP.
+- `a.b` is the key `b` of the table `[a]`, and `a[].b` that of each `[[a]]`. What a table requires it requires where it
+  is there at all. A default of none: as if it were not there.
+- The keeper has no file: `python -m balloond.keeper --socket PATH`. What a catalogue lists: the head of
+  `loader/catalogue/catalogue.py`. Keys: docs/security.md.
+"""
+_MARKDOWN = re.compile(r"\\|\*(?=\S)|(?<=\S)\*|<(?=[A-Za-z/!?])")
+"""What it would not print as it is."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings under one heading."""
+
+    title: str
+    intro: str
+    rows: Sequence[Row]
+
+
+def of_service(name: str) -> list[Section]:
+    """All that one service may be told."""
+    return [Section(name, _intro(SERVICES[name]), rows(SERVICES[name])), *_options_of(name)]
+
+
+def of_all() -> list[Section]:
+    """What all services have comes once."""
+    common = Section("Every service", _intro(Config), rows(Config))
+    sections = [common]
+    for name, kind in SERVICES.items():
+        own = [row for row in rows(kind) if row not in common.rows]
+        sections += [Section(name, _intro(kind), own), *_options_of(name)]
+    return sections
+
+
+def _intro(kind: type[Config]) -> str:
+    return " ".join((kind.__doc__ or "").split())
+
+
+def _options_of(name: str) -> list[Section]:
+    """The text that a gpu_scheduler hands on to its engines."""
+    if name != "gpu_scheduler":
+        return []
+    intro = 'Of the engine "sglang". Where only numbers are taken, 1 is yes and 0 is no.'
+    return [Section("gpu_scheduler: engines.options", intro, options())]
+
+
+def options() -> list[Row]:
+    """With what differs on a GPU: a range where that is by the model's size."""
+    models = (common_pb2.ModelSpec(weights_bytes=size, devices=1) for size in (_LARGEST_MODEL, 1))
+    with_largest, with_smallest = (Options.parse({}, "cuda", model) for model in models)
+    found = []
+    for field, row in zip(fields(Options), rows(Options, "engines.options."), strict=True):
+        least, most = getattr(with_largest, field.name), getattr(with_smallest, field.name)
+        said = row.aside and binary(most) or str(most)
+        there = f"on a GPU {said if least == most else f'{least} to {most}'}" if str(most) != row.default else ""
+        found.append(replace(row, aside="; ".join(filter(None, (row.aside, there)))))
+    return found
+
+
+def as_text(sections: Iterable[Section], width: int) -> str:
+    """For a terminal of so many columns."""
+    lines: list[str] = []
+    for section in sections:
+        lines += ["", section.title, *_wrapped(section.intro, width, "  ")]
+        for row in section.rows:
+            lines += [
+                "",
+                *_wrapped(f"{row.key}: {row.type}, {_said(row)}", width, "  ", "    "),
+                *_wrapped(row.description, width, "    "),
+            ]
+    return "\n".join(lines[1:])
+
+
+def _wrapped(text: str, width: int, indent: str, rest: str = "") -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=rest or indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _said(row: Row, code: str = "") -> str:
+    """Of its default, between two of `code`."""
+    if row.default == REQUIRED:
+        return REQUIRED
+    default = row.default if row.default == NONE else f"{code}{row.default}{code}"
+    return f"default {default}" + (f" ({row.aside})" if row.aside else "")
+
+
+def as_markdown(sections: Iterable[Section]) -> str:
+    """docs/settings.md. A paragraph is one line: where it is wrapped, a line may begin with what Markdown takes for a
+    list."""
+    parts = [_HEAD]
+    for section in sections:
+        parts.append(f"## {section.title}\n\n{_escaped(section.intro)}\n")
+        parts.append("\n".join(map(_item, section.rows)) + "\n")
+    return "\n".join(parts)
+
+
+def _item(row: Row) -> str:
+    head = f"- **`{row.key}`** {_escaped(row.type)}, {_said(row, '`')}"
+    return f"{head}\\\n  {_escaped(row.description)}" if row.description else head
+
+
+def _escaped(text: str) -> str:
+    """But what stands between backticks."""
+    parts = text.split("`")
+    return "`".join(part if i % 2 else _MARKDOWN.sub(r"\\\g<0>", part) for i, part in enumerate(parts))

@@ -1,0 +1,199 @@
+"""Where the services of a system are, and asking them. How a command ends is told by its exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import glob
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import typer
+
+from gpu_scheduler.client import GpuSchedulerClient
+from loader.client import LoaderClient
+from placement.client import PlacementClient
+from prismctl.system import presence
+from prismctl.system.patience import Asked, attending
+from services.errors import Conflict, PrismError, TimedOut, Unavailable
+from services.ipc.sockets import unix_path
+
+NO, USAGE, UNREACHABLE, BUSY = 1, 2, 3, 4
+"""Exit statuses beside 0, done: the answer is no, or it was refused; the command line, or a file that it names, cannot
+be used; who has to answer does not; another change is under way, so that trying again can help."""
+SERVICES = ("placement", "loader", "balloond", "gateway")
+_CALLED = {"loader": "the loader", "keeper": "the keeper"}
+_DEPLOYED = Path("/run/prism")
+"""Where sockets are under systemd and in compose."""
+_LEAST_S = 1.0
+"""Of work that is under way nothing is lost by waiting so long for a service that is busy."""
+T = TypeVar("T")
+
+
+class _Client(Protocol):
+    async def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Client)
+
+
+@dataclass(frozen=True)
+class System:
+    """Addresses, as the command line and the environment give them. Empty: the service's socket in `state`."""
+
+    state: Path
+    placement: str = ""
+    loader: str = ""
+    balloond: str = ""
+    gateway: str = ""
+    wait_s: float = 2.0
+    """How long a service that does not answer is waited for: a restart takes less."""
+
+    def address(self, service: str) -> str:
+        """Of placement, loader, balloond or gateway."""
+        return getattr(self, service) or f"unix:{self.state.resolve() / service}.sock"
+
+    @property
+    def keeper_socket(self) -> str:
+        return str(self.state.resolve() / "keeper.sock")
+
+    def is_here(self, service: str) -> bool:
+        """Whether something is known of it: its address was given, or it has a socket in `state`."""
+        if service == "keeper":
+            return os.path.exists(self.keeper_socket)
+        return bool(getattr(self, service)) or os.path.exists(unix_path(self.address(service)) or "")
+
+    def group_sockets(self) -> list[str]:
+        """Addresses of the gpu_schedulers whose sockets are in `state`: for when placement cannot be asked."""
+        return [f"unix:{path}" for path in _sockets(self.state.resolve(), "gpu?scheduler*")]
+
+    def nowhere(self) -> str | None:
+        """Where a system was looked for of which nobody answers, and where else one may be; None where addresses were
+        given instead."""
+        if self.placement:
+            return None
+        folder = self.state.resolve()
+        there = f" ({_DEPLOYED} has some)" if folder != _DEPLOYED and _sockets(_DEPLOYED) else ""
+        named = f"--state FOLDER, or PRISM_STATE, says where its sockets are{there}"
+        return f"no system in {folder}: {_seen(folder)}; {named}"
+
+    # --- who has to answer
+
+    def node(self) -> list[Asked]:
+        """Those of the node, as far as they are known, that models come and go by."""
+        here = [service for service in ("loader", "balloond") if self.is_here(service)]
+        found = [self.asked(_CALLED.get(service, service), self.address(service)) for service in here]
+        if self.is_here("keeper"):
+            path = self.keeper_socket
+            found.append(Asked(_CALLED["keeper"], path, partial(presence.keeper_problem, path), self._look(path)))
+        return found
+
+    async def groups(self, placement: PlacementClient, model: str = "", *more: str) -> list[Asked]:
+        """Groups that placement can reach: all, or those that have the model, and those of `more`."""
+        return [
+            self.asked(each.group, each.address)
+            for each in (await placement.cluster()).groups
+            if each.reachable
+            and (not model or each.group in more or any(there.model == model for there in each.models))
+        ]
+
+    def attending(self, asked: Iterable[Asked]) -> AbstractAsyncContextManager[None]:
+        """Work inside goes on for as long as these answer. Raises Unavailable."""
+        return attending(list(asked), max(self.wait_s, _LEAST_S))
+
+    def asked(self, name: str, address: str) -> Asked:
+        """Of a gRPC address."""
+        return Asked(name, address, partial(presence.problem, address), self._look(address))
+
+    def _look(self, address: str) -> str:
+        """What to look at when the process there does not answer."""
+        path = unix_path(address) or address
+        log = self.state.resolve() / "logs" / f"{Path(path).stem}.log"
+        return f"its log is {os.path.relpath(log)}" if os.path.isfile(log) and os.path.exists(path) else ""
+
+    # --- asking
+
+    @asynccontextmanager
+    async def open_placement(self) -> AsyncIterator[PlacementClient]:
+        async with self._open("placement", self.address("placement"), PlacementClient) as client:
+            yield client
+
+    @asynccontextmanager
+    async def open_loader(self) -> AsyncIterator[LoaderClient]:
+        """It waits for the others of the node."""
+        address = self.address("loader")
+        others = [each for each in self.node() if each.address != address]
+        async with self._open("the loader", address, LoaderClient, others) as client:
+            yield client
+
+    @asynccontextmanager
+    async def open_group(self, group: str, address: str) -> AsyncIterator[GpuSchedulerClient]:
+        async with self._open(group, address, GpuSchedulerClient) as client:
+            yield client
+
+    @asynccontextmanager
+    async def _open(
+        self, name: str, address: str, connect: Callable[[str], C], others: Iterable[Asked] = ()
+    ) -> AsyncIterator[C]:
+        """Raises Unavailable with the name, when it does not answer or stops doing so, or one of `others`: what gRPC
+        says of a connection names nobody."""
+        asked = self.asked(name, address)
+        problem = await asked.problem(self.wait_s)
+        if problem == presence.NO_SOCKET:
+            raise Unavailable(asked.silent(f"{problem}: --state FOLDER, or PRISM_STATE, says where the services are"))
+        if problem:
+            raise Unavailable(asked.silent(problem))
+        client = connect(address)
+        try:
+            async with self.attending([asked, *others]):
+                yield client
+        finally:
+            await client.close()
+
+
+def _sockets(folder: Path, name: str = "*") -> list[str]:
+    """In order; none where the folder may not be read."""
+    return sorted(glob.glob(os.path.join(glob.escape(str(folder)), f"{name}.sock")))
+
+
+def _seen(folder: Path) -> str:
+    """What there is of a folder in which nobody answers."""
+    try:
+        os.stat(os.path.join(folder, "."))  # as a folder
+    except FileNotFoundError:
+        return "there is no such folder"
+    except NotADirectoryError:
+        return "it is no folder"
+    except OSError:
+        return "this user may not look into it"
+    return "of the processes whose sockets are there none answers" if _sockets(folder) else "it has no sockets"
+
+
+def run(work: Awaitable[T]) -> T:
+    """Carries out the work of a command; an error ends it with one line and a status."""
+
+    async def working() -> T:
+        return await work
+
+    try:
+        return asyncio.run(working())
+    except PrismError as error:
+        raise failed(str(error), _status(error)) from None
+    except UnicodeEncodeError as error:  # bytes of the command line that are no text, on their way into a message
+        raise failed(f"{error.object!r} is not text", USAGE) from None
+
+
+def failed(line: str, status: int) -> typer.Exit:
+    """Says why, and is to be raised."""
+    typer.echo(f"prismctl: {line}", err=True)
+    return typer.Exit(status)
+
+
+def _status(error: PrismError) -> int:
+    if isinstance(error, (Unavailable, TimedOut)):
+        return UNREACHABLE
+    return BUSY if isinstance(error, Conflict) else NO

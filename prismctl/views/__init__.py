@@ -1,0 +1,1 @@
+"""What was seen, as values and as text: tables, frames, sentences. Pure."""

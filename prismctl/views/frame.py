@@ -1,0 +1,214 @@
+"""One frame of `prismctl top`, and what `prismctl status` prints: lines of text made of what was seen. Pure."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from prismctl.views.sizes import size
+from prismctl.views.tables import Column, Row, Section, render
+from prismctl.views.wording import fault
+from services.wording.plurals import counted
+
+_BAR = 50
+"""Characters of a device's memory."""
+_KINDS = (
+    ("W", "weights", "weights_bytes"),
+    ("K", "KV of requests", "kv_used_bytes"),
+    ("c", "cached prefixes", "kv_cached_bytes"),
+    ("r", "reserve", "kv_reserve_bytes"),
+    ("p", "private", "private_bytes"),
+)
+_COLUMNS = (
+    Column("model"),
+    Column("state"),
+    Column("holds", right=True),
+    Column("weights", 1, right=True),
+    Column("KV used", 1, right=True),
+    Column("cached", 3, right=True),
+    Column("reserve", 4, right=True),
+    Column("private", 4, right=True),
+    Column("limit", 6, right=True),
+    Column("waiting", right=True),
+    Column("late", 5, right=True),
+    Column("running", right=True),
+    Column("tokens/s", 2, right=True),
+    Column("idle", 5, right=True),
+)
+_STATUS = (
+    Column("model"),
+    Column("state"),
+    Column("waiting", right=True),
+    Column("running", right=True),
+    Column("KV held", right=True),
+    Column("KV limit", 1, right=True),
+    Column("idle", 2, right=True),
+    Column("tokens/s", 3, right=True),
+    Column("weights", 4, right=True),
+    Column("demand", 5, right=True),
+)
+
+
+def top(seen: Mapping[str, Any], width: int) -> str:
+    """Bytes of every device by owner, queues, residencies."""
+    lines = [*_wrapped(_summary(seen), width), *_away(seen, width)]
+    if seen["groups"]:
+        lines.append(render(_COLUMNS, _devices(seen), width))
+        legend = ", ".join(f"{letter} {what}" for letter, what, _ in _KINDS)
+        lines += _wrapped(f"{legend}, x stranded, . free", width)
+    return "\n".join([*lines, *_nowhere(seen, width)])
+
+
+def status(seen: Mapping[str, Any], width: int) -> str:
+    """Services, groups, and what each model does there."""
+    lines = _away(seen, width) or _wrapped(_all_answer([each["service"] for each in seen["services"]]), width)
+    table: list[Row | Section] = []
+    for group in seen["groups"]:
+        free = f"{size(group['free_bytes'])} of {size(group['capacity_bytes'])} free"
+        table.append(Section(f"{_called(group)}: {free}{_pressure(group)}"))
+        for model in group["models"]:
+            cells = (
+                model["model"],
+                model["state"],
+                str(model["waiting"]),
+                str(model["running"]),
+                size(model["kv_held_bytes"]),
+                limit(model["kv_limit_bytes"]),
+                f"{model['idle_s']:.0f} s",
+                _number(model["tokens_per_s"]),
+                size(model["weights_bytes"]),
+                "" if model["demand"] is None else f"{model['demand']:.3g}",
+            )
+            table.append(Row(cells))
+    if table:
+        lines.append(render(_STATUS, table, width))
+    return "\n".join([*lines, *_nowhere(seen, width)])
+
+
+def limit(count: int) -> str:
+    return "none" if count < 0 else size(count)
+
+
+def bar(device: Mapping[str, Any], length: int = _BAR) -> str:
+    """A device's memory: a letter for each kind, in proportion. Whatever there is a byte of shows if there is room."""
+    parts = [(letter, sum(owner[key] for owner in device["owners"])) for letter, _, key in _KINDS]
+    # What a lease holds and has not told of: mapped weights of an engine that comes up, extents on their way.
+    untold = device["leased_bytes"] - sum(count for letter, count in parts if letter != "p")
+    parts += [("r", max(0, untold)), ("x", device["stranded_bytes"]), (".", device["free_bytes"])]
+    capacity = max(1, sum(count for _, count in parts))
+    text, ends_at, so_far = "", 0, 0
+    for letter, count in parts:
+        so_far += count
+        ends_at = max(ends_at, round(so_far * length / capacity))
+        text += letter * max(ends_at - len(text), 1 if count else 0)
+    return text[:length]
+
+
+def _summary(seen: Mapping[str, Any]) -> str:
+    on_groups = [model for group in seen["groups"] for model in group["models"]]
+    parts = [counted(len(seen["groups"]), "group")]
+    if seen["models"] is not None:
+        states = Counter(model["state"] for model in seen["models"])
+        told = ", ".join(f"{count} {state}" for state, count in states.most_common())
+        parts.append(counted(len(seen["models"]), "model") + (f" ({told})" if told else ""))
+    parts += [f"{sum(model[key] for model in on_groups)} {key}" for key in ("waiting", "running")]
+    rates = [model["tokens_per_s"] for model in on_groups if model["tokens_per_s"] is not None]
+    if rates:
+        parts.append(f"{sum(rates):.0f} tokens/s")
+    if seen["images"] is not None:
+        parts.append(f"images {size(seen['images']['used_bytes'])} of {size(seen['images']['capacity_bytes'])}")
+    return "; ".join(parts)
+
+
+def _all_answer(names: Sequence[str]) -> str:
+    count = len(names)
+    who = f"all {count} services answer" if count > 1 else "1 service answers"
+    return f"{who}: {', '.join(names)}"
+
+
+def _away(seen: Mapping[str, Any], width: int) -> list[str]:
+    lines = _wrapped(seen["hint"], width) if seen["hint"] else []
+    for each in seen["services"]:
+        if not each["answers"]:
+            lines += _wrapped(f"does not answer: {each['service']} ({each['address']}): {each['problem']}", width)
+    for group in seen["groups"]:
+        if group["error"]:
+            lines += _wrapped(f"{group['group']} says: {group['error']}", width)
+        if group["engines_error"]:
+            lines += _wrapped(f"{group['group']} says: no engine is warm: {group['engines_error']}", width)
+    return lines
+
+
+def _nowhere(seen: Mapping[str, Any], width: int) -> list[str]:
+    """Models of the catalogue that are on no group, and what is wrong with any."""
+    here = {model["model"] for group in seen["groups"] for model in group["models"]}
+    lines = []
+    away = [model for model in seen["models"] or () if model["model"] not in here and not model["error"]]
+    if away:
+        lines += _wrapped("on no group: " + ", ".join(f"{each['model']} ({each['state']})" for each in away), width)
+    for model in seen["models"] or ():
+        if model["error"]:
+            lines += _wrapped(f"error: {model['model']}: {fault(model)}", width)
+    return lines
+
+
+def _devices(seen: Mapping[str, Any]) -> Iterator[Row | Section]:
+    for group in seen["groups"]:
+        several = len(group["devices"]) > 1
+        if several or not group["devices"]:
+            yield Section(f"{_called(group)}{_pressure(group)}")
+        for number, device in enumerate(group["devices"]):
+            name = device["device"] if several else _called(group)
+            used = device["capacity_bytes"] - device["free_bytes"]
+            of = f"{size(used)} of {size(device['capacity_bytes'])}, {size(device['free_bytes'])} free"
+            yield Section(f"{name}: {of}{'' if several else _pressure(group)}")
+            yield Section(f"  [{bar(device)}]")
+            yield from _owners(group, device, with_queue=number == 0)
+
+
+def _owners(group: Mapping[str, Any], device: Mapping[str, Any], with_queue: bool) -> Iterator[Row]:
+    """Who holds memory, and who has a queue there; queues are the group's and stand with its first device."""
+    owners = {owner["model"]: owner for owner in device["owners"]}
+    models = {model["model"]: model for model in group["models"]}
+    names = sorted(owners.keys() | (models.keys() if with_queue else set()))
+    for name in names:
+        owner, model = owners.get(name), models.get(name)
+        held = _held(owner) if owner is not None else ("0 B", *("",) * 6)
+        queue = _queue(model) if model is not None and with_queue else ("",) * 5
+        state = model["state"] if model is not None else "leaving"
+        yield Row((name, state, *held, *queue))
+
+
+def _held(owner: Mapping[str, Any]) -> tuple[str, ...]:
+    holds = owner["weights_bytes"] + owner["kv_bytes"] + owner["private_bytes"]
+    keys = ("weights_bytes", "kv_used_bytes", "kv_cached_bytes", "kv_reserve_bytes", "private_bytes")
+    return (size(holds), *(size(owner[key]) for key in keys), limit(owner["limit_bytes"]))
+
+
+def _queue(model: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        str(model["waiting"]),
+        _number(model["late"]),
+        str(model["running"]),
+        _number(model["tokens_per_s"]),
+        f"{model['idle_s']:.0f} s",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _called(group: Mapping[str, Any]) -> str:
+    notes = [note for note, so in (("away", not group["answers"]), ("drained", group["drained"])) if so]
+    return f"{group['group']} ({', '.join(notes)})" if notes else str(group["group"])
+
+
+def _pressure(group: Mapping[str, Any]) -> str:
+    return "" if group["pressure"] is None else f", pressure {group['pressure']:.3f}"
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,54 @@
+"""Where answers go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from prismctl.views.tables import Column, Row, Section, render
+
+T = TypeVar("T")
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+
+
+def show_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=True))
+
+
+def show(value: Any, as_json: bool, text: str) -> None:
+    """The value for a script, or the text for a person."""
+    if as_json:
+        show_json(value)
+    else:
+        typer.echo(text)
+
+
+async def told_meanwhile(work: Awaitable[T], line: str, after_s: float = 1.0) -> T:
+    """What `work` comes to; where that takes longer, `line` on stderr."""
+    say = partial(typer.echo, f"prismctl: {line}", err=True)
+    telling = asyncio.get_running_loop().call_later(after_s, say)
+    try:
+        return await work
+    finally:
+        telling.cancel()
+
+
+def show_table(value: Any, as_json: bool, columns: Sequence[Column], lines: Iterable[Row | Section]) -> None:
+    if as_json:
+        show_json(value)
+    else:
+        typer.echo(render(columns, lines, width()))
+
+
+def width() -> int:
+    """Of the terminal. What reads a pipe does not wrap lines."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return shutil.get_terminal_size().columns if known else sys.maxsize

@@ -1,0 +1,1 @@
+"""Placement on a simulated fleet."""

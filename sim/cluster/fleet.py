@@ -1,0 +1,234 @@
+"""Placement on a fleet, by placement's policy: what `reconcile.py`, `planner.py` and `actuator.py` do, without their
+I/O.
+
+A request for a model that has no place brings it up at once where `Standing.activate` says; where that says that there
+is no room now it waits, and is looked at again every 0.03 s, until idle models make way or busy ones have to, on the
+group that is promised to it (`promises`). Where KV lacks memory idle models leave (`relief`). Every `period_s` the
+token rates are taken and `rebalance` is asked which models should move. The source of a move serves until the target
+is up, and then finishes what it runs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from gpu_scheduler.config import Arbitration
+from placement.config import PlacementConfig
+from placement.policy.assignment.assign import AssignRules
+from placement.policy.assignment.cool_down import CoolDowns
+from placement.policy.assignment.moves import Move, MoveRules
+from placement.policy.assignment.rebalance import NONE, RebalanceRules, Round, rebalance
+from placement.policy.lifecycle.activation import Activation
+from placement.policy.lifecycle.decisions import Activate, GoCold
+from placement.policy.lifecycle.reservations import Promises
+from sim.clock import Clock
+from sim.cluster.standings import Standings
+from sim.engines.cost import Hardware
+from sim.group.arbiter import Arbiter
+from sim.group.node import Group, Residency
+from sim.inputs.catalogue import Spec
+from sim.inputs.request import Request
+
+_LOOK_S = 0.03
+"""How long after something has changed on a group placement looks again (`placement/actuation/reconcile.py`)."""
+_REST_S = 0.1
+"""How long requests that an activation failed pause before they ask again, at first (`gateway/routing/relay.py`)."""
+
+
+class Fleet:
+    """The groups of a cluster under placement's policy."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        specs: Sequence[Spec],
+        sizes: Sequence[int],
+        hardware: Hardware,
+        config: PlacementConfig,
+        rules: Arbitration,
+        finished: Callable[[Request], None],
+    ) -> None:
+        """`sizes`: devices of each group. Raises FleetError for a model that no group can hold."""
+        self._clock = clock
+        self._config = config
+        self.specs = {spec.name: spec for spec in specs}
+        self.groups: list[Group] = []
+        arbiters: dict[str, tuple[Group, Arbiter]] = {}
+        for i, size in enumerate(sizes):
+            group = Group(clock, f"g{i}", size, hardware, lambda group: Arbiter(group, rules), self._again, finished)
+            assert isinstance(group.queue, Arbiter)
+            self.groups.append(group)
+            arbiters[group.name] = group, group.queue
+        self._by_name = {group.name: group for group in self.groups}
+        self._standings = Standings(clock, specs, arbiters, config)
+        self._rebalance = RebalanceRules(
+            AssignRules(tau=config.tau, cool_down_s=config.cool_down_s),
+            MoveRules(at_once=config.migrations_at_once, cool_down_s=config.cool_down_s),
+            config.least_pressure,
+            config.least_share,
+        )
+        self._home: dict[str, Group] = {}
+        """Where a model's requests go."""
+        self._cool_downs = CoolDowns(config.cool_down_s)
+        self._rounds: dict[int, Round] = {}
+        """Of moves, the last that were wanted, by the size of groups."""
+        self._began: set[str] = set()
+        """Models that have come up once."""
+        self._moving: set[str] = set()
+        self._activating: set[str] = set()
+        self._rests_until: dict[str, float] = {}
+        """Models whose activation came to nothing a moment ago."""
+        self._parked: dict[str, deque[Request]] = {}
+        self._promises = {size: Promises(config.patience_s) for size in self._standings.sizes}
+        self.migrations = 0
+        self.reliefs = 0
+        self.refused_for_now = 0
+        clock.after(config.period_s, self._period)
+        if config.relieve:
+            clock.after(_LOOK_S, self._relieve)
+
+    # --- requests
+
+    def submit(self, request: Request) -> None:
+        home = self._home.get(request.model)
+        if home is not None:
+            home.queue.submit(request)
+            return
+        waiting = self._parked.get(request.model)
+        if waiting is not None:
+            waiting.append(request)
+            return
+        self._parked[request.model] = deque([request])
+        self._activate(request.model)
+
+    def _again(self, requests: Sequence[Request]) -> None:
+        """A group gave these back."""
+        for request in requests:
+            self._clock.after(0.0, self.submit, request)
+
+    # --- activation
+
+    def _activate(self, name: str) -> None:
+        """For those that are parked."""
+        now, until = self._clock.now, self._rests_until.get(name, 0.0)
+        if now < until:
+            self._clock.after(until - now, self._activate, name)
+            return
+        spec = self.specs[name]
+        only, there = self._only(spec), self._standings.of(spec.parts)
+        answer = self._promises[spec.parts].ask(self._standings.models[name], there, self._clock.now, only)
+        if not isinstance(answer.outcome, Activate):
+            self.refused_for_now += 1
+            self._clock.after(_LOOK_S, self._activate, name)
+            return
+        group = self._by_name[answer.outcome.place.group]
+        present = group.residents.get(name)
+        if present is not None and present.residency is not Residency.HIBERNATING:
+            self._clock.after(_LOOK_S, self._activate, name)  # it is on its way down there: a Conflict
+            return
+        self._promises[spec.parts].served(name)
+        yields = self._yields(group, answer)
+        self._home[name] = group
+        self._began.add(name)
+        self._activating.add(name)
+        group.activate(
+            spec,
+            lambda up: self._activated(name, group, up),
+            yields,
+            self._config.yield_drain_ms / 1e3,
+        )
+        for request in self._parked.pop(name):
+            group.queue.submit(request)
+
+    def _only(self, spec: Spec) -> str | None:
+        """The group that it has to come up on; None: any."""
+        first = None if spec.name in self._began else spec.begins_on or None
+        return self._config.places.get(spec.name, first)
+
+    def _yields(self, group: Group, answer: Activation) -> list[tuple[str, bool]]:
+        """Who makes way on the group, and whether it goes cold; their requests go there no more."""
+        for eviction in answer.evictions:
+            if self._home.get(eviction.model) is group:
+                del self._home[eviction.model]
+        return [(eviction.model, isinstance(eviction, GoCold)) for eviction in answer.evictions]
+
+    def _activated(self, name: str, group: Group, up: bool) -> None:
+        self._activating.discard(name)
+        if not up:
+            self._rests_until[name] = self._clock.now + _REST_S
+        if not up and self._home.get(name) is group:
+            del self._home[name]
+
+    # --- by itself
+
+    def _relieve(self) -> None:
+        self._clock.after(_LOOK_S, self._relieve)
+        for group in self.groups:
+            if not self._standings.tight(group.name):
+                continue
+            for eviction in self._standings.heard_now(group.name).relieve(group.name).decisions:
+                self.reliefs += 1
+                if self._home.get(eviction.model) is group:
+                    del self._home[eviction.model]
+                group.bring_down(eviction.model, False, lambda: None)
+
+    def _period(self) -> None:
+        self._clock.after(self._config.period_s, self._period)
+        if self._standings.observe() and self._config.rebalance:
+            self._move()
+
+    def _move(self) -> None:
+        at_once = self._config.migrations_at_once
+        if self._activating or len(self._moving) >= at_once or self._wait():
+            return
+        moves: list[Move] = []
+        moved_at, now = self._cool_downs.moved_at(), self._clock.now
+        for size in self._standings.sizes:
+            there, last = self._standings.of(size), self._rounds.get(size, NONE)
+            wanted = rebalance(there.groups, there.residents, moved_at, now, self._rebalance, last)
+            self._rounds[size] = wanted
+            moves += [each.move for each in wanted.begin]
+        for move in moves[:at_once]:
+            self._migrate(move.model, self._by_name[move.source.group], self._by_name[move.target.group])
+
+    def _wait(self) -> bool:
+        """Whether a model waits: what moves then would be in its way."""
+        return any(promises.any(self._clock.now) for promises in self._promises.values())
+
+    def _migrate(self, name: str, source: Group, target: Group) -> None:
+        if name in self._moving:
+            return
+        spec = self.specs[name]
+        answer = self._standings.of(spec.parts).activate(self._standings.models[name], target.name)
+        if not isinstance(answer.outcome, Activate):
+            return
+        self._moving.add(name)
+        yields = self._yields(target, answer)
+
+        def prepared(up: bool) -> None:
+            here = source.residents.get(name)
+            if not up:
+                self._moving.discard(name)
+                self._cool_downs.not_moved(name, self._clock.now)
+                return
+            self._home[name] = target
+            if here is None or not here.active:  # it left meanwhile
+                self._moving.discard(name)
+                return
+            source.bring_down(name, True, lambda: self._moved(name), self._config.drain_ms / 1e3)
+
+        target.activate(spec, prepared, yields)
+
+    def _moved(self, name: str) -> None:
+        self._moving.discard(name)
+        self._cool_downs.moved(name, self._clock.now)
+        self.migrations += 1
+
+    @property
+    def figures(self) -> Mapping[str, int]:
+        return {
+            "migrations": self.migrations,
+            "no room for now": self.refused_for_now,
+            "reliefs": self.reliefs,
+        }

@@ -1,0 +1,154 @@
+"""What placement knows of the groups, in its own terms and kept between decisions: what
+`placement/planning/group_indexes.py` does.
+
+Demands are taken anew once a period, as there. What is on a group is taken anew when something of it has changed, or
+when one of its models has been idle, or awake, for long enough to be evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from placement.config import PlacementConfig
+from placement.policy import kvpr
+from placement.policy.lifecycle.decisions import Resident
+from placement.policy.lifecycle.eligibility import holds_s
+from placement.policy.lifecycle.group_index import Standing
+from placement.policy.window import RateWindow
+from sim.clock import Clock
+from sim.cluster.terms import group_of, model_of, suitable
+from sim.group.arbiter import Arbiter
+from sim.group.node import Group, Residency
+from sim.inputs.catalogue import Spec
+
+_COLD_S, _WAKE_S = 30.0, 1.0
+"""Until a group has measured it (`placement/planning/group_indexes.py`)."""
+_PRESENT = (Residency.ACTIVE, Residency.WAKING, Residency.HIBERNATING, Residency.DRAINING)
+_STEADY = (Residency.ACTIVE, Residency.HIBERNATING)
+
+
+class Standings:
+    """One for each size of group."""
+
+    def __init__(
+        self, clock: Clock, specs: Sequence[Spec], groups: Mapping[str, tuple[Group, Arbiter]], config: PlacementConfig
+    ) -> None:
+        """Raises FleetError for a model that no group can hold."""
+        self._clock = clock
+        self._config = config
+        self._specs = {spec.name: spec for spec in specs}
+        self._groups = groups
+        everywhere = [group for group, _ in groups.values()]
+        self.models = {spec.name: model_of(spec, suitable(spec, everywhere)[0], kvpr.LEAST_DEMAND) for spec in specs}
+        """With their demand."""
+        self._windows: dict[str, RateWindow] = {}
+        self._seen: dict[tuple[str, str], int] = {}
+        self._by_size = {group.devices: Standing(config.lifecycle) for group in everywhere}
+        self._plain = {group.name: group_of(group, config.load_weight) for group in everywhere}
+        self._heard: dict[str, tuple[int, float]] = {}
+        """Group -> its arbiter's count of changes when it was heard, and until when that holds."""
+
+    @property
+    def sizes(self) -> list[int]:
+        return sorted(self._by_size)
+
+    def of(self, size: int) -> Standing:
+        """Of the groups of so many devices, up to date."""
+        now, standing = self._clock.now, self._by_size[size]
+        for name, (group, arbiter) in self._groups.items():
+            changes, until = self._heard.get(name, (-1, inf))
+            if group.devices == size and (changes != arbiter.changes or now >= until):
+                self._hear(group, arbiter)
+        return standing
+
+    def tight(self, name: str) -> bool:
+        """Whether the group could lack KV memory."""
+        group, arbiter = self._groups[name]
+        if arbiter.lack:
+            return True
+        if arbiter.empty:
+            return False
+        used = 0
+        for resident in group.active.values():
+            if resident.engine is not None:
+                used += resident.engine.used_bytes
+        return used > (1 - self._config.headroom) * (group.hardware.capacity_bytes - group.memory.fixed_bytes)
+
+    def heard_now(self, name: str) -> Standing:
+        """That of the group, which is up to date with what its models use and lack."""
+        group, arbiter = self._groups[name]
+        self._hear(group, arbiter)
+        return self._by_size[group.devices]
+
+    def observe(self) -> bool:
+        """Takes the groups' token counters into the windows, and the demands from those. Whether there was anything
+        new."""
+        now = self._clock.now
+        news = False
+        for group, _ in self._groups.values():
+            for name, resident in group.residents.items():
+                total = resident.tokens
+                before = self._seen.get((group.name, name), 0)
+                if total != before:
+                    self._seen[group.name, name] = total
+                    window = self._windows.get(name)
+                    if window is None:
+                        window = self._windows[name] = RateWindow(
+                            window_s=self._config.window_s, short_s=self._config.short_window_s
+                        )
+                    window.observe(total - before if total > before else total, now)
+                    news = True
+        rates = {name: window.rate(now) for name, window in self._windows.items()}
+        changed = {name for name, rate in rates.items() if self._demands(name, rate)}
+        for name, rate in rates.items():
+            if not rate:
+                del self._windows[name]  # as good as none
+        for group, arbiter in self._groups.values():
+            if not changed.isdisjoint(group.residents):
+                self._hear(group, arbiter)
+        return news
+
+    def _demands(self, name: str, rate: float) -> bool:
+        """Works the model's demand out anew. Whether it changed."""
+        spec = self._specs[name]
+        demand = kvpr.demand(
+            rate,
+            spec.shape.kv_bytes_per_token,
+            spec.tpot_s if spec.tpot_s < inf else None,
+            self._config.default_tpot_ms / 1e3,
+        )
+        if demand == self.models[name].demand:
+            return False
+        self.models[name] = self.models[name].wanted(demand)
+        return True
+
+    def _hear(self, group: Group, arbiter: Arbiter) -> None:
+        now, rules = self._clock.now, self._config.lifecycle
+        claims = arbiter.claims()
+        plain = self._plain[group.name]
+        place = kvpr.Place(group.name, tuple(device.name for device in plain.devices))
+        residents: list[Resident] = []
+        for name, resident in group.residents.items():
+            if resident.residency not in _PRESENT:
+                continue
+            cold_s = resident.cold_s or _COLD_S
+            idle = arbiter.idle_s(name) if resident.residency in _STEADY else 0.0
+            stay_s = now - resident.active_at if resident.active else 0.0
+            engine = resident.engine
+            residents.append(
+                Resident(
+                    self.models[name],
+                    place,
+                    hibernating=resident.residency is Residency.HIBERNATING,
+                    idle_s=idle,
+                    wake_s=resident.wake_s or min(_WAKE_S, cold_s),
+                    cold_s=cold_s,
+                    stay_s=stay_s,
+                    claims=claims[name],
+                    kv_used=engine.used_bytes if engine is not None else 0,
+                    kv_lacking=arbiter.lack.of(name, now),
+                )
+            )
+        self._by_size[group.devices].hear(plain, residents)
+        self._heard[group.name] = arbiter.changes, now + holds_s(residents, rules)

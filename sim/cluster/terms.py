@@ -1,0 +1,46 @@
+"""Groups and models in placement's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from placement.policy import kvpr
+from placement.policy.lifecycle.refusal import refusal
+from sim.group.node import Group
+from sim.inputs.catalogue import Spec
+from sim.system import FleetError
+
+
+def group_of(group: Group, load_weight: float = 0.0) -> kvpr.Group:
+    capacity = group.hardware.capacity_bytes
+    devices = (
+        kvpr.Device(f"{group.name}/{i}", capacity, kvpr.load(load_weight, capacity)) for i in range(group.devices)
+    )
+    return kvpr.Group(group.name, tuple(devices))
+
+
+def model_of(spec: Spec, group: Group, demand: float = 0.0) -> kvpr.Model:
+    """As a group of its size books it."""
+    parts, hardware = spec.parts, group.hardware
+    return kvpr.Model(
+        name=spec.name,
+        demand=demand,
+        weights=parts * group.own_room(spec),
+        floor=parts * group.floor(spec),
+        quota=parts * hardware.quota_bytes,
+        kept=parts * hardware.kept_bytes,
+        parts=parts,
+        pinned=spec.pinned,
+    )
+
+
+def suitable(spec: Spec, groups: Sequence[Group]) -> list[Group]:
+    """Those on which the model can be. Raises FleetError with the arithmetic when it fits on none even alone."""
+    found = [group for group in groups if group.devices == spec.parts]
+    if not found:
+        have = ", ".join(f"{group.name} has {group.devices}" for group in groups)
+        raise FleetError(f"{spec.name} is for a group of {spec.parts} devices: {have}")
+    refused = refusal(model_of(spec, found[0]), [group_of(group) for group in found])
+    if refused is not None:
+        raise FleetError(f"no group can hold {spec.name}: {refused.reason}")
+    return found

@@ -1,0 +1,1 @@
+"""Simulated engines: what steps cost, continuous batching, and compute that engines share."""

@@ -1,0 +1,198 @@
+"""Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_arbitration.py` and
+`prefill_priority.py` have it: what `engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`).
+That is before the devices begin the step before, which is given to them then: a step that is decided follows whatever
+comes.
+
+An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Protocol
+
+from gpu_scheduler.engines.sharing import decode_arbitration
+from gpu_scheduler.engines.sharing.decode_arbitration import Want
+from gpu_scheduler.engines.sharing.throttle import Pace
+from sim.clock import Clock, Timer
+from sim.engines.processor import Processor
+
+_LOOK_S = 0.001
+"""How often decodes that stand still look whether they may go on: a real engine's `_TURN_LOOK_S`."""
+_EXACT_S = 1e-9
+"""Of sums of times on the clock."""
+
+
+class Decoding(Protocol):
+    """An engine, as far as this goes."""
+
+    pace: Pace
+
+    @property
+    def batch(self) -> int:
+        """Requests that decode."""
+        ...
+
+    @property
+    def believed_s(self) -> float:
+        """What it takes a decode step alone to be."""
+        ...
+
+    @property
+    def lead_s(self) -> float:
+        """Until the next has to begin (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
+        ...
+
+    @property
+    def prefills(self) -> bool:
+        """A prefill step is under way, or next."""
+        ...
+
+    def look(self) -> None:
+        """It may be able to go on."""
+        ...
+
+    def cut(self) -> None:
+        """Every step is to be looked at from now on: others decode, too, or go first."""
+        ...
+
+
+class DecodeOrder:
+    """One engine's. Registered at the processor from `begin` to `end`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        name: str,
+        engine: Decoding,
+        processor: Processor,
+        precedence_s: float,
+        decode_turn_s: float,
+    ) -> None:
+        """Decodes wait `precedence_s` at most for prefill steps of others, and `decode_turn_s` for decode steps."""
+        self.standing = False
+        """The decodes stand still."""
+        self.last = False
+        """The step that comes was decided before somebody went first, who is waited for behind it."""
+        self._decided = False
+        """The next step is made, whatever comes until then."""
+        self._clock = clock
+        self._name = name
+        self._engine = engine
+        self._processor = processor
+        self._precedence_s = precedence_s
+        self._turn_s = decode_turn_s
+        self._place = next(processor.places)
+        self._behind_since = inf
+        """Since when they do for prefill steps of others."""
+        self._look: Timer | None = None
+        self._decoded_at = 0.0
+        """When they were given the devices last."""
+
+    # --- what neighbours see
+
+    @property
+    def want(self) -> Want:
+        step_s, target_s = self._engine.believed_s, self._engine.pace.step_s
+        return decode_arbitration.want(decode_arbitration.need(step_s, target_s), self._engine.batch, self._place)
+
+    @property
+    def wants(self) -> bool:
+        """It does not while its own prefill step is under way or next, or another's stops it."""
+        engine = self._engine
+        if not engine.batch or engine.pace.step_s == 0 or self._processor.stands_still(engine.batch):
+            return False
+        if engine.prefills:
+            return False
+        return engine.pace.hurries or decode_arbitration.wants(engine.lead_s, engine.believed_s)
+
+    def joined(self) -> None:
+        if self._turn_s > 0:
+            self._engine.cut()
+
+    def claimed(self) -> None:
+        if self._processor.stands_still(self._engine.batch):
+            self._engine.cut()
+
+    # --- its engine's
+
+    def begin(self) -> None:
+        """It has something to decode."""
+        self._processor.decoding[self._name] = self
+        for other in self._processor.decoding.values():
+            if other is not self:
+                other.joined()
+
+    def end(self) -> None:
+        """It has nothing any more."""
+        del self._processor.decoding[self._name]
+
+    def forget(self) -> None:
+        """It looks no more."""
+        if self._look is not None:
+            self._look.cancel()
+            self._look = None
+        self._processor.wait_no_more(self._engine.look)
+
+    def prefills(self) -> None:
+        """The engine begins a prefill step."""
+        self._behind_since = inf
+        self._decided = False
+
+    def begins(self) -> None:
+        """It begins a decode step, or a run of them: with that the step behind it is decided."""
+        self._decided = not self._waits()
+
+    @property
+    def step_by_step(self) -> bool:
+        """Others decode, too: whose step is next is looked at before each."""
+        return len(self._processor.decoding) > 1 and self._turn_s > 0
+
+    def stands_still(self) -> bool:
+        """Whether its next decode step waits for steps of others; then it looks again when it need not, or soon."""
+        self.forget()
+        now, batch = self._clock.now, self._engine.batch
+        decided, self._decided = self._decided, False
+        self.last = decided and self._waits()
+        if self.last:
+            look_s = 0.0
+        elif self._processor.stands_still(batch):
+            self._behind_since = min(self._behind_since, now)
+            look_s = self._behind_since + self._precedence_s - now
+            if look_s > _EXACT_S:
+                self._processor.wait(batch, self._engine.look)
+        elif self._gives_way():
+            look_s = _LOOK_S
+        else:
+            look_s = 0.0
+        self.standing = look_s > _EXACT_S
+        if self.standing:
+            self._look = self._clock.after(look_s, self._engine.look)
+        else:
+            self._behind_since, self._decoded_at = inf, now
+        return self.standing
+
+    def _waits(self) -> bool:
+        """Whether a step that is decided on now is not made at once."""
+        if self._processor.stands_still(self._engine.batch):
+            return min(self._behind_since, self._clock.now) + self._precedence_s - self._clock.now > _EXACT_S
+        return self._gives_way()
+
+    @property
+    def undisturbed(self) -> bool:
+        """Whether a decode step that begins now has the devices for itself, as far as the engine knows
+        (`gpu_scheduler/engines/sharing/solo_step_time.py`)."""
+        others = [other for other in self._processor.decoding.values() if other is not self]
+        if self._processor.goes_first or self._engine.pace.step_s == 0:
+            return False
+        return decode_arbitration.alone(self.want, self.wants, [other.want for other in others if other.wants])
+
+    def _gives_way(self) -> bool:
+        """To decodes of others."""
+        others = [other for other in self._processor.decoding.values() if other is not self]
+        if not others or self._turn_s == 0 or self._engine.pace.step_s == 0:
+            return False
+        if self._clock.now - self._decoded_at >= self._turn_s:
+            return False
+        wanting = [other.want for other in others if other.wants]
+        return bool(wanting) and decode_arbitration.waits(self.want, self.wants, wanting)

@@ -1,0 +1,523 @@
+"""One model's engine on a group: continuous batching with chunked prefill over elastic KV, as SGLang does it.
+
+An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
+of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as they have a lead
+(`gpu_scheduler/policy/tpot_slack.py`). A run goes on, in one event, until its first request ends or its memory does;
+whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run: whose
+goes first is looked at before each (`decode_order.py`).
+
+Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from heapq import heappop, heappush
+from math import inf
+from typing import Protocol
+
+from gpu_scheduler.engines.sharing import decode_arbitration, tpot_slack
+from gpu_scheduler.engines.sharing.solo_step_time import MOST, DecodeStep, StepAlone
+from gpu_scheduler.engines.sharing.throttle import FREE, Pace
+from gpu_scheduler.engines.sharing.tpot_slack import Hold, Stream
+from sim.clock import Clock, Timer
+from sim.engines.cost import Cost
+from sim.engines.decode_order import DecodeOrder
+from sim.engines.processor import Processor, Task
+from sim.group.memory import GroupMemory
+from sim.inputs.request import Request
+
+_LOOK_S = 0.05
+"""How long an engine goes by what it took a decode step to be: a real one's `_LOOK_S`."""
+_RUN_STEPS = 256
+"""Of a decode run at most, as memory is concerned: for so many it is asked for ahead."""
+
+
+class Listener(Protocol):
+    """What a gpu_scheduler hears of its engines."""
+
+    def first_token(self, engine: Engine, request: Request) -> None: ...
+
+    def prefilled(self, engine: Engine, request: Request) -> None:
+        """A chunk of it, not the last."""
+
+    def stepped(self, engine: Engine, steps: int, tokens: int) -> None:
+        """So many decode steps ended since the last call, with so many tokens."""
+
+    def finished(self, engine: Engine, request: Request) -> None: ...
+
+    def parked(self, engine: Engine, request: Request) -> None:
+        """It did not fit any more; what it had generated is kept."""
+
+
+class Engine:
+    """Awake from `Engine()` on; `retire` parks what it runs."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        name: str,
+        cost: Cost,
+        processor: Processor,
+        memory: GroupMemory,
+        listener: Listener,
+        precedence_s: float = 0.0,
+        decode_turn_s: float = 0.0,
+    ) -> None:
+        """Its prefill steps go before decodes of other engines, for `precedence_s` at most; its decodes wait
+        `decode_turn_s` at most for those of others."""
+        self.name = name
+        self.cost = cost
+        self.listener = listener
+        self.last_use = clock.now
+        self.used_bytes = 0
+        """At the end of what it is at."""
+        self.prefill_tokens = 0
+        """Ever."""
+        self._decoded = 0
+        self.pace: Pace = FREE
+        self._clock = clock
+        self._processor = processor
+        self._precedence_s = precedence_s
+        self._memory = memory
+        self._task = Task(self._through)
+        self._token_bytes = -(-cost.shape.kv_bytes_per_token // cost.shape.devices)
+        self._waiting: deque[Request] = deque()
+        """To be prefilled, the first perhaps in part."""
+        self._batch: dict[str, Request] = {}
+        """Decoding."""
+        self._ends: list[tuple[int, int, Request]] = []
+        """Of the batch, by the step that ends it, and by a number that grows; some are of the past."""
+        self._joined = 0
+        self._steps = 0
+        """Decode steps, ever."""
+        self._context = 0
+        """Tokens of the batch's KV."""
+        self._partial = 0
+        """Tokens of KV of requests that are prefilled in part."""
+        self._chunk: list[tuple[Request, int]] = []
+        """The prefill step under way."""
+        self._run = 0
+        """Steps of the decode run under way."""
+        self._run_s = 0.0
+        """Of it, alone."""
+        self._cut = False
+        """It ends with the step under way."""
+        self._began = 0.0
+        """The prefill step or the decode run under way."""
+        self._host_free = 0.0
+        """When its host was, or will be, through with the step that it was last at, and may begin another."""
+        self._hold = Hold()
+        self._lead_s, self._lead_at = inf, 0.0
+        """Of the batch, and when that was."""
+        self._lead_of = (-1, -1, -1, 0.0)
+        """After which step, of how many that ever joined and how many that are left, and with what bound."""
+        self._seen = StepAlone()
+        self._undisturbed = False
+        """The decode run under way, as far as the engine knows."""
+        self._believed, self._believed_at = DecodeStep(), -inf
+        self._pause: Timer | None = None
+        self._prefilled = 0.0, 0.0
+        """When the last prefill step ended, and how long it took."""
+        self._order = DecodeOrder(clock, name, self, processor, precedence_s, decode_turn_s)
+
+    def __repr__(self) -> str:
+        return (
+            f"Engine({self.name}, {len(self._waiting)} to prefill, {len(self._batch)} decode, {self.used_bytes} used)"
+        )
+
+    # --- what it has
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that it has, in order."""
+        return [*self._waiting, *self._batch.values()]
+
+    @property
+    def empty(self) -> bool:
+        return not self._waiting and not self._batch
+
+    def decode_tokens(self) -> int:
+        """Generated, ever, up to now."""
+        done = 0
+        if self._run:
+            passed = self._run_s - self._processor.left(self._task)
+            done = min(self._run, self.cost.steps_in(passed, len(self._batch), self._context)) * len(self._batch)
+        return self._decoded + done
+
+    # --- commands
+
+    def generate(self, request: Request) -> None:
+        request.prefilled, request.given_at = 0, self._clock.now
+        self._waiting.append(request)
+        self._poke()
+
+    def set_pace(self, pace: Pace) -> None:
+        self.pace = pace
+        if self._pause is not None:
+            self._pause.cancel()
+            self._rest()
+
+    def retire(self) -> list[Request]:
+        """Stops, and lets go of everything, in the middle of a step. What it had, in order."""
+        self._settle_run()
+        self._processor.rest(self._task)
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+        self._order.forget()
+        gone = self.requests
+        for request in list(self._batch.values()):
+            self._leave(request)
+        self._waiting.clear()
+        self._ends, self._chunk, self._partial = [], [], 0
+        self._count_used()
+        return gone
+
+    def _settle_run(self) -> None:
+        """Counts the steps of the run under way that have ended."""
+        if self._run:
+            passed = self._run_s - self._processor.left(self._task)
+            steps = min(self._run, self.cost.steps_in(passed, len(self._batch), self._context))
+            self._advance(steps)
+            self._run = 0
+
+    # --- memory (a Holder)
+
+    def grown(self, came: bool) -> None:
+        if not self._task.busy:
+            if not came and not self.empty:  # it stood still for that
+                self._park_newest()
+            self._next()
+
+    def limit_fell(self) -> None:
+        """Idle memory goes at once, requests at the end of the step, newest first."""
+        self._memory.give_back(self.name, self._memory.over_limit(self.name))
+        if self._memory.over_limit(self.name):
+            if self._task.busy:
+                self._cut_run()
+            else:
+                self._next()
+
+    def _shrink(self) -> None:
+        """Down to the limit, at the end of a step."""
+        over = self._memory.over_limit(self.name)
+        if not over:
+            return
+        self._count_used()
+        allowed = self._memory.held(self.name) - over
+        while self.used_bytes > allowed and (self._batch or self._partial):
+            self._park_newest()
+        self._memory.give_back(self.name, self._memory.over_limit(self.name))
+
+    def _fits(self, tokens: int) -> bool:
+        """So many more than are used."""
+        return (self._tokens + tokens) * self._token_bytes <= self._memory.held(self.name)
+
+    def _room_for(self, tokens: int, wanted: int) -> bool:
+        """Whether `tokens` more fit; asks for `wanted` where they do not."""
+        if self._fits(tokens):
+            return True
+        self.used_bytes = self._tokens * self._token_bytes
+        lacking = (self._tokens + tokens) * self._token_bytes - self._memory.held(self.name)
+        return self._memory.grow(self.name, lacking, lacking + max(0, wanted - tokens) * self._token_bytes)
+
+    @property
+    def _tokens(self) -> int:
+        return self._context + self._partial
+
+    def _count_used(self, more: int = 0) -> None:
+        self.used_bytes = (self._tokens + more) * self._token_bytes
+
+    # --- the loop
+
+    def _poke(self) -> None:
+        if not self._task.busy:
+            self._next()
+        elif self._run and self._pause is None:
+            self._cut_run()
+
+    def _cut_run(self) -> None:
+        """The run ends with the step under way."""
+        if not self._run or self._cut:
+            return
+        self._cut = True
+        batch = len(self._batch)
+        passed = self._run_s - self._processor.left(self._task)
+        self._run = min(self._run, self.cost.steps_in(passed, batch, self._context) + 1)
+        self._run_s = self.cost.decode(self._run, batch, self._context)
+        self._decodes(max(0.0, self._run_s - passed))
+
+    def _through(self) -> None:
+        """A prefill step or a decode run has ended."""
+        if self._chunk:
+            self._end_chunk()
+        else:
+            run, self._run = self._run, 0
+            self._advance(run)
+            if run:
+                self._see(run)
+                # Of a decode step the host has little to do: a graph is all.
+                step_s = (self._clock.now - self._began) / run
+                self._host_free = max(self._host_free, self._clock.now - step_s)
+            self.listener.stepped(self, run, run * len(self._batch))
+            while self._ends and self._ends[0][0] <= self._steps:
+                _, _, request = heappop(self._ends)
+                if request.id in self._batch and request.finish_step <= self._steps:
+                    self._finish(request)
+        self._shrink()
+        self._next()
+
+    def _next(self) -> None:
+        """What to do now. Its task is not at anything."""
+        held = bool(self._waiting and self._batch) and self._holds()
+        decodes = held and self._decode(1)
+        stands_still = decodes and self._order.standing
+        if decodes and not stands_still:
+            return
+        # Nothing is held for decodes that stand still themselves.
+        if self._waiting and self._pause is None and self._prefill():
+            return
+        if stands_still or (self._batch and self._decode()):
+            return
+        self._count_used()
+        self._processor.rest(self._task)
+
+    def _holds(self) -> bool:
+        """Whether a decode step comes before the next prefill step. It is looked at anew before each: a step may be
+        slower than it is alone, and decodes that stand still hold nothing."""
+        step = self._believes()
+        if self.lead_s >= 0 or self.pace.step_s <= step.seconds:
+            return False
+        need = decode_arbitration.need(step.seconds, self.pace.step_s) if step.measured else 1.0
+        return self._hold.left_s(self._clock.now, need) > 0
+
+    @property
+    def believed_s(self) -> float:
+        return self._believes().seconds
+
+    def _believes(self) -> DecodeStep:
+        """What it takes a decode step alone to be."""
+        now = self._clock.now
+        if now - self._believed_at > _LOOK_S:
+            self._believed, self._believed_at = self._seen.seen(self.cost.decode_step_s, now), now
+        return self._believed
+
+    def _see(self, run: int) -> None:
+        """The steps behind the first of a run that has ended."""
+        apart_s = (self._clock.now - self._began) / run
+        for step in range(max(1, run - MOST), run):
+            self._seen.given(self._began + step * apart_s, self._undisturbed)
+
+    @property
+    def lead_s(self) -> float:
+        """Of the batch, now (`gpu_scheduler/policy/tpot_slack.py`)."""
+        now = self._clock.now
+        if self.pace.step_s == 0:
+            return inf
+        steps = self._steps
+        if self._run > 1:
+            passed = self._run_s - self._processor.left(self._task)
+            steps += min(self._run, self.cost.steps_in(passed, len(self._batch), self._context))
+        of = (steps, self._joined, len(self._batch), self.pace.step_s)
+        if of != self._lead_of:
+            streams = (Stream(each.joined_at, steps - each.joined_step) for each in self._batch.values())
+            least = tpot_slack.lead_s(streams, now, self.believed_s, self.pace.step_s)
+            self._lead_s, self._lead_at, self._lead_of = least, now, of
+        return self._lead_s - (now - self._lead_at)
+
+    # --- prefill
+
+    def _prefill(self) -> bool:
+        whole = self.cost.chunk_tokens
+        most = min(whole, self.pace.chunk_tokens or whole)
+        seconds, left = 0.0, most
+        room = most_at_once = self.cost.hardware.most_running - len(self._batch)
+        for request in list(self._waiting):
+            if left <= 0 or room <= 0:
+                break
+            tokens = min(left, request.to_prefill - request.prefilled)
+            needed = tokens + (request.prefilled + tokens == request.to_prefill)  # its first token, too
+            if not self._room_for(needed, needed):
+                break
+            self._chunk.append((request, tokens))
+            self._partial += needed
+            seconds += self.cost.prefill_part(tokens, request.prefilled)
+            left -= tokens
+            room -= 1
+        if not self._chunk:
+            self._stuck()
+            return False
+        self._count_used()
+        self._began = self._clock.now
+        self._order.prefills()
+        self._seen.disturbed()
+        tokens = most - left
+        begins = self._clock.now
+        if self._task.busy:
+            begins = max(self._host_free, *(request.given_at for request, _ in self._chunk))
+        host_until = max(self._clock.now, begins + self.cost.prefill_host(tokens))
+        self._host_free = host_until + self.cost.prefill_after(tokens)
+        self._processor.work(
+            self._task,
+            self.cost.prefill_devices(seconds),
+            first=min(len(self._waiting), most_at_once),
+            first_s=self._precedence_s,
+            host_s=host_until - self._clock.now,
+            gaps_s=self.cost.prefill_gaps(seconds, tokens),
+        )
+        return True
+
+    def _stuck(self) -> None:
+        """No memory for the next prompt. Decodes end and leave theirs; if there are none and nothing comes, it is put
+        back into the queue."""
+        if not self._batch and not self._memory.waits(self.name):
+            self._park(self._drop_first())
+
+    def _drop_first(self) -> Request:
+        """Of those to be prefilled; only it may be so in part."""
+        request = self._waiting.popleft()
+        self._partial -= request.prefilled
+        return request
+
+    def _end_chunk(self) -> None:
+        now = self._clock.now
+        chunk, self._chunk = self._chunk, []
+        done: list[Request] = []
+        for request, tokens in chunk:
+            request.prefilled += tokens
+            self.prefill_tokens += tokens
+            if request.prefilled == request.to_prefill:
+                done.append(request)
+                self._waiting.popleft()
+                self._partial -= request.prefilled + 1
+                self._join(request)
+            else:
+                self.listener.prefilled(self, request)
+        took_s = now - self._began
+        self._hold.prefilled(now, took_s)
+        self._prefilled = now, took_s
+        if self.pace.pause_ratio > 0:
+            self._rest()
+        for request in done:
+            self.listener.first_token(self, request)
+            if request.most_new_tokens == 0:
+                self._finish(request)
+
+    def _rest(self) -> None:
+        """A pause behind the last prefill step, as long as the pace has it now."""
+        ended_at, took_s = self._prefilled
+        left_s = max(0.0, ended_at + self.pace.pause_ratio * took_s - self._clock.now)
+        self._pause = self._clock.after(left_s, self._unpause)
+
+    def _unpause(self) -> None:
+        self._pause = None
+        self._poke()
+
+    # --- decode
+
+    def _join(self, request: Request) -> None:
+        """Its prefill gave its first token, or the next one after it was parked."""
+        self._context += request.to_prefill + 1
+        request.generated += 1
+        self._decoded += 1
+        request.joined_step, request.joined_at = self._steps, self._clock.now
+        request.finish_step = self._steps + request.most_new_tokens
+        if not self._batch:
+            self._order.begin()
+        self._batch[request.id] = request
+        self._joined += 1
+        heappush(self._ends, (request.finish_step, self._joined, request))
+
+    def _decode(self, most: int = sys.maxsize) -> bool:
+        """At most so many steps. False: it has to wait for memory."""
+        if self._order.stands_still():
+            self._seen.disturbed()
+            self._count_used()
+            self._processor.rest(self._task)
+            return True
+        if self._order.step_by_step or self._order.last:
+            most = 1
+        batch = len(self._batch)
+        while self._ends[0][2].finish_step != self._ends[0][0] or self._ends[0][2].id not in self._batch:
+            heappop(self._ends)
+        steps = min(most, self._ends[0][0] - self._steps)
+        if not self._fits(batch * steps):
+            self._room_for(batch, batch * min(steps, _RUN_STEPS))
+            free = self._memory.held(self.name) // self._token_bytes - self._tokens
+            steps = min(steps, free // batch)
+            if steps <= 0:
+                return self._starved()
+        self._count_used(batch * steps)
+        self._began = self._clock.now
+        self._run, self._cut = steps, False
+        self._run_s = self.cost.decode(steps, batch, self._context)
+        self._undisturbed = self._order.undisturbed
+        self._seen.given(self._clock.now, self._undisturbed)
+        self._order.begins()
+        self._decodes(self._run_s)
+        return True
+
+    @property
+    def batch(self) -> int:
+        return len(self._batch)
+
+    @property
+    def prefills(self) -> bool:
+        return bool(self._chunk) or (bool(self._waiting) and self._pause is None and not self._holds())
+
+    def look(self) -> None:
+        if not self._task.busy and not self.empty:
+            self._next()
+
+    def cut(self) -> None:
+        if self._run > 1:
+            self._cut_run()
+
+    def _decodes(self, seconds: float) -> None:
+        devices = self.cost.decode_share(len(self._batch), self._context)
+        self._processor.work(self._task, seconds, decodes=True, devices=devices)
+
+    def _starved(self) -> bool:
+        """Not a step more fits. True: it has something to do nevertheless."""
+        if self._memory.waits(self.name):
+            return False
+        self._park_newest()
+        if self._batch:
+            return self._decode()
+        # Who waited for a prefill had no room beside those that are parked now.
+        return bool(self._waiting) and self._pause is None and self._prefill()
+
+    def _advance(self, steps: int) -> None:
+        self._steps += steps
+        self._decoded += steps * len(self._batch)
+        self._context += steps * len(self._batch)
+
+    def _leave(self, request: Request) -> None:
+        """Out of the batch."""
+        del self._batch[request.id]
+        if not self._batch:
+            self._order.end()
+        request.generated += self._steps - request.joined_step
+        self._context -= request.prompt_tokens + request.generated
+
+    def _finish(self, request: Request) -> None:
+        self._leave(request)
+        request.ended_at = self.last_use = self._clock.now
+        self._count_used()
+        self.listener.finished(self, request)
+
+    def _park_newest(self) -> None:
+        if self._batch:
+            request = next(reversed(self._batch.values()))
+            self._leave(request)
+        else:
+            request = self._drop_first()
+        self._park(request)
+
+    def _park(self, request: Request) -> None:
+        request.prefilled = 0
+        request.parked += 1
+        self._count_used()
+        self.listener.parked(self, request)

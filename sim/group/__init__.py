@@ -1,0 +1,1 @@
+"""A simulated group: its memory, its residencies, and the shared queue."""

@@ -1,0 +1,326 @@
+"""A group: its devices' memory and compute, its engines, and the residencies of its models.
+
+A residency changes in the steps of `gpu_scheduler/residency/activation.py` and `residency.py`: book, make room, fill,
+wake; or drain, empty, book what a sleeping engine keeps. What they take is the cost model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from loader.policy.floor import floor_bytes
+from services.errors import Refused
+from sim.clock import Clock, Timer
+from sim.engines.cost import Cost, Hardware, graph_bytes
+from sim.engines.engine import Engine, Listener
+from sim.engines.processor import Processor
+from sim.group.memory import GroupMemory
+from sim.inputs.catalogue import Spec
+from sim.inputs.request import Request
+
+_ROOM_TIMEOUT_S, _ROOM_HELD_S = 20.0, 60.0
+"""As `gpu_scheduler/residency/activation.py` asks for it."""
+
+
+class Queue(Listener, Protocol):
+    """What orders a group's requests: a policy's own, and the listener of its engines."""
+
+    precedence_s: float
+    """Of prefill steps before neighbours' decodes, as engines have it."""
+    precedence_batch: int
+    """The same."""
+    decode_turn_s: float
+    """Of decode steps before others', the same."""
+
+    def submit(self, request: Request) -> None: ...
+
+    def hand_back(self, name: str) -> list[Request]:
+        """All that wait of a model; they are this group's no more."""
+
+    def forget(self, request: Request) -> None: ...
+
+    def residency_changed(self, resident: Resident) -> None: ...
+
+    def idle_s(self, name: str) -> float: ...
+
+
+class Residency(Enum):
+    ACTIVE = "active"
+    WAKING = "waking"
+    HIBERNATING = "hibernating"
+    DRAINING = "draining"
+    GONE = "gone"
+    """Cold: it has no engine here."""
+
+
+@dataclass(eq=False, slots=True)
+class Resident:
+    """One model on a group."""
+
+    spec: Spec
+    cost: Cost
+    residency: Residency = Residency.WAKING
+    engine: Engine | None = None
+    asleep: bool = False
+    """It has an engine that sleeps."""
+    wake_s: float = 0.0
+    """What its last wake-up took; 0: none yet."""
+    cold_s: float = 0.0
+    """The later one of these two."""
+    active_at: float = 0.0
+    """When it became active last."""
+    token_bytes: int = field(init=False)
+    """Of KV, on each device."""
+    drained: Callable[[], None] | None = None
+    """While it drains: to be called when its engine is empty."""
+    drain_timer: Timer | None = None
+    past_tokens: int = 0
+    """Of engines before this one."""
+
+    def __post_init__(self) -> None:
+        self.token_bytes = -(-self.spec.shape.kv_bytes_per_token // self.spec.parts)
+
+    @property
+    def active(self) -> bool:
+        return self.residency is Residency.ACTIVE
+
+    @property
+    def waking(self) -> bool:
+        return self.residency is Residency.WAKING
+
+    @property
+    def up_s(self) -> float:
+        """What bringing it up took the last time that it began as now; 0: never done."""
+        return self.wake_s if self.asleep else self.cold_s
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and output tokens, ever, on this group."""
+        engine = self.engine
+        return self.past_tokens + (engine.prefill_tokens + engine.decode_tokens() if engine is not None else 0)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened on a group."""
+
+    wakes: int = 0
+    cold_starts: int = 0
+    failed_activations: int = 0
+    hibernations: int = 0
+    gone_cold: int = 0
+    weights_bytes: int = 0
+    """Copied onto its devices."""
+
+
+class Group:
+    """`back` gets requests that cannot be served here any more."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        name: str,
+        devices: int,
+        hardware: Hardware,
+        queue: Callable[[Group], Queue],
+        back: Callable[[list[Request]], None],
+        finished: Callable[[Request], None],
+    ) -> None:
+        self.clock = clock
+        self.name = name
+        self.devices = devices
+        self.hardware = hardware
+        self.memory = GroupMemory(clock, hardware, hardware.capacity_bytes)
+        self.residents: dict[str, Resident] = {}
+        self.active: dict[str, Resident] = {}
+        """Of them, those that are."""
+        self.counts = Counts()
+        self.on_finished = finished
+        self._back = back
+        self.queue = queue(self)
+        self.processor = Processor(clock, hardware.sharing, self.queue.precedence_batch, hardware.decode_sharing)
+
+    def __repr__(self) -> str:
+        residents = ", ".join(f"{name} {r.residency.value}" for name, r in self.residents.items())
+        return f"Group({self.name}, {residents})"
+
+    def own_room(self, spec: Spec) -> int:
+        """Weights and graphs on each device, as they are booked."""
+        unit = self.hardware.weights_unit_bytes
+        weights = -(-spec.shape.weights_bytes // spec.parts)
+        return sum(-(-part // unit) * unit for part in (weights, graph_bytes(spec.shape, self.hardware)))
+
+    def floor(self, spec: Spec) -> int:
+        """On each device, in whole extents."""
+        each = -(-spec.shape.kv_bytes_per_token // spec.parts)
+        return floor_bytes(spec.context_tokens, 0, each, self.hardware.kv_extent_bytes)
+
+    def finished(self, request: Request) -> None:
+        """Called by the queue."""
+        resident = self.residents.get(request.model)
+        if resident is not None and resident.drained is not None:
+            self.clock.after(0.0, self._look_drained, resident)
+        self.on_finished(request)
+
+    # --- up
+
+    def activate(
+        self,
+        spec: Spec,
+        done: Callable[[bool], None],
+        yields: Sequence[tuple[str, bool]] = (),
+        drain_s: float = 0.0,
+    ) -> None:
+        """`yields`: models that make way, within `drain_s` each, and whether they go cold. `done`: whether it is
+        active, later."""
+        resident = self.residents.get(spec.name)
+        if resident is None:
+            resident = self.residents[spec.name] = Resident(spec, Cost(spec.shape, self.hardware))
+        self._set(resident, Residency.WAKING)
+        self._make_way(resident, list(yields), drain_s, done)
+
+    def _make_way(
+        self, resident: Resident, yields: list[tuple[str, bool]], drain_s: float, done: Callable[[bool], None]
+    ) -> None:
+        while yields:
+            name, cold = yields.pop(0)
+            other = self.residents.get(name)
+            if other is not None and other.residency in (Residency.ACTIVE, Residency.HIBERNATING):
+                self.bring_down(name, cold, lambda: self._make_way(resident, yields, drain_s, done), drain_s)
+                return
+        self._entitle(resident, done)
+
+    def _entitle(self, resident: Resident, done: Callable[[bool], None]) -> None:
+        spec = resident.spec
+        own, floor = self.own_room(spec), self.floor(spec)
+        try:
+            self.memory.book(spec.name, self.hardware.quota_bytes, own, floor)
+        except Refused:
+            self.clock.after(0.0, self._failed, resident, done)
+            return
+        self.memory.make_room(
+            spec.name,
+            own + floor,
+            lambda short: self._roomed(resident, done, short),
+            may_retract=True,
+            hold_s=_ROOM_HELD_S,
+            timeout_s=_ROOM_TIMEOUT_S,
+        )
+
+    def _roomed(self, resident: Resident, done: Callable[[bool], None], short: int) -> None:
+        if short:
+            self._failed(resident, done)
+            return
+        name, asleep = resident.spec.name, resident.asleep
+        if resident.engine is None:
+            resident.engine = Engine(
+                self.clock,
+                name,
+                resident.cost,
+                self.processor,
+                self.memory,
+                self.queue,
+                self.queue.precedence_s,
+                self.queue.decode_turn_s,
+            )
+            self.memory.open(resident.engine)
+        self.memory.fill(name, self.own_room(resident.spec))
+        seconds = resident.cost.wake_s if asleep else resident.cost.cold_s
+        self.clock.after(seconds, self._up, resident, done, seconds)
+
+    def _up(self, resident: Resident, done: Callable[[bool], None], seconds: float) -> None:
+        if resident.asleep:
+            resident.wake_s, resident.asleep = seconds, False
+            self.counts.wakes += 1
+        else:
+            resident.cold_s = seconds
+            self.counts.cold_starts += 1
+        self.counts.weights_bytes += resident.spec.shape.weights_bytes
+        self._set(resident, Residency.ACTIVE)
+        self.memory.release_room(resident.spec.name)
+        done(True)
+
+    def _failed(self, resident: Resident, done: Callable[[bool], None]) -> None:
+        """It is again as it was."""
+        name = resident.spec.name
+        self.counts.failed_activations += 1
+        if resident.asleep:
+            self.memory.book(name, self.hardware.kept_bytes, 0, 0)
+            self._set(resident, Residency.HIBERNATING)
+        else:
+            if name in self.memory.device.ledger.bookings:
+                self.memory.unbook(name)
+            self._leave(resident)
+        self._back(self.queue.hand_back(name))
+        done(False)
+
+    # --- down
+
+    def bring_down(self, name: str, cold: bool, done: Callable[[], None], drain_s: float = 0.0) -> None:
+        """What waits is handed back at once, what runs when `drain_s` are over."""
+        resident = self.residents[name]
+        if resident.residency is Residency.HIBERNATING:
+            self._down(resident, cold, done)
+            return
+        self._set(resident, Residency.DRAINING)
+        self._back(self.queue.hand_back(name))
+        resident.drained = lambda: self._down(resident, cold, done)
+        resident.drain_timer = self.clock.after(drain_s, self._drained, resident)
+        self._look_drained(resident)
+
+    def _look_drained(self, resident: Resident) -> None:
+        if resident.drained is not None and resident.engine is not None and resident.engine.empty:
+            self._drained(resident)
+
+    def _drained(self, resident: Resident) -> None:
+        if resident.drained is None or resident.engine is None:
+            return
+        go_on, resident.drained = resident.drained, None
+        if resident.drain_timer is not None:
+            resident.drain_timer.cancel()
+            resident.drain_timer = None
+        left = resident.engine.retire()
+        for request in left:
+            self.queue.forget(request)
+        parked = self.queue.hand_back(resident.spec.name)
+        self._back([*left, *parked])
+        self.clock.after(self.hardware.hibernate_s, go_on)
+
+    def _down(self, resident: Resident, cold: bool, done: Callable[[], None]) -> None:
+        name = resident.spec.name
+        if cold:
+            self.memory.close(name)
+            self.memory.unbook(name)
+            resident.past_tokens, resident.engine = resident.tokens, None
+            resident.asleep = False
+            self.counts.gone_cold += 1
+            self._leave(resident)
+        else:
+            self.memory.empty(name)
+            self.memory.book(name, self.hardware.kept_bytes, 0, 0)
+            resident.asleep = True
+            self.counts.hibernations += 1
+            self._set(resident, Residency.HIBERNATING)
+        done()
+
+    # --- records
+
+    def _set(self, resident: Resident, residency: Residency) -> None:
+        resident.residency = residency
+        if residency is Residency.ACTIVE:
+            resident.active_at = self.clock.now
+            self.active[resident.spec.name] = resident
+        else:
+            self.active.pop(resident.spec.name, None)
+        self.queue.residency_changed(resident)
+
+    def _leave(self, resident: Resident) -> None:
+        del self.residents[resident.spec.name]
+        self._set(resident, Residency.GONE)
+
+    def check(self) -> None:
+        """Raises AssertionError where bytes are missing or counted twice."""
+        self.memory.check()

@@ -1,0 +1,1 @@
+"""What a replay begins with: a trace of requests, a catalogue, rates."""

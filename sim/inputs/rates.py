@@ -1,0 +1,102 @@
+"""A trace drawn from mean rates, for whoever has no trace: CSV with the columns `model,requests_per_s,prompt_tokens,
+output_tokens`.
+
+Requests of a model come at random (Poisson); their tokens are lognormal around the given means, with the spreads that
+servegen48 has (`synthetic.py`).
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite, log
+from pathlib import Path
+from typing import TextIO
+
+from sim.inputs.catalogue import Catalogue, Spec
+from sim.inputs.request import Request
+from sim.inputs.trace import Trace, TraceError
+
+COLUMNS = ["model", "requests_per_s", "prompt_tokens", "output_tokens"]
+_SPREADS = (1.0, 1.4)
+"""Of the logarithms of prompt and output tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One line."""
+
+    spec: Spec
+    requests_per_s: float
+    prompt_tokens: float
+    output_tokens: float
+
+
+def read(path: Path, catalogue: Catalogue) -> list[Rate]:
+    """Raises TraceError with the line, OSError."""
+    found: dict[str, Rate] = {}
+    with open(path, newline="") as file:
+        for line, row in _rows(path, file):
+            where = f"{path}, line {line}"
+            if len(row) != len(COLUMNS):
+                raise TraceError(f"{where}: {len(row)} columns instead of {len(COLUMNS)}")
+            spec = catalogue.find(row[0])
+            if spec is None:
+                raise TraceError(f"{where}: model {row[0]!r} is not in the catalogue")
+            if row[0] in found:
+                raise TraceError(f"{where}: model {row[0]!r} again")
+            found[row[0]] = Rate(spec, *(_positive(*cell, where) for cell in zip(row[1:], COLUMNS[1:], strict=True)))
+    if not found:
+        raise TraceError(f"{path}: no model in it")
+    return list(found.values())
+
+
+def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    rows = csv.reader(file)
+    try:
+        header = next(rows, [])
+        if header != COLUMNS:
+            raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(COLUMNS)!r}")
+        for row in rows:
+            yield rows.line_num, row
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
+
+
+def draw(rates: list[Rate], seconds: float, scale: float = 1.0, seed: int = 0) -> Trace:
+    """`scale` multiplies the rates. Raises TraceError when not one request comes."""
+    rows = sorted(
+        (at, number, rest) for number, rate in enumerate(rates) for at, *rest in _of(rate, seconds, scale, seed)
+    )
+    if not rows:
+        raise TraceError(f"at these rates no request comes in {seconds:g} s")
+    requests: list[Request] = []
+    for at, number, (prompt, output) in rows:
+        spec = rates[number].spec
+        requests.append(Request(str(len(requests)), spec.name, at, prompt, output, spec.ttft_s, spec.tpot_s))
+    return Trace(requests, seconds)
+
+
+def _of(rate: Rate, seconds: float, scale: float, seed: int) -> Iterator[tuple[float, int, int]]:
+    """Arrival, prompt and output tokens, in order of time."""
+    chance = random.Random(f"{rate.spec.name} {seed}")
+    at = 0.0
+    while (at := at + chance.expovariate(rate.requests_per_s * scale)) < seconds:
+        prompt, output = (
+            max(1, round(chance.lognormvariate(log(mean) - spread * spread / 2, spread)))
+            for mean, spread in zip((rate.prompt_tokens, rate.output_tokens), _SPREADS, strict=True)
+        )
+        prompt = min(prompt, rate.spec.context_tokens - 1)
+        yield at, prompt, min(output, rate.spec.context_tokens - prompt)
+
+
+def _positive(text: str, column: str, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise TraceError(f"{where}: {column} is {text!r}, not a number") from None
+    if not (isfinite(value) and value > 0):
+        raise TraceError(f"{where}: {column} is {text}; it has to be above zero")
+    return value

@@ -1,0 +1,130 @@
+"""Traces: CSV, perhaps gzipped, with the columns `arrival_s,model,prompt_tokens,output_tokens`, in order of time.
+
+A bad line ends the reading with its number and what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+
+from sim.inputs.catalogue import Catalogue
+from sim.inputs.request import Request
+
+COLUMNS = ["arrival_s", "model", "prompt_tokens", "output_tokens"]
+
+
+class TraceError(ValueError):
+    """What is wrong with a trace, and in which line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Which part of a trace is replayed."""
+
+    start_s: float = 0.0
+    seconds: float = inf
+    rate: float = 1.0
+    """Requests for each of the trace: below 1 some are left out, above some come more than once, by a seeded draw."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.rate) and self.rate > 0):
+            raise TraceError(f"the rate has to be above zero, not {self.rate:g}")
+        if not self.start_s >= 0 or not self.seconds > 0:
+            raise TraceError(f"no slice: it begins at {self.start_s:g} s and lasts {self.seconds:g} s")
+
+
+@dataclass(slots=True)
+class Trace:
+    """The requests of a slice; times count from its start."""
+
+    requests: list[Request]
+    seconds: float
+    clipped: int = 0
+    """Requests that were longer than their model's context."""
+
+
+def read(path: Path, catalogue: Catalogue, part: Slice) -> Trace:
+    """Raises TraceError, OSError. The whole file is checked, not the slice alone."""
+    draw = random.Random(part.seed)
+    trace = Trace([], part.seconds)
+    last = 0.0
+    for line, row in _rows(path):
+        where = f"{path}, line {line}"
+        if len(row) != len(COLUMNS):
+            raise TraceError(f"{where}: {len(row)} columns instead of {len(COLUMNS)}")
+        arrival = _number(row[0], where, "arrival_s")
+        if arrival < last:
+            raise TraceError(f"{where}: time goes back, from {last:g} to {arrival:g} s")
+        last = arrival
+        spec = catalogue.find(row[1])
+        if spec is None:
+            raise TraceError(f"{where}: model {row[1]!r} is not in the catalogue")
+        prompt, output = _count(row[2], where, COLUMNS[2]), _count(row[3], where, COLUMNS[3])
+        if not part.start_s <= arrival < part.start_s + part.seconds:
+            continue
+        if prompt + output > spec.context_tokens:
+            trace.clipped += 1
+            prompt = min(prompt, spec.context_tokens - 1)
+            output = min(output, spec.context_tokens - prompt)
+        copies = int(part.rate) + (draw.random() < part.rate % 1)
+        for _ in range(copies):
+            trace.requests.append(
+                Request(
+                    str(len(trace.requests)),
+                    spec.name,
+                    arrival - part.start_s,
+                    prompt,
+                    output,
+                    spec.ttft_s,
+                    spec.tpot_s,
+                )
+            )
+    if not trace.requests:
+        raise TraceError(f"{path}: no request in this slice; the last of the file is at {last:g} s")
+    if part.seconds == inf:
+        trace.seconds = max(last - part.start_s, 1e-3)
+    return trace
+
+
+def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    with open(path, "rb") as raw:
+        zipped = raw.read(2) == b"\x1f\x8b"
+    opened = gzip.open(path, "rb") if zipped else open(path, "rb")
+    with opened as file:
+        rows = csv.reader(io.TextIOWrapper(file, encoding="utf-8", newline=""))
+        try:
+            header = next(rows, [])
+            if header != COLUMNS:
+                raise TraceError(f"{path}, line 1: the columns are {','.join(header)!r}, not {','.join(COLUMNS)!r}")
+            for row in rows:
+                yield rows.line_num, row
+        except (EOFError, gzip.BadGzipFile, UnicodeDecodeError, csv.Error) as error:
+            raise TraceError(f"{path}, after line {rows.line_num}: {error}") from None
+
+
+def _number(text: str, where: str, column: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise TraceError(f"{where}: {column} is {text!r}, not a number") from None
+    if not isfinite(value) or value < 0:
+        raise TraceError(f"{where}: {column} is {text}")
+    return value
+
+
+def _count(text: str, where: str, column: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise TraceError(f"{where}: {column} is {text!r}, not a whole number") from None
+    if value <= 0:
+        raise TraceError(f"{where}: {column} is {value}; it has to be above zero")
+    return value

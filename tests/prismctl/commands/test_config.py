@@ -1,0 +1,94 @@
+"""`prismctl config validate`, as a person and as a script use it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from prismctl.__main__ import app
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = ROOT / "examples" / "models" / "llama-debian"
+GATEWAY = 'name = "gateway"\nlisten = "unix:/g"\nhttp = "127.0.0.1:8000"\nplacement = "unix:/p"\n'
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a file where the command runs, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["config", "validate", *arguments])
+
+
+@pytest.mark.parametrize("folder", ["systemd/config", "compose/config/cpu", "compose/config/cuda"])
+def test_what_is_shipped_can_be_used(folder):
+    files = sorted(map(str, (ROOT / "deploy" / folder).glob("*.toml")))
+    result = run("--no-folders", *files)
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) == len(files) >= 3
+
+
+def test_a_fault_is_told_with_file_line_and_key_as_the_service_would(write):
+    name = write("gateway.toml", GATEWAY + 'colour = "red"\nmost_in_flight = 0\n')
+    result = run(name)
+    assert result.exit_code == 1
+    assert result.stdout.splitlines() == [
+        "gateway.toml:6: most_in_flight: Input should be greater than or equal to 1",
+        "gateway.toml:5: colour: unknown key",
+    ]
+
+
+def test_a_key_that_is_missing_has_no_line(write):
+    result = run(write("gateway.toml", GATEWAY.replace("placement", "# placement")))
+    assert result.stdout == "gateway.toml: placement: Field required\n"
+
+
+def test_a_file_says_by_its_keys_what_it_is_or_is_told(write):
+    name = write("prod.toml", GATEWAY)
+    assert run(name).stdout == "prod.toml: a gateway that can be used\n"
+    assert "group: Field required" in run(name, "--as", "gpu_scheduler").stdout
+    result = run(write("empty.toml", ""))
+    assert result.exit_code == 1 and "neither its name nor its keys say what it is" in result.stdout
+
+
+def test_what_is_no_toml_is_a_fault_with_its_place(write):
+    result = run(write("loader.toml", "name = \n"))
+    assert result.exit_code == 1 and "loader.toml: not TOML: " in result.stdout and "line 1" in result.stdout
+
+
+def test_a_catalogue_is_checked_with_its_models_folders(write, tmp_path):
+    shutil.copytree(MODEL, tmp_path / "whole")
+    shutil.copytree(MODEL, tmp_path / "broken")
+    (tmp_path / "broken" / "tokenizer.json").unlink()
+    listed = '[[model]]\nname = "a"\npath = "whole"\n\n[[model]]\nname = "b"\npath = "broken"\n'
+    name = write("catalogue.toml", listed)
+    result = run(name, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1 and not told["valid"] and told["files"] == {name: "catalogue"}
+    (fault,) = told["faults"]
+    assert (fault["file"], fault["line"], fault["key"]) == (name, 7, "model.1.path")
+    assert fault["problem"].startswith("b: no tokenizer")
+    assert run(name, "--no-folders").exit_code == 0
+
+
+def test_files_that_do_not_agree_are_told(write):
+    one = write("gateway.toml", GATEWAY)
+    other = write("gateway-1.toml", GATEWAY)
+    result = run(one, other)
+    assert result.exit_code == 1
+    assert "gateway-1.toml:2: listen: unix:/g is that of gateway.toml too" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("none.toml",), (), ("--as", "kitchen", "x.toml")])
+def test_what_cannot_be_read_or_understood_is_status_2(write, arguments):
+    assert run(*arguments).exit_code == 2

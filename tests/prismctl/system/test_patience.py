@@ -1,0 +1,81 @@
+"""Waiting no longer than others answer. They are functions here; real processes are stopped in test_live.py."""
+
+import asyncio
+
+import pytest
+
+from prismctl.system import patience
+from prismctl.system.patience import Asked
+from services.errors import Unavailable
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch):
+    monkeypatch.setattr(patience, "_LOOK_S", 0.0)
+
+
+def asked(*problems, look=""):
+    """Says these one after the other, the last for ever."""
+    left = list(problems)
+
+    async def problem(wait_s):
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return Asked("the loader", "unix:/l", problem, look)
+
+
+async def test_work_is_done_while_all_answer():
+    async with patience.attending([asked("")], 0.01):
+        assert await asyncio.sleep(0, "done") == "done"
+
+
+async def test_who_stays_silent_ends_the_work_and_is_named_with_what_to_look_at(capsys):
+    with pytest.raises(Unavailable) as error:
+        async with asyncio.timeout(60), patience.attending([asked("it hangs", look="its log is l.log")], 0.001):
+            await asyncio.Event().wait()
+    said = "the loader at unix:/l does not answer; it hangs; its log is l.log"
+    assert str(error.value) == said
+    assert f"prismctl: {said}; waiting for it\n" in capsys.readouterr().err
+
+
+async def test_who_stays_silent_is_waited_for_twice_as_long_as_was_said_and_no_longer(monkeypatch):
+    loop, waited = asyncio.get_running_loop(), []
+    now = loop.time
+    monkeypatch.setattr(loop, "time", lambda: now() + sum(waited))
+
+    async def problem(wait_s):
+        waited.append(wait_s)
+        return "it hangs"
+
+    with pytest.raises(Unavailable):
+        async with patience.attending([Asked("the loader", "unix:/l", problem)], 3600.0):
+            await asyncio.Event().wait()
+    assert sum(waited) <= 2 * 3600.0 and waited[0] == 3600.0
+
+
+async def test_who_answers_again_is_waited_for(capsys):
+    silent = asked("it hangs", "it hangs", "")
+    heard = asyncio.Event()
+    answers = silent.problem
+
+    async def problem(wait_s):
+        why = await answers(wait_s)
+        if not why:
+            heard.set()
+        return why
+
+    async with asyncio.timeout(60), patience.attending([Asked("the loader", "unix:/l", problem)], 60.0):
+        await heard.wait()
+    assert capsys.readouterr().err.count("waiting for it") == 1
+
+
+async def test_a_time_out_of_the_work_stays_one():
+    with pytest.raises(TimeoutError):
+        async with patience.attending([asked("")], 0.01), asyncio.timeout(0):
+            await asyncio.Event().wait()
+
+
+async def test_an_error_of_the_work_stays_as_it_is():
+    with pytest.raises(KeyError):
+        async with patience.attending([asked("it hangs")], 60.0):
+            raise KeyError

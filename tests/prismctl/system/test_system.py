@@ -1,0 +1,78 @@
+"""Where a system is looked for."""
+
+import os
+import tempfile
+
+import pytest
+from typer.testing import CliRunner
+
+from prismctl.__main__ import app
+from prismctl.system import system
+from prismctl.system.system import System
+
+
+@pytest.fixture(autouse=True)
+def deployed(monkeypatch, tmp_path):
+    monkeypatch.setattr(system, "_DEPLOYED", tmp_path / "deployed")
+    return tmp_path / "deployed"
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["--wait", "0", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("command", [("status",), ("top", "--once")])
+def test_where_nothing_is_found_it_is_said_where_that_was_and_what_names_another_place(tmp_path, command):
+    for folder, what in ((tmp_path / "none", "there is no such folder"), (tmp_path, "it has no sockets")):
+        result = run("--state", folder, *command)
+        said = f"no system in {folder}: {what}; --state FOLDER, or PRISM_STATE, says where its sockets are"
+        told = " ".join(result.stdout.split())  # long folders make a line break
+        assert result.exit_code == 3 and said in told
+        assert f"does not answer: placement (unix:{folder}/placement.sock): there is no such socket" in told
+
+
+def test_a_system_that_is_deployed_is_pointed_to(tmp_path, deployed):
+    deployed.mkdir()
+    (deployed / "placement.sock").touch()
+    told = " ".join(run("--state", tmp_path / "x", "status").stdout.split())  # long folders make a line break
+    assert f"says where its sockets are ({deployed} has some)" in told
+
+
+def test_sockets_of_a_system_that_has_ended_are_told_from_none(tmp_path):
+    (tmp_path / "loader.sock").touch()
+    (tmp_path / "file").touch()
+    assert "of the processes whose sockets are there none answers" in System(tmp_path).nowhere()
+    assert "it is no folder" in System(tmp_path / "file").nowhere()
+    assert System(tmp_path, placement="127.0.0.1:1").nowhere() is None
+
+
+def test_a_folder_of_another_user_is_told_as_that():
+    """Whoever runs this: root becomes somebody else for a moment."""
+    me = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0)
+        os.seteuid(me or 65534)
+        try:
+            result = run("--state", f"{folder}/x", "status")
+            logs = run("--state", f"{folder}/x", "logs")
+        finally:
+            os.seteuid(me)
+            os.chmod(folder, 0o700)
+    assert result.exit_code == 3 and f"no system in {folder}/x: this user may not look into it" in result.stdout
+    assert (logs.exit_code, logs.stderr) == (2, f"prismctl: {folder}/x/logs: Permission denied\n")
+
+
+def test_logs_that_are_nowhere_are_one_line_with_the_option_that_says_where(tmp_path):
+    result = run("--state", tmp_path, "logs")
+    assert result.exit_code == 2
+    assert f"no logs in {tmp_path}/logs; --state FOLDER, or PRISM_STATE" in result.stderr
+
+
+def test_a_service_is_looked_at_by_its_log_where_that_is_here(tmp_path):
+    for name in ("loader.sock", "keeper.sock"):
+        (tmp_path / name).touch()
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "loader.log").touch()
+    loader, keeper = System(tmp_path).node()
+    assert loader.look.startswith("its log is ") and loader.look.endswith("logs/loader.log")
+    assert (keeper.name, keeper.address, keeper.look) == ("the keeper", f"{tmp_path}/keeper.sock", "")

@@ -1,0 +1,115 @@
+"""What `explain` says of a model, from what is known of it."""
+
+from prismctl.views.account import account
+
+
+def place(state="active", **keys):
+    known = {"group": "g0", "answers": True, "state": state, "reason": "", "waiting": 0, "running": 0, "idle_s": 3.0}
+    known |= {"active_s": 9.0, "came_s": 0.5, "wake_s": 0.25, "weights_from": ["image"], "kv_lacking_bytes": 0}
+    known |= {"no_image": "", "compiling": False, "kernels_compiled": 0}
+    return known | {"weights_bytes": 2 << 20, "kv_held_bytes": 1 << 20} | keys
+
+
+def decision(action, reason, age_s=9.0, group="g0", outcome="done in 0.50 s"):
+    return {"action": action, "reason": reason, "age_s": age_s, "group": group, "outcome": outcome}
+
+
+def told(state, places=(), **keys):
+    known = {"model": "m", "state": state, "error": None, "places": places, "requests": [], "prospect": None}
+    known |= {"retry_s": 0.0, "path": "", "no_image": "", "decisions": [], "silent": []}
+    return account(known | keys)
+
+
+def test_an_active_model_with_where_it_came_from_and_why():
+    decisions = [decision("stay", "nothing better"), decision("activate", "pressure 0.1 on g0, the least of 2 groups")]
+    assert told("active", [place()], decisions=decisions) == [
+        "m is active on g0; it came up in 0.50 s 9 s ago, weights from image; "
+        "it holds 2.0 MiB of weights and 1.0 MiB of KV; it has been idle for 3 s",
+        "why: activate on g0 9 s ago, done in 0.50 s: pressure 0.1 on g0, the least of 2 groups",
+    ]
+
+
+def test_one_that_sleeps_with_who_it_made_way_for_and_what_a_request_would_meet():
+    prospect = {
+        "group": "g0",
+        "reason": "the least pressure",
+        "leaving": [{"model": "n", "to": "cold", "reason": "idle for 9 s"}],
+        "waiting_s": 0.0,
+    }
+    lines = told("hibernating", [place("hibernating")], prospect=prospect, decisions=[decision("hibernate", "idle")])
+    assert lines == [
+        "m is hibernating on g0; its engine waits, its weights are in host memory, waking took 0.25 s",
+        "why: hibernate on g0 9 s ago, done in 0.50 s: idle",
+        "a request now would bring it up on g0: the least pressure",
+        "for that n would become cold: idle for 9 s",
+    ]
+
+
+def test_one_that_waits_for_compilers():
+    assert told("waking", [place("waking", compiling=True, kernels_compiled=3)]) == [
+        "m is waking on g0; compiling kernels, 3 so far: once for this machine"
+    ]
+    assert told("waking", [place("waking", compiling=True, kernels_compiled=0)]) == [
+        "m is waking on g0; waiting for the first engine: once for this machine"
+    ]
+
+
+def test_one_that_is_nowhere_and_for_which_there_is_no_room():
+    prospect = {"group": None, "reason": "no group has room now", "leaving": [], "waiting_s": 1.5}
+    refused = decision("refuse", "no group has room now", age_s=2.0, group="", outcome="refused for now")
+    assert told("cold", prospect=prospect, decisions=[refused, decision("go cold", "idle")]) == [
+        "m is on no group, cold: its weights are in host memory, it has no engine",
+        "why: go cold on g0 9 s ago, done in 0.50 s: idle",
+        "since then: refused 2 s ago: no group has room now",
+        "somebody has been waiting for room for 1.5 s",
+        "a request now would wait: no group has room now",
+    ]
+
+
+def test_one_that_cannot_be_served():
+    assert told("error", error="weights 9 + floor 0 = 9 bytes; the largest group, g0, has 8") == [
+        "m cannot be served: weights 9 + floor 0 = 9 bytes; the largest group, g0, has 8"
+    ]
+
+
+def test_one_whose_error_may_pass_says_within_what_time_and_where_it_lies():
+    (line,) = told("error", error="its folder does not exist", retry_s=8.0, path="/volume/m")
+    assert line == "m cannot be served: its folder does not exist; it is tried again within 8 s (/volume/m)"
+    lines = told("error", [place("error", reason="a: EIO")], error="a: EIO", retry_s=2.0)
+    assert lines == ["m cannot be served: a: EIO; it is tried again within 2 s", "m is error on g0"]
+
+
+def test_one_without_an_image_says_why_and_what_comes_of_it():
+    sleeping = "asleep it would keep neither its engine nor its weights"
+    lines = told("on disk", no_image="its weights take 513.0 MiB, all images 256.0 MiB")
+    assert lines[1] == f"it has no image: its weights take 513.0 MiB, all images 256.0 MiB; {sleeping}"
+    lines = told("active", [place(no_image="host memory is short")])
+    assert lines[1] == f"it has no image: host memory is short; {sleeping}"
+
+
+def test_one_whose_group_does_not_answer():
+    away = {"group": "g0", "answers": False, "problem": None}
+    assert told("active", [away]) == ["m was last heard of on g0, which does not answer"]
+    why = "g0 at unix:/s does not answer; its process 5 is stopped"
+    assert told("active", [away | {"problem": why}]) == ["m was last heard of on g0, which does not answer", why]
+
+
+def test_who_does_not_answer_of_the_node_is_the_last_sentence():
+    silent = "the loader at unix:/s does not answer; nobody listens there"
+    assert told("cold", silent=[silent])[1:] == [silent]
+
+
+def test_requests_are_counted_by_why_they_wait():
+    places = ["running", "on time 1, model waking", "on time 12, model waking", "waiting"]
+    requests = [{"place": each, "waiting_s": float(i)} for i, each in enumerate(places)]
+    lines = told("active", [place(kv_lacking_bytes=3 << 20)], requests=requests)
+    assert lines[1:] == [
+        "requests: 2 on time (the model wakes), 1 running, 1 waiting",
+        "3 of them wait, the longest for 3.0 s",
+        "on g0 they lack 3.0 MiB of KV memory",
+    ]
+
+
+def test_one_request_waits():
+    lines = told("active", [place()], requests=[{"place": "waiting", "waiting_s": 2.0}])
+    assert lines[-1] == "1 of them waits, the longest for 2.0 s"

@@ -1,0 +1,153 @@
+"""Frames of `top` and `status`, from values as `Looking` gives them."""
+
+import pytest
+
+from prismctl.views.frame import bar, status, top
+
+MIB = 1 << 20
+
+
+def owner(model, **keys):
+    known = dict.fromkeys(
+        ("weights_bytes", "kv_bytes", "kv_used_bytes", "kv_cached_bytes", "kv_reserve_bytes", "private_bytes"), 0
+    )
+    return {"model": model, "limit_bytes": 32 * MIB} | known | keys
+
+
+def device(name, *owners, capacity=32 * MIB, stranded=0, untold=0):
+    leased = sum(each["weights_bytes"] + each["kv_bytes"] for each in owners) + untold
+    private = sum(each["private_bytes"] for each in owners)
+    return {
+        "device": name,
+        "capacity_bytes": capacity,
+        "leased_bytes": leased,
+        "private_bytes": private,
+        "stranded_bytes": stranded,
+        "free_bytes": capacity - leased - private - stranded,
+        "owners": list(owners),
+    }
+
+
+def model(name, state="active", **keys):
+    known = dict.fromkeys(("waiting", "late", "running", "weights_bytes", "kv_held_bytes"), 0)
+    known |= {"kv_limit_bytes": -1, "idle_s": 3.0, "tokens_per_s": 12.0, "demand": 0.5}
+    return {"model": name, "state": state} | known | keys
+
+
+def group(name, devices, models, **keys):
+    known = {
+        "answers": True,
+        "drained": False,
+        "error": "",
+        "engines_error": "",
+        "pressure": 0.25,
+        "address": f"unix:/{name}",
+    }
+    sums = {key: sum(each[key] for each in devices) for key in ("capacity_bytes", "free_bytes")}
+    return {"group": name, "devices": devices, "models": models} | known | sums | keys
+
+
+BUSY = owner(
+    "meta-llama/Llama-3.1-8B-Instruct",
+    weights_bytes=16 * MIB,
+    kv_bytes=8 * MIB,
+    kv_used_bytes=4 * MIB,
+    kv_cached_bytes=2 * MIB,
+    kv_reserve_bytes=2 * MIB,
+    private_bytes=4 * MIB,
+)
+
+
+def seen(**keys):
+    there = group("cpu:0", [device("cpu:0", BUSY)], [model(BUSY["model"], waiting=2, running=1)])
+    catalogue = [
+        {"model": BUSY["model"], "state": "active", "error": ""},
+        {"model": "away", "state": "cold", "error": ""},
+        {
+            "model": "bad",
+            "state": "error",
+            "error": "the weights lack lm_head.weight",
+            "retry_s": 0.0,
+            "path": "/m/bad",
+        },
+    ]
+    return {
+        "hint": None,
+        "services": [{"service": "placement", "address": "unix:/p", "answers": True, "problem": None}],
+        "groups": [there],
+        "models": catalogue,
+        "images": {"capacity_bytes": 256 * MIB, "used_bytes": 7 * MIB},
+    } | keys
+
+
+@pytest.mark.parametrize("frame", [top, status])
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_line_is_longer_than_the_terminal_and_all_of_the_system_is_there(frame, width):
+    text = frame(seen(), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "meta-llama/Llama-3.1-8B-Instruct  active" in text and "cpu:0: " in text and ", pressure 0.250" in text
+    assert "on no group: away (cold)" in text and "error: bad: the weights lack lm_head.weight" in text
+
+
+def test_a_frame_with_room_has_every_byte_by_owner_and_the_queues():
+    lines = top(seen(), 200).splitlines()
+    assert lines[0] == (
+        "1 group; 3 models (1 active, 1 cold, 1 error); 2 waiting; 1 running; 12 tokens/s; images 7.0 MiB of 256.0 MiB"
+    )
+    assert "cpu:0: 28.0 MiB of 32.0 MiB, 4.0 MiB free, pressure 0.250" in lines
+    (row,) = (line for line in lines if "Llama" in line)
+    assert row.split()[2:] == ("28.0 MiB 16.0 MiB 4.0 MiB 2.0 MiB 2.0 MiB 4.0 MiB 32.0 MiB 2 0 1 12 3 s".split())
+
+
+def test_a_bar_is_in_proportion_and_shows_what_there_is_little_of():
+    assert bar(device("d", BUSY), 32) == "W" * 16 + "KKKKccrrpppp...."
+    assert bar(device("d", owner("m", weights_bytes=1)), 10) == "W" + "." * 9
+    assert bar(device("d", stranded=8 * MIB), 8) == "xx......"
+    assert bar(device("d", untold=16 * MIB), 8) == "rrrr...."
+
+
+@pytest.mark.parametrize("frame", [top, status])
+def test_what_does_not_answer_is_named_and_the_rest_is_shown(frame):
+    services = [{"service": "loader", "address": "unix:/l", "answers": False, "problem": "its process 5 is stopped"}]
+    there = group("g", [], [model("m", late=None, tokens_per_s=None, demand=None)], answers=False, pressure=None)
+    text = frame(seen(services=services, groups=[there], models=None, images=None), 80)
+    assert "does not answer: loader (unix:/l): its process 5 is stopped" in text and "g (away)" in text
+
+
+@pytest.mark.parametrize("frame", [top, status])
+def test_where_no_system_is_the_first_line_says_where_it_was_looked_for(frame):
+    services = [{"service": "placement", "address": "unix:/p", "answers": False, "problem": "there is no such socket"}]
+    text = frame(seen(hint="no system in /x", services=services, groups=[], models=None, images=None), 80)
+    assert "no system in /x\ndoes not answer: placement" in text
+
+
+def test_all_that_answer_are_named():
+    services = [{"service": name, "address": "", "answers": True, "problem": None} for name in ("placement", "g0")]
+    assert status(seen(services=services), 80).startswith("all 2 services answer: placement, g0\n")
+    assert status(seen(), 80).startswith("1 service answers: placement\n")
+
+
+def test_a_group_says_that_it_is_drained_and_what_is_wrong_with_its_balloond_and_its_engines():
+    there = group("g", [device("d")], [], drained=True, error="balloond is away", engines_error="engine 5 died")
+    text = top(seen(groups=[there]), 80)
+    assert "g (drained): 0 B of 32.0 MiB, 32.0 MiB free" in text and "g says: balloond is away" in text
+    assert "g says: no engine is warm: engine 5 died" in text
+
+
+def test_of_several_devices_each_has_its_owners_and_the_first_the_queues():
+    part = owner("m", weights_bytes=8 * MIB)
+    there = group("a+b", [device("a", part), device("b", part)], [model("m", running=7), model("n", "waking")])
+    lines = top(seen(groups=[there]), 200).splitlines()
+    rows = [line.split() for line in lines if line.startswith("  m ") or line.startswith("  n ")]
+    assert [(row[0], row[1], "7" in row) for row in rows] == [
+        ("m", "active", True),
+        ("n", "waking", False),
+        ("m", "active", False),
+    ]
+    assert "a+b, pressure 0.250" in lines
+
+
+def test_memory_of_a_model_that_the_group_does_not_have_any_more_is_leaving():
+    there = group("g", [device("d", owner("gone", weights_bytes=MIB))], [])
+    (row,) = (line for line in top(seen(groups=[there]), 80).splitlines() if "gone" in line)
+    assert row.split()[:2] == ["gone", "leaving"]

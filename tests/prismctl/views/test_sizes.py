@@ -1,0 +1,34 @@
+import pytest
+import typer
+
+from prismctl.views.sizes import parse_size, size
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4096", 4096), ("12MiB", 12 << 20), ("1.5GiB", 3 << 29), ("3k", 3072), ("7 B", 7), ("none", -1)],
+)
+def test_sizes_are_read_as_people_write_them(text, count):
+    assert parse_size(text, none=True) == count
+
+
+@pytest.mark.parametrize("text", ["", "much", "12XB", "-5", "none"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(typer.BadParameter, match="is no size"):
+        parse_size(text)
+
+
+def test_what_no_machine_has_is_refused():
+    for text in ("9999999999GiB", "9" * 400):
+        with pytest.raises(typer.BadParameter, match="is more than any machine has"):
+            parse_size(text)
+
+
+def test_sizes_are_told_in_the_largest_unit_that_they_fill():
+    assert [size(count) for count in (0, 1023, 1536, 3 << 20, 5 << 29)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "2.50 GiB",
+    ]

@@ -1,0 +1,38 @@
+from prismctl.views.tables import Column, Row, Section, render
+
+COLUMNS = (Column("model"), Column("state"), Column("held", 1, right=True), Column("path", 2))
+LINES = (
+    Section("cpu:0: 4 of 8 free"),
+    Row(("meta-llama/Llama-3.1-8B-Instruct", "active", "1.0 GiB", "/models/llama")),
+    Row(("tiny", "error", "0 B", "/models/tiny"), "tiny: its weights are 4,000 bytes too many for this group"),
+)
+
+
+def test_with_room_everything_is_shown_in_columns():
+    assert render(COLUMNS, LINES, 120).splitlines() == [
+        "  model                             state      held  path",
+        "cpu:0: 4 of 8 free",
+        "  meta-llama/Llama-3.1-8B-Instruct  active  1.0 GiB  /models/llama",
+        "  tiny                              error       0 B  /models/tiny",
+        "    tiny: its weights are 4,000 bytes too many for this group",
+    ]
+
+
+def test_without_room_the_least_important_columns_go_and_sentences_are_wrapped():
+    assert render(COLUMNS, LINES, 52).splitlines() == [
+        "  model                             state      held",
+        "cpu:0: 4 of 8 free",
+        "  meta-llama/Llama-3.1-8B-Instruct  active  1.0 GiB",
+        "  tiny                              error       0 B",
+        "    tiny: its weights are 4,000 bytes too many for",
+        "    this group",
+    ]
+    assert render(COLUMNS, LINES[:2], 50).splitlines()[2] == "  meta-llama/Llama-3.1-8B-Instruct  active"
+
+
+def test_what_always_stays_is_never_cut():
+    assert render(COLUMNS, LINES[:2], 10).splitlines()[2] == "  meta-llama/Llama-3.1-8B-Instruct  active"
+
+
+def test_without_rows_there_are_the_titles():
+    assert render(COLUMNS, (), 80) == "model  state  held  path"

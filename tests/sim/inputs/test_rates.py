@@ -1,0 +1,76 @@
+"""Traces drawn from mean rates."""
+
+from statistics import fmean
+
+import pytest
+
+from sim.inputs import rates
+from sim.inputs.trace import TraceError
+from tests.sim import worlds
+
+HEADER = "model,requests_per_s,prompt_tokens,output_tokens\n"
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text):
+        path = tmp_path / "rates.csv"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_as_many_requests_and_tokens_come_as_the_rates_say(file):
+    known = worlds.models("a", "b", context_tokens=1 << 20)
+    found = rates.read(file(HEADER + "a,5,600,100\nb,1,60,10\n"), known)
+    trace = rates.draw(found, 2000.0, scale=2.0)
+    for name, per_s, prompt, output in (("a", 10, 600, 100), ("b", 2, 60, 10)):
+        mine = [request for request in trace.requests if request.model == name]
+        assert len(mine) == pytest.approx(2000 * per_s, rel=0.1)
+        assert fmean(request.prompt_tokens for request in mine) == pytest.approx(prompt, rel=0.15)
+        assert fmean(request.output_tokens for request in mine) == pytest.approx(output, rel=0.25)
+    arrivals = [request.arrival for request in trace.requests]
+    assert arrivals == sorted(arrivals) and arrivals[-1] < trace.seconds == 2000.0
+
+
+def test_the_same_seed_draws_the_same_and_no_request_is_longer_than_its_context(file):
+    known = worlds.models("a", context_tokens=100)
+    found = rates.read(file(HEADER + "a,5,80,80\n"), known)
+
+    def drawn(seed):
+        return [(r.arrival, r.prompt_tokens, r.output_tokens) for r in rates.draw(found, 100.0, seed=seed).requests]
+
+    assert drawn(1) == drawn(1) != drawn(2)
+    assert all(prompt > 0 and output > 0 and prompt + output <= 100 for _, prompt, output in drawn(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("model,rate\n", "line 1: the columns are"),
+        (HEADER, "no model in it"),
+        (HEADER + "a,1,2\n", "line 2: 3 columns instead of 4"),
+        (HEADER + "a,1,2,3\nz,1,2,3\n", "line 3: model 'z' is not in the catalogue"),
+        (HEADER + "a,1,2,3\na,1,2,3\n", "line 3: model 'a' again"),
+        (HEADER + "a,0,2,3\n", "line 2: requests_per_s is 0; it has to be above zero"),
+        (HEADER + "a,1,-2,3\n", "line 2: prompt_tokens is -2"),
+        (HEADER + "a,1,2,many\n", "line 2: output_tokens is 'many', not a number"),
+    ],
+)
+def test_bad_rates_are_refused_by_their_line(file, text, says):
+    with pytest.raises(TraceError, match=says):
+        rates.read(file(text), worlds.models("a"))
+
+
+def test_rates_at_which_nothing_comes_are_refused(file):
+    found = rates.read(file(HEADER + "a,0.0001,2,3\n"), worlds.models("a"))
+    with pytest.raises(TraceError, match="no request comes in 1 s"):
+        rates.draw(found, 1.0)
+
+
+def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "rates.csv"
+    path.write_bytes(HEADER.encode() + b"a,5,60\xee,10\n")
+    with pytest.raises(TraceError, match="rates.csv"):
+        rates.read(path, worlds.models("a"))
