@@ -3,7 +3,7 @@
 
 Published models write it down in several ways: `rope_scaling`, or `rope_parameters` since Transformers 5; the kind as
 `rope_type` or `type`; the length that is stretched there, beside it, or as `max_position_embeddings`. They are
-understood as Transformers does. Engines see to it that theirs agree (`gpu_scheduler/engines/sglang/rope.py`).
+understood as Transformers does. Engines see to it that theirs agree (`gpu_scheduler/engines/sglang/policy/rope.py`).
 """
 
 from __future__ import annotations

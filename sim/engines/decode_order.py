@@ -1,7 +1,7 @@
-"""Whether an engine's next decode step waits for steps of others, as `gpu_scheduler/policy/decode_arbitration.py` and
-`prefill_priority.py` have it: what `engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`).
-That is before the devices begin the step before, which is given to them then: a step that is decided follows whatever
-comes.
+"""Whether an engine's next decode step waits for steps of others, as
+`gpu_scheduler/engines/sharing/decode_arbitration.py` and `prefill_priority.py` have it: what
+`engines/sglang/ranks/ranks.py` says before each step of a real one (`gives_way`). That is before the devices begin the
+step before, which is given to them then: a step that is decided follows whatever comes.
 
 An engine that stands still looks again every `_LOOK_S`, or when no prefill step goes first any more.
 """

@@ -2,9 +2,9 @@
 
 An engine is at one of two things: a prefill step (a chunk of prompts, first come first served) or a run of decode steps
 of all requests whose prefill is through. Prefill goes first; decodes wait for it, as long as they have a lead
-(`gpu_scheduler/policy/tpot_slack.py`). A run goes on, in one event, until its first request ends or its memory does;
-whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run: whose
-goes first is looked at before each (`decode_order.py`).
+(`gpu_scheduler/engines/sharing/tpot_slack.py`). A run goes on, in one event, until its first request ends or its memory
+does; whatever happens before cuts it at the end of the step under way. While others decode, too, each step is a run:
+whose goes first is looked at before each (`decode_order.py`).
 
 Prefixes are not reused. What ended requests leave stays held, and the engine's next tokens take it first.
 """
@@ -312,7 +312,7 @@ class Engine:
 
     @property
     def lead_s(self) -> float:
-        """Of the batch, now (`gpu_scheduler/policy/tpot_slack.py`)."""
+        """Of the batch, now (`gpu_scheduler/engines/sharing/tpot_slack.py`)."""
         now = self._clock.now
         if self.pace.step_s == 0:
             return inf

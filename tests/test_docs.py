@@ -1,0 +1,51 @@
+"""Documents lead to what is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = [
+    "/".join(path.relative_to(ROOT).parts)
+    for top in ROOT.iterdir()
+    if not top.name.startswith(".")
+    for path in (top.rglob("*") if top.is_dir() else [top])
+    if not {"node_modules", "__pycache__"} & {*path.parts}
+]
+DOCUMENTS = [name for name in FILES if name.endswith(".md")]
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_FILE = re.compile(r"`([\w./-]+\.(?:py|proto|sh))`")
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a document's headings, as Markdown renderers make them."""
+    headings = re.findall(r"^#+ +(.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_of_a_document_lead_somewhere(name):
+    text = (ROOT / name).read_text()
+    for link in _LINK.findall(text):
+        if re.match(r"https?:|mailto:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (ROOT / name).parent / target if target else ROOT / name
+        assert path.exists(), f"{name}: {link}"
+        assert not anchor or anchor in anchors(path.read_text()), f"{name}: {link}"
+
+
+ENDS = {"/".join(parts[i:]) for file in FILES for parts in [file.split("/")] for i in range(len(parts))}
+"""Files of the tree by their paths, and by the ends of these."""
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_files_that_a_document_names_exist(name):
+    assert [file for file in _FILE.findall((ROOT / name).read_text()) if file not in ENDS] == []
+
+
+def test_files_that_the_code_names_exist():
+    texts = {name: (ROOT / name).read_text() for name in FILES if name.endswith((".py", ".proto"))}
+    found = {name: [file for file in _FILE.findall(text) if file not in ENDS] for name, text in texts.items()}
+    assert {name: files for name, files in found.items() if files} == {}
